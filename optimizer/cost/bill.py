@@ -6,7 +6,7 @@ gives their sum for many clusters at a time. The lines are not rounded, so they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR, Usd
 from hetopt.optimizer.cost.billing import Billing
-from hetopt.optimizer.market.catalog import Price
+from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.plan import OWN, CostTerm
 
 Array = NDArray[np.float64]
@@ -50,15 +50,6 @@ def billed_hours(up_s: Numbers, billing: Billing) -> Array:
     After the minimum it is paid by the second.
     """
     return np.maximum(np.asarray(up_s, dtype=np.float64), billing.minimum_billed_s.value) / SECONDS_PER_HOUR
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rental:
-    """Machines of one kind that are rented for the whole run."""
-
-    instance_type: str
-    machines: int
-    price: Price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +121,7 @@ def total_usd(
 
 
 def itemise(
-    rentals: Iterable[Rental],
+    rented: Sequence[tuple[Offer, int]],
     usage: Usage,
     billing: Billing,
     *,
@@ -142,23 +133,22 @@ def itemise(
     Machines, volumes and addresses are shown for the time without losses; what losses add to all three is one line.
 
     Args:
-        rentals: the machines, one entry a kind.
+        rented: the machines and how many, one entry a kind.
         usage: of the run, scalars.
         billing: the provider's terms.
         disk_gb: of a machine's volume.
         hazard_basis: where the expected interruptions come from.
     """
-    rentals = tuple(rentals)
     start, work, lost = (float(np.asarray(part)) for part in (usage.start_up_s, usage.work_s, usage.interruption_s))
     whole = float(billed_hours(start + work + lost, billing))
     hours = min(whole, float(billed_hours(start + work, billing)))
     # A minute's minimum goes to training: a start-up is no longer than what is billed.
     start_hours = min(start / SECONDS_PER_HOUR, hours)
     training_hours = hours - start_hours
-    machines = sum(rental.machines for rental in rentals)
+    machines = sum(count for _, count in rented)
     disk, address = billing.ebs_gp3_usd_per_gb_month, billing.public_ipv4_usd_per_hour
-    hourly = sum(rental.machines * rental.price.usd_per_hour for rental in rentals)
-    terms = [_machines(rental, training_hours) for rental in rentals]
+    hourly = sum(count * offer.price.usd_per_hour for offer, count in rented)
+    terms = [_machines(offer, count, training_hours) for offer, count in rented]
     if start_hours > 0:
         terms.append(
             CostTerm(
@@ -206,18 +196,18 @@ def _checkpoints(usage: Usage, billing: Billing, usd: float) -> CostTerm:
     )
 
 
-def _machines(rental: Rental, hours: float) -> CostTerm:
-    price = rental.price
+def _machines(offer: Offer, count: int, hours: float) -> CostTerm:
+    price, name = offer.price, offer.instance_type.name
     if price.region == OWN:
         return CostTerm(
-            name=f"{rental.machines} × {rental.instance_type} (your own)",
-            usd=rental.machines * price.usd_per_hour * hours,
+            name=f"{count} × {name} (your own)",
+            usd=count * price.usd_per_hour * hours,
             basis=f"${price.usd_per_hour:.4g} an hour each for {hours:.2f} h: {price.source}",
         )
     kind = "estimated " if price.is_estimate else ""
     return CostTerm(
-        name=f"{rental.machines} × {rental.instance_type} ({price.market})",
-        usd=rental.machines * price.usd_per_hour * hours,
+        name=f"{count} × {name} ({price.market})",
+        usd=count * price.usd_per_hour * hours,
         basis=f"{kind}${price.usd_per_hour:.4f} an hour each for {hours:.2f} h "
         f"({price.region}, {price.date}, {price.source})",
     )

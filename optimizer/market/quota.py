@@ -1,7 +1,8 @@
 """Quotas of the provider: how many vCPUs of which family an account may run at once, apart for spot and on-demand.
 
 Families and buckets as in the EC2 user guide (instance type quotas, read 2026-11-20). Quotas count vCPUs, per region.
-A quota is named by its own code.
+A quota is named by its own code: codes and defaults by the user guide ('Spot Instance quotas', 'On-Demand Instance
+quotas') and answers of list-service-quotas in public repositories, read 2026-11-26.
 """
 
 from __future__ import annotations
@@ -43,11 +44,6 @@ class Bucket:
 
 Quotas = Mapping[Bucket, int]
 """vCPUs by bucket. A bucket that is not there is not limited."""
-
-QUOTAS_SEEN = (
-    "codes and defaults: EC2 user guide, 'Spot Instance quotas' and 'On-Demand Instance quotas', and the answers of "
-    "list-service-quotas in public repositories, read 2026-11-26"
-)
 
 
 @dataclass(frozen=True, kw_only=True)

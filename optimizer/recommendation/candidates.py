@@ -11,7 +11,7 @@ from hetopt.core.batch_partition import solve_shares
 from hetopt.core.comm.options import settled_collective
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import Rental, itemise
+from hetopt.optimizer.cost.bill import itemise
 from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Assumptions, Candidate, Group, Hardware, Prediction, Range
@@ -131,7 +131,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: F
 
     machines = [(space.options[index], count) for index, count in cluster.machines]
     bill = itemise(
-        [Rental(instance_type=option.name, machines=count, price=option.offer.price) for option, count in machines],
+        [(option.offer, count) for option, count in machines],
         planned_usage(
             start_up_s=at("startup_s"),
             work_s=at("work_s"),

@@ -43,6 +43,7 @@ from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.search.pareto import undominated
 from hetopt.optimizer.step_time.device_memory import ExchangeLine, counted
 from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.own_work import OwnWork, own_work
@@ -227,14 +228,7 @@ def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]
     Whatever the cluster, the other one is then no slower and no less sure; the first of equals stays.
     """
     figures = np.array([_figures(option) for option in options])
-    collectives = np.array([option.collective for option in options])
-    kept = []
-    for place, option in enumerate(options):
-        better = (figures <= figures[place]).all(axis=1) & (collectives == option.collective)
-        better &= (figures < figures[place]).any(axis=1) | (np.arange(len(options)) < place)
-        if not better.any():
-            kept.append(option)
-    return tuple(kept)
+    return tuple(options[row] for row in undominated(figures, [option.collective for option in options]))
 
 
 def _figures(option: ExchangeOption) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,3 +25,28 @@ def thin(front: NDArray[np.intp], time: Array, count: int) -> NDArray[np.intp]:
     wanted = np.linspace(logs[0], logs[-1], count)
     nearest = np.abs(logs[None, :] - wanted[:, None]).argmin(axis=1)
     return np.asarray(front[np.unique(nearest)], dtype=np.intp)
+
+
+def undominated(figures: Array, kinds: Sequence[Hashable]) -> list[int]:
+    """Return the rows that no other row of their kind undercuts or equals in every figure; of equals the first.
+
+    Args:
+        figures: of each row, (rows, figures).
+        kinds: of each row; those of unlike kinds are not compared.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for row, kind in enumerate(kinds):
+        members.setdefault(kind, []).append(row)
+    kept: list[int] = []
+    for group in members.values():
+        # Whatever beats a row, or equals it and comes before it, stands before it in this order; and if that is
+        # itself beaten, it is so by one that was kept. So each is compared with those that were kept.
+        inorder = np.array(group)[np.lexsort([group, *figures[group].T[::-1]])]
+        best = np.empty((len(group), figures.shape[1]))
+        count = 0
+        for row, values in zip(inorder.tolist(), figures[inorder], strict=True):
+            if not (best[:count] <= values).all(axis=1).any():
+                best[count] = values
+                count += 1
+                kept.append(row)
+    return sorted(kept)

@@ -23,6 +23,7 @@ from hetopt.optimizer.market.quota import Quotas, bucket_of
 from hetopt.optimizer.plan import Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
+from hetopt.optimizer.search.pareto import undominated
 from hetopt.optimizer.step_time.links import Network, gathering_s, in_company, inside_machine, network_of
 from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
@@ -313,26 +314,13 @@ def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[Ma
     the Pareto front is lost. Options of one quota are compared, with as many workers a machine and one precision: of
     another, there may be too few. The first of equals stays.
     """
-    figures = np.array([_figures(option) for option in options]).reshape(len(options), -1)
-    members: dict[tuple[object, ...], list[int]] = {}
-    for i, option in enumerate(options):
+    kinds: list[tuple[object, ...]] = []
+    for option in options:
         bucket, place = bucket_of(option.offer), option.offer.price.region
         limit = (bucket, option.offer.instance_type.vcpus) if bucket in quotas else None
-        alike = (place, limit, option.worker.workers, option.worker.kind, option.precision)
-        members.setdefault(alike, []).append(i)
-    kept: list[int] = []
-    for group in members.values():
-        # Whatever beats an option, or equals it and comes before it, stands before it in this order; and if that is
-        # itself beaten, it is so by one that was kept. So each is compared with those that were kept.
-        inorder = np.array(group)[np.lexsort([group, *figures[group].T[::-1]])]
-        best = np.empty((len(group), figures.shape[1]))
-        count = 0
-        for i, values in zip(inorder.tolist(), figures[inorder], strict=True):
-            if not (best[:count] <= values).all(axis=1).any():
-                best[count] = values
-                count += 1
-                kept.append(i)
-    return tuple(options[i] for i in sorted(kept))
+        kinds.append((place, limit, option.worker.workers, option.worker.kind, option.precision))
+    figures = np.array([_figures(option) for option in options]).reshape(len(options), -1)
+    return tuple(options[row] for row in undominated(figures, kinds))
 
 
 def _figures(option: MachineOption) -> list[float]:

@@ -15,7 +15,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -139,34 +139,34 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
     rows = observed.rows
     where = Coordinates(types=len(rows.types), compressors=len(rows.compressors))
     mean, sd = _priors(observed, where, priors)
-    problem = _Problem(observed=observed, where=where, mean=mean, sd=sd)
+    among = partial(_problem, observed, where, mean, sd)
     compute_noise = exchange_noise = layouts = 1.0
-    prior = _prior(problem, Latents.at(rows.points, rows.layouts, spread))
+    problem = among(Latents.at(rows.points, rows.layouts, spread))
     # First the parameters alone, everything left over being noise: quick, and it tells which hill is the higher.
-    alone = _prior(problem, Latents.at(rows.points, rows.layouts, spread.as_noise))
+    alone = among(Latents.at(rows.points, rows.layouts, spread.as_noise))
     foot = min(
-        (_climb(problem, alone, _start(alone, start), free=len(where)) for start in STARTS),
+        (_climb(alone, _start(alone, start), free=len(where)) for start in STARTS),
         key=lambda peak: peak.loss,
     )
-    best = _climb(problem, prior, foot.mode)
+    best = _climb(problem, foot.mode)
     for _ in range(MOST_SCALINGS):
-        covariance = _covariance(problem, prior, best)
-        factors = (*_noise_factors(problem, prior, best, covariance), _layout_factor(prior, best, covariance))
+        covariance = _covariance(problem, best)
+        factors = (*_noise_factors(problem, best, covariance), _layout_factor(problem, best, covariance))
         compute_noise, exchange_noise = compute_noise * factors[0], exchange_noise * factors[1]
         layouts *= factors[2]
         scaled = spread.scaled(compute=compute_noise, exchange=exchange_noise, layouts=layouts)
-        prior = _prior(problem, Latents.at(rows.points, rows.layouts, scaled))
-        best = _climb(problem, prior, best.mode)
+        problem = among(Latents.at(rows.points, rows.layouts, scaled))
+        best = _climb(problem, best.mode)
         if max(abs(math.log(factor)) for factor in factors) < 0.05:
             break
-    covariance = _covariance(problem, prior, best)
+    covariance = _covariance(problem, best)
     return Posterior(
         observed=observed,
         where=where,
-        latents=prior.latents,
+        latents=problem.latents,
         mode=best.mode,
         covariance=covariance,
-        log_evidence=(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(prior.precision)[1]) / 2 - best.loss,
+        log_evidence=(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(problem.precision)[1]) / 2 - best.loss,
         prior_mean=mean,
         prior_sd=sd,
         compression_mean=_scales(observed)["compression"],
@@ -178,20 +178,15 @@ def _with_latency(model: Posterior, log_s: float, start: Array) -> _Peak:
     """Return the nearest peak with the latency inside a node held at a value; its loss is that of all else."""
     mean, sd, mode = model.prior_mean.copy(), model.prior_sd.copy(), start.copy()
     mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, HELD_SD, log_s
-    problem = _Problem(observed=model.observed, where=model.where, mean=mean, sd=sd)
-    return _climb(problem, _prior(problem, model.latents), mode)
+    return _climb(_problem(model.observed, model.where, mean, sd, model.latents), mode)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Problem:
+    """What is fitted: samples, and the normal prior of parameters, then of residuals at points and layouts."""
+
     observed: Observed
     where: Coordinates
-    mean: Array
-    sd: Array
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Prior:
     latents: Latents
     mean: Array
     precision: Array
@@ -262,30 +257,32 @@ def _scales(observed: Observed) -> dict[str, float]:
     }
 
 
-def _prior(problem: _Problem, latents: Latents) -> _Prior:
-    parameters, points = len(problem.where), len(latents.points)
+def _problem(observed: Observed, where: Coordinates, mean: Array, sd: Array, latents: Latents) -> _Problem:
+    """Return the problem of parameters with these prior means and deviations, in the order of ``where``."""
+    parameters, points = len(where), len(latents.points)
     size = parameters + len(latents)
     precision = np.zeros((size, size))
-    precision[:parameters, :parameters] = np.diag(problem.sd**-2.0)
+    precision[:parameters, :parameters] = np.diag(sd**-2.0)
     precision[parameters : parameters + points, parameters : parameters + points] = latents.compute_inverse
     precision[parameters + points :, parameters + points :] = latents.exchange_inverse
-    return _Prior(latents=latents, mean=np.concatenate([problem.mean, np.zeros(len(latents))]), precision=precision)
+    middle = np.concatenate([mean, np.zeros(len(latents))])
+    return _Problem(observed=observed, where=where, latents=latents, mean=middle, precision=precision)
 
 
-def _start(prior: _Prior, where: Mapping[str, float]) -> Array:
-    start = prior.mean.copy()
+def _start(problem: _Problem, where: Mapping[str, float]) -> Array:
+    start = problem.mean.copy()
     for name, value in where.items():
         start[SHARED.index(name)] = value
     return start
 
 
-def _normal(problem: _Problem, prior: _Prior, channels: tuple[Channel, ...]) -> tuple[Array, Array]:
+def _normal(problem: _Problem, channels: tuple[Channel, ...]) -> tuple[Array, Array]:
     """Return the precision matrix of the linearised problem, and the gradient that the samples contribute.
 
     Rows touch one point and one layout each, so that only the parameters' part is dense.
     """
-    parameters, points, layouts = len(problem.where), len(prior.latents.points), len(prior.latents.layouts)
-    matrix, gradient = prior.precision.copy(), np.zeros(len(prior.mean))
+    parameters, points, layouts = len(problem.where), len(problem.latents.points), len(problem.latents.layouts)
+    matrix, gradient = problem.precision.copy(), np.zeros(len(problem.mean))
     of_points, of_layouts = slice(parameters, parameters + points), slice(parameters + points, None)
     for channel in channels:
         weight = channel.weight
@@ -309,13 +306,13 @@ def _normal(problem: _Problem, prior: _Prior, channels: tuple[Channel, ...]) -> 
     return matrix, gradient
 
 
-def _climb(problem: _Problem, prior: _Prior, mode: Array, free: int | None = None) -> _Peak:
+def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
     """Climb to the nearest peak by Levenberg's damped Gauss-Newton; ``free``: only so many leading numbers move."""
     parameters = len(problem.where)
-    here, damping = _peak(problem, prior, mode), 1e-2
+    here, damping = _peak(problem, mode), 1e-2
     for _ in range(MOST_ITERATIONS):
-        matrix, gradient = _normal(problem, prior, here.channels)
-        gradient -= prior.precision @ (here.mode - prior.mean)
+        matrix, gradient = _normal(problem, here.channels)
+        gradient -= problem.precision @ (here.mode - problem.mean)
         for _ in range(MOST_TRIES):
             damped = matrix[:free, :free] + damping * np.diag(np.diag(matrix)[:free])
             stride = np.zeros(len(gradient))
@@ -323,7 +320,7 @@ def _climb(problem: _Problem, prior: _Prior, mode: Array, free: int | None = Non
             stride[:parameters] = np.clip(stride[:parameters], -LONGEST_STRIDE, LONGEST_STRIDE)
             if float(gradient @ stride) < ENOUGH:
                 return here
-            there = _peak(problem, prior, here.mode + stride)
+            there = _peak(problem, here.mode + stride)
             if there.loss < here.loss:
                 break
             damping *= 10
@@ -335,36 +332,36 @@ def _climb(problem: _Problem, prior: _Prior, mode: Array, free: int | None = Non
     return here
 
 
-def _peak(problem: _Problem, prior: _Prior, mode: Array) -> _Peak:
-    linearised = channels(problem.observed, problem.where, prior.latents, mode)
-    away = mode - prior.mean
-    loss = sum(channel.loss for channel in linearised) + 0.5 * float(away @ prior.precision @ away)
+def _peak(problem: _Problem, mode: Array) -> _Peak:
+    linearised = channels(problem.observed, problem.where, problem.latents, mode)
+    away = mode - problem.mean
+    loss = sum(channel.loss for channel in linearised) + 0.5 * float(away @ problem.precision @ away)
     return _Peak(mode=mode, loss=loss, channels=linearised)
 
 
-def _covariance(problem: _Problem, prior: _Prior, peak: _Peak) -> Array:
-    return np.asarray(np.linalg.inv(_normal(problem, prior, peak.channels)[0]), dtype=np.float64)
+def _covariance(problem: _Problem, peak: _Peak) -> Array:
+    return np.asarray(np.linalg.inv(_normal(problem, peak.channels)[0]), dtype=np.float64)
 
 
-def _layout_factor(prior: _Prior, peak: _Peak, covariance: Array) -> float:
+def _layout_factor(problem: _Problem, peak: _Peak, covariance: Array) -> float:
     """Return the factor on the prior scatter of layouts' exchanges, shrunk to 1 by `SCALE_ROWS` layouts.
 
     The step of expectation maximisation for the scale of a Gaussian process (Dempster et al. 1977). Rows of one layout
     say nothing of it, however many they are and however alike: they share what sets the layout apart.
     """
-    count = len(prior.latents.layouts)
-    left, inverse = peak.mode[-count:], prior.latents.exchange_inverse
+    count = len(problem.latents.layouts)
+    left, inverse = peak.mode[-count:], problem.latents.exchange_inverse
     squares = float(left @ inverse @ left) + float((inverse * covariance[-count:, -count:]).sum())
     return math.sqrt((SCALE_ROWS + squares) / (SCALE_ROWS + count))
 
 
-def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak, covariance: Array) -> tuple[float, float]:
+def _noise_factors(problem: _Problem, peak: _Peak, covariance: Array) -> tuple[float, float]:
     """Return the factors on the prior noise of computing and exchanging, each shrunk to 1 by `SCALE_ROWS` rows.
 
     Squared residuals are capped at nine (three deviations), divided by the degrees of freedom that the fit left, and
     count for the one or the other by its part of the row's variance.
     """
-    sizes = len(problem.where), len(prior.latents.points), len(prior.latents.layouts)
+    sizes = len(problem.where), len(problem.latents.points), len(problem.latents.layouts)
     if not np.isfinite(problem.observed.log_step).any():
         return 1.0, 1.0
     channel = peak.channels[0]
@@ -372,7 +369,7 @@ def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak, covariance: Ar
     leverage = ((derivatives @ covariance) * derivatives).sum(axis=1) * channel.weight
     left = np.clip(1 - leverage, 0.05, 1.0)
     squares = np.minimum(channel.residual**2 / channel.variance, 9.0)
-    exchanging = (prior.latents.spread.noise_exchange * channel.by_exchange) ** 2 / channel.variance
+    exchanging = (problem.latents.spread.noise_exchange * channel.by_exchange) ** 2 / channel.variance
     compute, exchange = (
         math.sqrt((SCALE_ROWS + float(part @ squares)) / (SCALE_ROWS + float(part @ left)))
         for part in (1 - exchanging, exchanging)

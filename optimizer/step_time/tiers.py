@@ -14,7 +14,7 @@ import numpy as np
 
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import IN_PRECISION
-from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.gpu_transfer import (
@@ -267,65 +267,37 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
 
 
 def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:
-    """Return how a measured type scales to a nearly equal one; None where the facts do not suffice."""
-    if instance.cuda_devices:
-        scaling = (
-            _same_gpu(instance, wanted) if known.partition(IN_PRECISION)[2] == name.partition(IN_PRECISION)[2] else None
-        )
-    else:
-        alike = (known.partition(IN_PRECISION)[2] or "fp32") == (name.partition(IN_PRECISION)[2] or "fp32")
-        scaling = _by_processor(instance, wanted) if alike else None
-    if scaling is None:
-        return None
-    fixed, per_sample, log_sd, evidence = scaling
-    return Kinship(
+    """Return how a measured type scales to a nearly equal one; None where the facts do not suffice.
+
+    By the same GPU, beside others or other processors; else CPUs by CoreMark a vCPU and threads to the power of eta.
+    """
+    precision, other = (kind.partition(IN_PRECISION)[2] for kind in (known, name))
+    alike = Kinship(
         reference=reference,
-        evidence=evidence,
-        fixed=fixed,
-        per_sample=per_sample,
+        evidence="interpolated",
         link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
-        log_sd=log_sd,
+        log_sd=SAME_ACCELERATOR_LOG_SD,
         link_log_sd=LINK_LOG_SD,
     )
-
-
-_Scaling = tuple[float, float, float, Evidence]
-
-
-def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
-    """Return the scaling between machines with the same GPU, by count or processors unlike; None: not the same GPU."""
-    ours, theirs = known.accelerator, wanted.accelerator
-    if (
-        ours is None
-        or theirs is None
-        or (ours.name, ours.fraction, _memory(ours))
-        != (
-            theirs.name,
-            theirs.fraction,
-            _memory(theirs),
-        )
-    ):
+    if instance.cuda_devices:
+        return alike if precision == other and _gpu(instance) == _gpu(wanted) else None
+    ours, theirs = instance.coremark_iterations_per_s, wanted.coremark_iterations_per_s
+    if (precision or "fp32") != (other or "fp32") or wanted.cuda_devices or ours is None or theirs is None:
         return None
-    return 0.0, 0.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
+    one_thread = math.log((ours / instance.vcpus) / (theirs / wanted.vcpus))
+    family = instance.family == wanted.family
+    return replace(
+        alike,
+        evidence="interpolated" if family else "extrapolated",
+        fixed=one_thread,
+        per_sample=one_thread + THREAD_SCALING * math.log(instance.vcpus / wanted.vcpus),
+        log_sd=SAME_FAMILY_LOG_SD if family else CROSS_FAMILY_LOG_SD,
+    )
 
 
-def _memory(accelerator: Accelerator) -> float:
-    """Return the nominal memory in GiB, as usable memory is published differently for one GPU."""
-    return accelerator.memory_gib if accelerator.model is None else accelerator.model.memory_gib
-
-
-def _by_processor(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
-    """Return the scaling between CPU machines by CoreMark a vCPU and threads to the power of eta; None: unknown."""
-    if wanted.cuda_devices or known.coremark_iterations_per_s is None or wanted.coremark_iterations_per_s is None:
+def _gpu(instance: InstanceType) -> tuple[str, float, float] | None:
+    """Return a GPU's name, part and nominal memory in GiB, as usable memory is published differently for one GPU."""
+    gpu = instance.accelerator
+    if gpu is None:
         return None
-    one_thread = math.log(
-        (known.coremark_iterations_per_s / known.vcpus) / (wanted.coremark_iterations_per_s / wanted.vcpus)
-    )
-    threads = THREAD_SCALING * math.log(known.vcpus / wanted.vcpus)
-    alike = known.family == wanted.family
-    return (
-        one_thread,
-        one_thread + threads,
-        SAME_FAMILY_LOG_SD if alike else CROSS_FAMILY_LOG_SD,
-        "interpolated" if alike else "extrapolated",
-    )
+    return gpu.name, gpu.fraction, gpu.memory_gib if gpu.model is None else gpu.model.memory_gib

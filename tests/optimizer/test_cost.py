@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.bill import (
-    Rental,
     Usage,
     itemise,
     requests,
@@ -46,7 +45,7 @@ from hetopt.optimizer.cost.preemption_rate import (
     HazardComponent,
     PreemptionRatePosterior,
 )
-from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
+from hetopt.optimizer.market.catalog import BUNDLED, Offer, load_catalog
 
 HOUR = 3600.0
 works = st.floats(60, 1e6)
@@ -102,11 +101,11 @@ BILLING = load_billing()
 CATALOG = load_catalog()
 
 
-def rental(name: str, machines: int, market: str) -> Rental:
+def rental(name: str, machines: int, market: str) -> tuple[Offer, int]:
     listing = CATALOG.listing(name)
     price = listing.spot if market == "spot" else listing.on_demand
     assert price is not None
-    return Rental(instance_type=name, machines=machines, price=price)
+    return Offer(instance_type=listing.instance_type, price=price, band=None), machines
 
 
 # ---- the independent script: rows and terms of the files, Decimal, and the provider's rules written down once more
@@ -193,8 +192,8 @@ def test_every_bill_equals_an_independent_script_to_the_cent(
     total = total_usd(
         usage,
         BILLING,
-        machine_usd_per_hour=sum(r.machines * r.price.usd_per_hour for r in rentals),
-        machines=float(sum(r.machines for r in rentals)),
+        machine_usd_per_hour=sum(count * offer.price.usd_per_hour for offer, count in rentals),
+        machines=float(sum(count for _, count in rentals)),
         disk_gb=disk_gb,
     )
     assert float(total) == pytest.approx(float(expected), rel=1e-9)
@@ -221,7 +220,9 @@ def test_the_lines_sum_to_the_total(
     )
     kind = rental("g5.xlarge", machines, "spot")
     lines = itemise([kind], usage, BILLING)
-    total = total_usd(usage, BILLING, machine_usd_per_hour=machines * kind.price.usd_per_hour, machines=float(machines))
+    total = total_usd(
+        usage, BILLING, machine_usd_per_hour=machines * kind[0].price.usd_per_hour, machines=float(machines)
+    )
     assert sum(line.usd for line in lines) == pytest.approx(float(total), rel=1e-9)
 
 

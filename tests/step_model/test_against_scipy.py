@@ -90,12 +90,11 @@ def is_a_peak(observed: Observed) -> bool:
     found = posterior.fit(observed, classes=())
     latents = Latents.at(observed.rows.points, observed.rows.layouts, found.latents.spread)
     mean, sd = posterior._priors(observed, found.where, posterior.PRIORS)
-    problem = posterior._Problem(observed=observed, where=found.where, mean=mean, sd=sd)
-    prior = posterior._prior(problem, latents)
+    problem = posterior._problem(observed, found.where, mean, sd, latents)
     scale = np.sqrt(np.diag(found.covariance))
 
     def loss(away: Array) -> float:
-        return posterior._peak(problem, prior, found.mode + scale * away).loss
+        return posterior._peak(problem, found.mode + scale * away).loss
 
     best = minimize(loss, np.zeros(len(found.mode)), method="L-BFGS-B", options={"maxiter": 30})
     return loss(np.zeros(len(found.mode))) - float(best.fun) < 0.2
