@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.market import catalog_choice
+from hetopt.optimizer.market import catalog_folder
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 
 FAMILIES = ("c5.", "c6i.", "c7a.", "c7g.", "c7gd.", "c7i.", "g4dn.", "g5.", "g6.", "m6g.", "m7i.", "p4d.", "p5.", "t3.")
@@ -23,7 +23,7 @@ def few(catalog: Catalog) -> Catalog:
 
 def all_types(patch: pytest.MonkeyPatch) -> None:
     """Plans choose among all that can be rented again, for as long as the patch lasts."""
-    patch.setattr(catalog_choice, "load_catalog", load_catalog)
+    patch.setattr(catalog_folder, "load_catalog", load_catalog)
 
 
 @contextmanager
@@ -35,5 +35,5 @@ def few_types() -> Iterator[None]:
         return whole if directory is not None else few(whole)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog_choice, "load_catalog", load)
+        patch.setattr(catalog_folder, "load_catalog", load)
         yield

@@ -44,9 +44,8 @@ from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.run_status import RunStatus
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.market.account_quotas import account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.quota import write_quotas
+from hetopt.optimizer.market.quota import account_quotas_file, keep_quotas, write_quotas
 from hetopt.optimizer.plan import Plan
 
 __all__ = ["Check", "Setup", "attach", "checks", "worst"]

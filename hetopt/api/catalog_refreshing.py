@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, catalogs_home, in_use
-from hetopt.optimizer.market.catalog_folder import write_catalog
-from hetopt.optimizer.market.catalog_refresh import refreshed
-from hetopt.optimizer.market.public_prices import PublicFeeds
+from hetopt.optimizer.market.catalog_folder import ANY_REGION, catalogs_home, in_use, write_catalog
+from hetopt.optimizer.market.catalog_refresh import PublicFeeds, refreshed
 
 if TYPE_CHECKING:
     from hetopt.core.interruption import Reporter

@@ -35,7 +35,7 @@ from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import Exploration, Measured
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
-from hetopt.optimizer.recommendation import own_machines
+from hetopt.optimizer.recommendation import places
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 STAND_IN_USD_PER_HOUR = 0.10
@@ -173,7 +173,7 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
         own_probes(measured, hosts),
         lambda asked: sum(hourly[node.type] for node in asked.nodes),
         tell,
-        startup_s=own_machines.STARTUP_S,
+        startup_s=places.STARTUP_S,
     )
 
 

@@ -30,21 +30,19 @@ from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
 from hetopt.optimizer.described_profile import described_profile
-from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, oldest_price
 from hetopt.optimizer.market.catalog_filter import has_accelerator
+from hetopt.optimizer.market.catalog_folder import ANY_REGION, age_note, oldest_price
 from hetopt.optimizer.market.clouds import ANY_CLOUD, GPUS_OBTAINABLE, obtainable_gpus
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.owned import gpu_named, owned
-from hetopt.optimizer.market.quota import Quotas, obtainable, read_quotas
+from hetopt.optimizer.market.quota import AccountQuotas, Quotas, account_quotas_file, obtainable, read_quotas
 from hetopt.optimizer.model_counts import ModelCount, of_flops, of_parameters
 from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import AWS, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
-from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
+from hetopt.optimizer.recommendation.places import better_of, on_own_machines, plan_in_regions
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-from hetopt.optimizer.recommendation.regions import plan_in_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe

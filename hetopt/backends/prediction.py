@@ -29,8 +29,8 @@ from hetopt.core.profile import LOCAL
 from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST, step_inflation
-from hetopt.optimizer.convergence.local_penalty import steps_in_words
-from hetopt.optimizer.convergence.precision_loss import precision_loss
+from hetopt.optimizer.convergence.compression_penalty import steps_in_words
+from hetopt.optimizer.convergence.convergence import precision_loss
 from hetopt.optimizer.fit import (
     MEASURED_LINK_LOG_SD,
     CompressorLine,
@@ -44,7 +44,7 @@ from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.step_time.local_steps import communication
+from hetopt.optimizer.step_time.local_options import communication
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.profiled import RUN_TO_RUN_LOG_SD, contention_reach, learned_shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap, step_time

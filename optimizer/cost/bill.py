@@ -2,18 +2,33 @@
 
 Two forms of one sum. `itemise` gives the lines of one cluster, each with the date and source of its price; `total_usd`
 gives their sum for many clusters at a time. The lines are not rounded, so they add up to the total.
+
+The least budget that a cluster is rented with: ten minutes of it at its on-demand price, whatever the plan expects.
+
+Spot prices can rise to the on-demand price, and a cluster must have booted before its budget may end it. Planner and
+launcher hold plans against one inequality, so that what was planned for a budget can be rented with it:
+
+    budget >= fixed + worst-case USD an hour * 10 min                 (`hetopt.core.budget_law`)
+
+What it costs to bring a data set from the region where it is to the one that trains: once, by the source's price.
+
+AWS charges what leaves a region by the region that it leaves (AWS Global Network FAQ), and nothing for what arrives.
+The machines then read a copy in their own region, which is free. The copy is made before the launch: it takes money,
+and no time of the run.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.budget_law import SECONDS_PER_HOUR, Usd
-from hetopt.optimizer.cost.billing import Billing
+from hetopt.core.budget_law import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN, SECONDS_PER_HOUR, Usd, worst_usd
+from hetopt.optimizer.cost.billing import Billing, Term
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.plan import OWN, CostTerm
 
@@ -210,4 +225,44 @@ def _machines(offer: Offer, count: int, hours: float) -> CostTerm:
         usd=count * price.usd_per_hour * hours,
         basis=f"{kind}${price.usd_per_hour:.4f} an hour each for {hours:.2f} h "
         f"({price.region}, {price.date}, {price.source})",
+    )
+
+
+LEAST_LIFETIME_S = 600.0
+"""A cluster that must end before this has hardly booted."""
+
+
+def least_budget_usd(worst_usd_per_hour: Usd, fixed_usd: float) -> Usd:
+    """Return the least budget of clusters with this hourly on-demand cost, all extras included, USD."""
+    return fixed_usd + worst_usd(worst_usd_per_hour, LEAST_LIFETIME_S)
+
+
+def extras_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
+    """Return the hourly cost of a machine's volume, public address, heartbeats and looking for news, USD."""
+    puts = SECONDS_PER_HOUR / HEARTBEAT_S * billing.s3_usd_per_1000_puts.value / 1000
+    gets = len(READ_OFTEN) * SECONDS_PER_HOUR / READ_EVERY_S * billing.s3_usd_per_1000_gets.value / 1000
+    return beside_usd_per_hour(billing, disk_gb) + (puts + gets)
+
+
+def fixed_usd(checkpoint_bytes: float, billing: Billing) -> float:
+    """Return the price of keeping the last checkpoints in the bucket for a month, USD."""
+    return CHECKPOINTS_KEPT * checkpoint_bytes / BYTES_PER_GB * billing.s3_usd_per_gb_month.value
+
+
+FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "transfer.json"
+
+ELSEWHERE = "elsewhere"
+
+
+def data_transfer(data_bytes: float, source: str | None, target: str) -> CostTerm | None:
+    """Return the price of bringing the data set from ``source`` to ``target``; absent where it costs nothing."""
+    if source is None or source == target or data_bytes <= 0:
+        return None
+    prices = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]
+    price = Term.model_validate(prices.get(source.partition("-")[0], prices[ELSEWHERE]))
+    gb = data_bytes / BYTES_PER_GB
+    return CostTerm(
+        name="data set from another region",
+        usd=gb * price.value,
+        basis=f"{gb:,.0f} GB from {source} to {target} once, at ${price.value:g} a GB ({price.source}, {price.date})",
     )

@@ -16,7 +16,7 @@ import numpy as np
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Numbers, Usage, total_usd
 from hetopt.optimizer.cost.billing import Billing
-from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, interval_under_belief_s
+from hetopt.optimizer.cost.cost import CHECKPOINT_INTERVAL_S, interval_under_belief_s
 from hetopt.optimizer.cost.preemption_rate import SHOCKS, PreemptionRatePosterior
 
 DRAWS = 2000

@@ -21,10 +21,9 @@ from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside, read_text
 from hetopt.core.plain_text import known
 from hetopt.optimizer.market.catalog import REGION_PRICE_LOG_SD, Catalog, Listing, Market, Price
-from hetopt.optimizer.market.catalog_rows import Name, read_rows
+from hetopt.optimizer.market.catalog_rows import Name, Source, read_rows, read_sources
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.owned import coremark_of, gpu_named
-from hetopt.optimizer.market.provenance import Source, read_sources
 from hetopt.optimizer.market.quota import Bucket, own_bucket
 from hetopt.optimizer.plan import AWS
 

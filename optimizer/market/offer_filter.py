@@ -22,8 +22,7 @@ from hetopt.optimizer.market.catalog_filter import (
     select,
     why_none,
 )
-from hetopt.optimizer.market.instance_type import Architecture
-from hetopt.optimizer.market.software import pinned
+from hetopt.optimizer.market.instance_type import Architecture, pinned
 
 ANY_GPU, NO_GPU = "any", "none"
 

@@ -3,10 +3,17 @@
 Families and buckets as in the EC2 user guide (instance type quotas, read 2026-11-20). Quotas count vCPUs, per region.
 A quota is named by its own code: codes and defaults by the user guide ('Spot Instance quotas', 'On-Demand Instance
 quotas') and answers of list-service-quotas in public repositories, read 2026-11-26.
+
+The quotas of one's own account, as AWS last told them: kept in a file by `hetopt doctor`, read by every plan.
+
+A plan uses them however old they are, and says how old once they are older than a day. Quotas are raised on request
+and hardly ever lowered: old ones leave out what could be rented by now, and let through nothing that cannot.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,10 +21,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import get_args
+from typing import ClassVar, get_args
 
+from pydantic import Field, NonNegativeInt
+
+from hetopt.core.artifact import Artifact, Record
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import arguments
+from hetopt.core.paths import home
 from hetopt.core.plain_text import known
 from hetopt.optimizer.market.catalog import Market, Offer
 from hetopt.optimizer.market.instance_type import InstanceType
@@ -239,3 +250,56 @@ def raised(bucket: Bucket, vcpus: int) -> str:
     """Return a quota as the console names it, and its new limit: "'Running On-Demand P instances' (...) to 8 vCPUs"."""
     quota = named_quota(bucket)
     return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"
+
+
+class RegionQuotas(Record):
+    """The quotas of an account in one region."""
+
+    read: datetime.datetime = Field(description="when AWS was asked")
+    quotas: str = Field(description="as the option for quotas takes them: 'spot:g=64, on-demand:g=8'")
+
+
+class AccountQuotas(Artifact):
+    """Quotas of one account, by region."""
+
+    KIND: ClassVar[str] = "account-quotas"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt doctor"
+
+    account_id: str = Field(pattern=r"^\d{12}$")
+    regions: dict[str, RegionQuotas] = Field(default_factory=dict)
+
+    def of(self, region: str) -> Quotas | None:
+        """Return the quotas of a region; absent: they were never asked for.
+
+        Raises:
+            BadInput: the file holds no quotas there.
+        """
+        record = self.regions.get(region)
+        return None if record is None else read_quotas([record.quotas])
+
+
+def account_quotas_file() -> Path:
+    """Return the path of the account quotas: ``$HETOPT_HOME/account-quotas.json`` (``~/.hetopt``)."""
+    return home() / "account-quotas.json"
+
+
+def keep_quotas(
+    path: Path, account_id: str, region: str, quotas: Mapping[Bucket, NonNegativeInt], now: datetime.datetime
+) -> AccountQuotas:
+    """Write the quotas of an account in a region. Another account's are forgotten: one is planned for at a time.
+
+    A file that is damaged is written anew.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    kept = None
+    with contextlib.suppress(BadInput):
+        kept = AccountQuotas.load(path) if path.exists() else None
+    known = kept.regions if kept is not None and kept.account_id == account_id else {}
+    latest = RegionQuotas(read=now.replace(microsecond=0), quotas=write_quotas(quotas))
+    updated = AccountQuotas(account_id=account_id, regions={**known, region: latest})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    updated.save(path)
+    return updated

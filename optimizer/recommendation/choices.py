@@ -18,9 +18,8 @@ from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.quota import named_quota, needed
 from hetopt.optimizer.plan import AWS, Candidate, Choice, ChoiceName, QuotaNeed, Range, cloud_of
 from hetopt.optimizer.recommendation.candidates import make_candidate, spread
-from hetopt.optimizer.recommendation.confidence import AS_LIKELY, confident, simulate
+from hetopt.optimizer.recommendation.confidence import AS_LIKELY, Question, confident, simulate
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
-from hetopt.optimizer.recommendation.remedies import Question
 from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.search.objective import Keys, Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.search import Found

@@ -11,14 +11,14 @@ from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
 from hetopt.core.profile import Profile
+from hetopt.optimizer.convergence.compression_penalty import steps_in_words
 from hetopt.optimizer.convergence.convergence import GivenSteps, equal_steps
-from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
 from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits
 from hetopt.optimizer.search.search import Found, proved
 from hetopt.optimizer.step_time.links import NETWORK_EFFICIENCY
-from hetopt.optimizer.step_time.local_steps import communication
+from hetopt.optimizer.step_time.local_options import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
 
 WORTH_AVERAGING = 0.3

@@ -14,7 +14,7 @@ from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas, bucket_of, raised
 from hetopt.optimizer.plan import OWN, limits_in_words
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.remedies import NEVER, Question, remedies
+from hetopt.optimizer.recommendation.confidence import NEVER, Question, remedies
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import SearchSpace

@@ -21,23 +21,24 @@ from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     GivenSteps,
+    PrecisionLoss,
     StepsModel,
     batch_range,
     equal_steps,
+    precision_loss,
     target_steps,
 )
-from hetopt.optimizer.convergence.precision_loss import PrecisionLoss, precision_loss
 from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost.bill import data_transfer
 from hetopt.optimizer.cost.billing import Billing, terms_of
 from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_time_s
-from hetopt.optimizer.cost.data_transfer import data_transfer
 from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
 from hetopt.optimizer.plan import AWS, Candidate, Goal, Plan, Sensitivity
-from hetopt.optimizer.recommendation.candidates import make_candidate
+from hetopt.optimizer.recommendation.candidates import make_candidate, run_spec
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
     choices,
@@ -46,13 +47,11 @@ from hetopt.optimizer.recommendation.choices import (
     on_one_machine,
     reasons,
 )
-from hetopt.optimizer.recommendation.confidence import confident, simulate
+from hetopt.optimizer.recommendation.confidence import Question, confident, remedies, simulate
 from hetopt.optimizer.recommendation.explain import explain
 from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
-from hetopt.optimizer.recommendation.planned_run import run_spec
-from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE

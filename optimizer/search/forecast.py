@@ -9,10 +9,16 @@ from numpy.typing import ArrayLike
 
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import beside_usd_per_hour, billed_hours, checkpoints_usd
+from hetopt.optimizer.cost.bill import (
+    beside_usd_per_hour,
+    billed_hours,
+    checkpoints_usd,
+    extras_usd_per_hour,
+    fixed_usd,
+    least_budget_usd,
+)
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
-from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.plan import CostTerm
 from hetopt.optimizer.search.group_shares import Array, Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
-from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
+from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Pool, Proof, search_mixes
 from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.pareto import thin
-from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 
 if TYPE_CHECKING:

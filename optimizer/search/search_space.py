@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hetopt.core.memory import ALONE, ExchangeMemory, Precision
-from hetopt.optimizer.convergence.precision_loss import PrecisionLoss
+from hetopt.optimizer.convergence.convergence import PrecisionLoss
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
 from hetopt.optimizer.cost.preemption_rate import NEVER_LOST, PreemptionRatePosterior
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s
@@ -33,8 +33,8 @@ from hetopt.optimizer.step_time.transfer import (
     WorkerModel,
     no_units,
     worker_model,
+    worker_of,
 )
-from hetopt.optimizer.step_time.unlike_gpus import worker_of
 
 MAX_TYPES = 3
 """Instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get together."""

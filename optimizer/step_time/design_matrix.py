@@ -17,8 +17,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
 from hetopt.core.step_samples import Compression, Configuration
 from hetopt.core.synchronization import Synchronization, parse_sync
-from hetopt.optimizer.step_time.local_options import PLANNED, is_planned
-from hetopt.optimizer.step_time.local_steps import communication
+from hetopt.optimizer.step_time.local_options import PLANNED, communication, is_planned
 from hetopt.optimizer.step_time.step_time import expected_maximum
 
 Array = NDArray[np.float64]

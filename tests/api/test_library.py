@@ -26,8 +26,7 @@ from hetopt.backends.ssh.checking import FILES_OF_A_READER, check_readers
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.option import changed
 from hetopt.core.profile import Profile, Reading
-from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.region_cities import CITIES
+from hetopt.optimizer.market.catalog import CITIES, load_catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.script.observer import Observer
 from hetopt.trainer.failure import Lines

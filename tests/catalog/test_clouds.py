@@ -13,7 +13,7 @@ from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.billing import terms_of
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.clouds import ANY_CLOUD, BUNDLED_CLOUDS, cloud_catalogs, clouds
-from hetopt.optimizer.market.software import pinned
+from hetopt.optimizer.market.instance_type import pinned
 from hetopt.reports.exports import skypilot_task
 
 HEADER = "InstanceType,UpstreamCloudId,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,Price,SpotPrice"

@@ -27,8 +27,15 @@ from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.interruption import Reporter
 from hetopt.optimizer.market import public_file
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
-from hetopt.optimizer.market.catalog_choice import age_note, catalogs_home, in_use, oldest_price
-from hetopt.optimizer.market.catalog_folder import KEPT, refreshed_folders, write_catalog
+from hetopt.optimizer.market.catalog_folder import (
+    KEPT,
+    age_note,
+    catalogs_home,
+    in_use,
+    oldest_price,
+    refreshed_folders,
+    write_catalog,
+)
 from tests.catalog.price_server import (
     REGION,
     TYPES,

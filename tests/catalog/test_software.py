@@ -14,7 +14,7 @@ import pytest
 from hetopt.backends.ec2.renter.ordering import image_kind
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
-from hetopt.optimizer.market.software import FACTS, pinned
+from hetopt.optimizer.market.instance_type import FACTS, pinned
 from tests.face.conftest import RECORDED, hetopt
 
 from ..face.test_recommend_options import Hetopt

@@ -47,7 +47,7 @@ from hetopt.backends.host.protocol import (
 from hetopt.core import budget_law
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop
-from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
+from hetopt.optimizer.cost.bill import LEAST_LIFETIME_S, least_budget_usd
 
 SPOT = Role(
     name="0-c7i-large",

@@ -33,9 +33,8 @@ from hetopt.backends.ec2.renter.request import Answer, BotoEdge, Request
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.billing import Billing
-from hetopt.optimizer.market.account_quotas import AccountQuotas
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket
+from hetopt.optimizer.market.quota import NEW_ACCOUNT, AccountQuotas, Bucket
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, account_truth, be_unkind
 from tests.face.conftest import RECORDED, Answer as Said

@@ -19,7 +19,7 @@ from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.step_time.local_steps import communication
+from hetopt.optimizer.step_time.local_options import communication
 from tests.face.conftest import RECORDED, Answer
 
 pytestmark = pytest.mark.usefixtures("small_catalogue")

@@ -16,9 +16,16 @@ from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.interruption import Reporter
-from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
-from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, named_quota, read_quotas
+from hetopt.optimizer.market.quota import (
+    NEW_ACCOUNT,
+    AccountQuotas,
+    Bucket,
+    account_quotas_file,
+    keep_quotas,
+    named_quota,
+    read_quotas,
+)
 from hetopt.optimizer.plan import Choice, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS

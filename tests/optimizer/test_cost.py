@@ -29,12 +29,12 @@ from hetopt.optimizer.cost.bill import (
     total_usd,
 )
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.cost.checkpointing import (
+from hetopt.optimizer.cost.cost import (
     daly_interval_s,
     factor_at,
+    interruptions,
     interval_under_belief_s,
 )
-from hetopt.optimizer.cost.cost import interruptions
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, losses, possible_runs
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep, pool_belief
 from hetopt.optimizer.cost.preemption_rate import (

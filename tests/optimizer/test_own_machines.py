@@ -19,9 +19,9 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
-from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
+from hetopt.optimizer.recommendation.places import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.optimizer.step_time.unlike_gpus import standing_for
+from hetopt.optimizer.step_time.transfer import standing_for
 from hetopt.reports.plan_document import next_commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -13,8 +13,7 @@ from hetopt.backends.prediction import predict_on_local
 from hetopt.core.memory import Precision
 from hetopt.core.profile import PrecisionTrial, Profile
 from hetopt.core.step_samples import Node, StepSample
-from hetopt.optimizer.convergence.convergence import SEED_LOG_SD
-from hetopt.optimizer.convergence.precision_loss import precision_loss
+from hetopt.optimizer.convergence.convergence import SEED_LOG_SD, precision_loss
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Goal, Plan

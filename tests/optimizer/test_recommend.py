@@ -23,8 +23,14 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.run_rules import why_not_local
 from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
-from hetopt.optimizer.convergence.compression_penalty import Penalty, distance
-from hetopt.optimizer.convergence.local_penalty import MOST_TIMES_WORKERS, PRIOR, LocalGate, LocalPilot
+from hetopt.optimizer.convergence.compression_penalty import (
+    MOST_TIMES_WORKERS,
+    PRIOR,
+    LocalGate,
+    LocalPilot,
+    Penalty,
+    distance,
+)
 from hetopt.optimizer.exploring import check_probed, unprobed_types
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog

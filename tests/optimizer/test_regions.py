@@ -13,8 +13,8 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
+from hetopt.optimizer.recommendation.places import plan_in_regions
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.optimizer.recommendation.regions import plan_in_regions
 from hetopt.optimizer.search.objective import Limits
 from tests.face.conftest import RECORDED
 

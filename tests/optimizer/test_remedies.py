@@ -26,7 +26,7 @@ from hetopt.core.formatting import duration, round_up_s, round_up_usd, usd
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Goal, Plan
-from hetopt.optimizer.recommendation import recommend as recommend_module, remedies as remedies_module
+from hetopt.optimizer.recommendation import confidence as remedies_module, recommend as recommend_module
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.objective import NEAR

@@ -33,7 +33,7 @@ from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, ta
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
 from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasible, share
-from hetopt.optimizer.search.mixes import GAP, search_mixes
+from hetopt.optimizer.search.mixes import GAP, Pool, search_mixes
 from hetopt.optimizer.search.objective import (
     FASTEST,
     NEAR,
@@ -46,7 +46,6 @@ from hetopt.optimizer.search.objective import (
     sure_quantile,
 )
 from hetopt.optimizer.search.pareto import pareto_front, thin
-from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search import Limits, choose, search
 from hetopt.optimizer.search.search_space import (
     Cluster,
@@ -58,8 +57,7 @@ from hetopt.optimizer.search.search_space import (
 )
 from hetopt.optimizer.search.study import Study
 from hetopt.optimizer.step_time.links import COLLECTIVES
-from hetopt.optimizer.step_time.local_options import LocalOption
-from hetopt.optimizer.step_time.local_steps import Communication
+from hetopt.optimizer.step_time.local_options import Communication, LocalOption
 from hetopt.optimizer.step_time.profiled import learned_shape
 from hetopt.optimizer.step_time.transfer import reference_host
 

@@ -20,10 +20,9 @@ from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.plan import Candidate, Goal, Group, Prediction, Range
-from hetopt.optimizer.recommendation.planned_run import run_spec
+from hetopt.optimizer.recommendation.candidates import run_spec
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
-from hetopt.optimizer.step_time.local_options import LocalOption
-from hetopt.optimizer.step_time.local_steps import Communication
+from hetopt.optimizer.step_time.local_options import Communication, LocalOption
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController, is_steered
 from hetopt.trainer.steps.step import Autocast, initial_loss_scale, matrices_in

@@ -35,13 +35,12 @@ from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, setting
 from hetopt.core.formatting import usd
 from hetopt.core.listening import new_secret
 from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
+from hetopt.optimizer.cost.bill import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
-from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.cost.provisioning import provisioning_facts
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.market.software import pinned
+from hetopt.optimizer.market.instance_type import InstanceType, pinned
 from hetopt.optimizer.plan import AWS, Plan, cloud_of
 
 MAKE_SUBNETS = "make the default network, `aws ec2 create-default-vpc`, or name `subnets`"
