@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks._step_traces import traces
 from hetopt.core.memory import non_negative
+from hetopt.optimizer.model_counts import CONTRIBUTION
 from hetopt.optimizer.step_time.gpu_transfer import PRECISIONS, Gpu, Measured, Place
-from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 CAPABILITY = {
     "kepler": 3.7,

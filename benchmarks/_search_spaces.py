@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hetopt.core.profile import Profile
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal

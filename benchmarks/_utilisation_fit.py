@@ -27,7 +27,7 @@ from scipy.optimize import least_squares
 from benchmarks._gpu_throughput import Column, folder, read_columns, read_gpus
 from hetopt.core.grammar import COUNT, quantity
 from hetopt.optimizer.described_profile import OPERATORS_A_LAYER
-from hetopt.optimizer.model_counts import ModelCount, of_parameters
+from hetopt.optimizer.model_counts import CONTRIBUTION, ModelCount, of_parameters
 from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision, steps_elsewhere
 from hetopt.optimizer.step_time.priors import beside_others
@@ -41,7 +41,6 @@ from hetopt.optimizer.step_time.utilisation import (
     sample_s,
     save,
 )
-from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 Z90 = 1.645
 MEASURED = "public throughputs of 2020 to 2025"

@@ -25,8 +25,8 @@ from hetopt.api.options import Described
 from hetopt.api.planning import described
 from hetopt.core.step_samples import Configuration, Node
 from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.model_counts import CONTRIBUTION
 from hetopt.optimizer.search.asked_steps import AskedSteps
-from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 ENVELOPE = {"A100-40": 0.47 * 312e12, "A100-80": 0.47 * 312e12, "H100-80": 0.375 * 989e12}
 """Operations a second: the median share of the peak of llm-foundry's rows."""

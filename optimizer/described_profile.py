@@ -6,11 +6,10 @@ import datetime
 from importlib.metadata import version
 
 from hetopt.core.profile import Counted, Device, Host, Job, Profile, StepTime
-from hetopt.optimizer.model_counts import ModelCount
+from hetopt.optimizer.model_counts import FULL, MASTER_BYTES, ModelCount, Recipe
 from hetopt.optimizer.step_time.gpu_transfer import Precision, is_half
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
-from hetopt.optimizer.training_recipe import FULL, MASTER_BYTES, Recipe
 
 COUNTED = "counted"
 """The device type of a described profile: no machine."""

@@ -15,8 +15,8 @@ from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import MemoryLine, Precision, fit_memory, robust_non_negative
 from hetopt.core.profile import CompressorCost, Device, GainPoint, Link, Profile
+from hetopt.optimizer.convergence.compression_penalty import ExchangeLosses, exchange_losses
 from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
-from hetopt.optimizer.convergence.exchange_losses import ExchangeLosses, exchange_losses
 
 HUBER_RELATIVE = 0.03
 """Residuals up to this relative size count fully (about the repeat noise of a quiet machine); beyond, linearly."""

@@ -40,7 +40,7 @@ from hetopt.backends.ec2.renter.request import TABLE, Answer, BotoEdge, Edge, Re
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.run_spec import WorkerSpec
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Plan
 

@@ -43,7 +43,7 @@ from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.run_status import RunStatus
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.quota import account_quotas_file, keep_quotas, write_quotas
 from hetopt.optimizer.plan import Plan

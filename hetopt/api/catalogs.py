@@ -12,9 +12,9 @@ from hetopt.core.option import names, options_of, takes
 from hetopt.core.plain_text import known
 from hetopt.optimizer.market import catalog_filter, clouds
 from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog, no_prices
+from hetopt.optimizer.market.catalog_filter import RentableGpu, RentableGpus, rentable_gpus
 from hetopt.optimizer.market.catalog_folder import ANY_REGION, clouds_home, in_use, regional_catalogs
 from hetopt.optimizer.market.clouds import ANY_CLOUD
-from hetopt.optimizer.market.gpus import RentableGpu, RentableGpus, rentable_gpus
 from hetopt.optimizer.market.offer_filter import Wishes, of_listings
 from hetopt.optimizer.plan import AWS
 

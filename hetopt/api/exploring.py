@@ -32,11 +32,11 @@ from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.exploring import Exploration, Measured
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import places
-from hetopt.optimizer.step_time.probes import PROBE_STEPS
+from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 STAND_IN_USD_PER_HOUR = 0.10
 """Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hetopt.core.memory import Precision
     from hetopt.core.run_spec import Compression, Settings, Stream
     from hetopt.core.synchronization import Injection, Partition, Synchronization
-    from hetopt.optimizer.training_recipe import Method, Optimizer
+    from hetopt.optimizer.model_counts import Method, Optimizer
 
     Policy = tuple[str, Settings]
 
@@ -602,7 +602,7 @@ class Described(Sought):
         Method,
         Option(
             help="full; lora: adapters beside frozen weights; qlora: beside weights in 4 bits.",
-            names=("hetopt.optimizer.training_recipe:Method",),
+            names=("hetopt.optimizer.model_counts:Method",),
         ),
     ] = "full"
     trainable: Annotated[
@@ -611,7 +611,7 @@ class Described(Sought):
     ] = None
     optimizer: Annotated[
         Optimizer,
-        Option(help="What its state takes of memory.", names=("hetopt.optimizer.training_recipe:Optimizer",)),
+        Option(help="What its state takes of memory.", names=("hetopt.optimizer.model_counts:Optimizer",)),
     ] = "adamw"
 
 
@@ -735,7 +735,7 @@ class Gpus(Options):
             help="Smallest first: price (of the machine), price-per-gpu, rate-per-usd (16 bits), memory, fp32, tf32, "
             "bf16, fp16, bandwidth, name.",
             metavar="KEY",
-            names=("hetopt.optimizer.market.gpus:GpuSort",),
+            names=("hetopt.optimizer.market.catalog_filter:GpuSort",),
         ),
     ] = "price"
     reverse: Annotated[bool, Option(help="Largest first.")] = False

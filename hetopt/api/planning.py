@@ -28,16 +28,15 @@ from hetopt.core.paths import read_json
 from hetopt.core.profile import LOCAL, Counted, Profile
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
-from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
+from hetopt.optimizer.cost.preemption_rate import ObservedPreemptions, observed_file
 from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.catalog_folder import ANY_REGION, age_note, oldest_price
-from hetopt.optimizer.market.clouds import ANY_CLOUD, GPUS_OBTAINABLE, obtainable_gpus
+from hetopt.optimizer.market.clouds import ANY_CLOUD, GPUS_OBTAINABLE, gpu_named, obtainable_gpus, owned
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.market.owned import gpu_named, owned
 from hetopt.optimizer.market.quota import AccountQuotas, Quotas, account_quotas_file, obtainable, read_quotas
-from hetopt.optimizer.model_counts import ModelCount, of_flops, of_parameters
+from hetopt.optimizer.model_counts import ADAPTER_SHARE, CONTRIBUTION, ModelCount, Recipe, of_flops, of_parameters
 from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import AWS, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
@@ -52,7 +51,6 @@ from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import measured_steps
 from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.utilisation import sample_s, utilisation_prior
-from hetopt.optimizer.training_recipe import ADAPTER_SHARE, CONTRIBUTION, Recipe
 
 if TYPE_CHECKING:
     from hetopt.reports.document import Document

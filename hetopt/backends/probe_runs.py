@@ -12,7 +12,7 @@ from hetopt.core.hosts import Host
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.step_samples import Configuration, Node, StepSample
-from hetopt.optimizer.step_time.probes import PROBE_STEPS
+from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 WARM_UP_STEPS = 10
 """Not counted: memory is allocated, caches fill, and prefetching begins."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hetopt.optimizer.market.catalog import Catalog, InterruptionBand, Listing, Price
-from hetopt.optimizer.market.gpus import RentableGpu
+from hetopt.optimizer.market.catalog_filter import RentableGpu
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.reports.document import Block, Column, Facts, Heading, Line, Remarks, Table, columns
 

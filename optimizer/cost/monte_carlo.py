@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Numbers, Usage, total_usd
-from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Billing, Numbers, Usage, total_usd
 from hetopt.optimizer.cost.cost import CHECKPOINT_INTERVAL_S, interval_under_belief_s
 from hetopt.optimizer.cost.preemption_rate import SHOCKS, PreemptionRatePosterior
 

@@ -19,8 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT
-from hetopt.optimizer.cost.billing import Term
+from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, Term
 from hetopt.optimizer.market.instance_type import InstanceType
 
 FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "provisioning.json"

@@ -14,7 +14,7 @@ from hetopt.core.errors import BadInput, setting
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.synchronization import Synchronization
-from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
+from hetopt.optimizer.cost.preemption_rate import ObservedPreemptions
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.offer_filter import Wishes
 from hetopt.optimizer.market.quota import Bucket

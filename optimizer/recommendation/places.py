@@ -18,8 +18,8 @@ from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import cluster as cluster_words, duration, usd
 from hetopt.core.hosts import Host
 from hetopt.optimizer.market.catalog_filter import has_accelerator
+from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.market.offer_filter import Unpriced
-from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import AWS, Candidate, ChoiceName, Plan, RegionOffer
 from hetopt.optimizer.recommendation.candidates import expected_score, expected_scores
 from hetopt.optimizer.recommendation.choices import gpus_named, on_demand_rows, rows_of_gpus

@@ -29,8 +29,7 @@ from hetopt.optimizer.convergence.convergence import (
     target_steps,
 )
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import data_transfer
-from hetopt.optimizer.cost.billing import Billing, terms_of
+from hetopt.optimizer.cost.bill import Billing, data_transfer, terms_of
 from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
 from hetopt.optimizer.fit import FittedModel, fit
@@ -49,8 +48,14 @@ from hetopt.optimizer.recommendation.choices import (
 )
 from hetopt.optimizer.recommendation.confidence import Question, confident, remedies, simulate
 from hetopt.optimizer.recommendation.explain import explain
-from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
-from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
+from hetopt.optimizer.recommendation.infeasible import (
+    NOT_COUNTED,
+    fits_nowhere,
+    larger_quotas,
+    memory_table,
+    nothing_fits,
+    nothing_usable,
+)
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
@@ -66,9 +71,9 @@ from hetopt.optimizer.search.search_space import (
     machine_options,
 )
 from hetopt.optimizer.step_time.local_options import LocalOption, asked_option, is_planned, measured_options
+from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.profiled import RENTED, learned_shape, sampled_machines
-from hetopt.optimizer.step_time.sampled import SampledMachines
-from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.tiers import SampledMachines
 from hetopt.optimizer.step_time.transfer import (
     MENDED_BY_PROFILING,
     TOO_LITTLE_MEMORY,

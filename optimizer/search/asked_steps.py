@@ -30,9 +30,9 @@ from hetopt.optimizer.search.search_space import (
     machine_options,
 )
 from hetopt.optimizer.step_time.model import TIERS, StepTime
+from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
-from hetopt.optimizer.step_time.sampled import SampledMachines
-from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.tiers import SampledMachines
 from hetopt.optimizer.step_time.transfer import ReferenceHost, reference_host
 
 NO_MATTER = Price(usd_per_hour=1.0, market="on-demand", region="any", date=datetime.date.min, source="none")

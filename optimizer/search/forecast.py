@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import (
+    Billing,
     beside_usd_per_hour,
     billed_hours,
     checkpoints_usd,
@@ -17,12 +18,11 @@ from hetopt.optimizer.cost.bill import (
     fixed_usd,
     least_budget_usd,
 )
-from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
 from hetopt.optimizer.plan import CostTerm
 from hetopt.optimizer.search.group_shares import Array, Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
-from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, together
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from hetopt.core.memory import ALONE, ExchangeMemory, Precision
 from hetopt.optimizer.convergence.convergence import PrecisionLoss
-from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
-from hetopt.optimizer.cost.preemption_rate import NEVER_LOST, PreemptionRatePosterior
+from hetopt.optimizer.cost.preemption_rate import NEVER_LOST, ObservedPreemptions, PreemptionRatePosterior, pool_belief
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s
 from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
@@ -25,8 +24,8 @@ from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.pareto import undominated
 from hetopt.optimizer.step_time.links import Network, gathering_s, in_company, inside_machine, network_of
-from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
-from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.posterior import Shape
+from hetopt.optimizer.step_time.tiers import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.transfer import (
     ReferenceHost,
     Unusable,

@@ -9,9 +9,9 @@ from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import AWS, NetworkSource
-from hetopt.optimizer.step_time.sampled import SampledMachine
-from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.step_time import sharing
+from hetopt.optimizer.step_time.tiers import SampledMachine
 
 NETWORK_LATENCY_S = 150e-6
 """One message between machines of a zone through TCP and the collective library; 50-100 us are the network's."""

@@ -14,9 +14,8 @@ from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
 from hetopt.optimizer.step_time.links import is_switched
 from hetopt.optimizer.step_time.observed import Observed
 from hetopt.optimizer.step_time.posterior import Posterior, fit
-from hetopt.optimizer.step_time.prediction import Linearised, predict
+from hetopt.optimizer.step_time.prediction import Linearised, Probe, predict, suggest
 from hetopt.optimizer.step_time.priors import OWN_LINKS, PRIORS, SWITCHED, Normal
-from hetopt.optimizer.step_time.probes import Probe, suggest
 from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
 
 TIERS: tuple[Evidence, ...] = tuple(EVIDENCE_IN_WORDS)
@@ -75,7 +74,7 @@ class StepTimeModel:
     def suggest(
         self, configurations: Sequence[Configuration], count: int, usd: Sequence[float | None]
     ) -> tuple[Probe, ...]:
-        """Return the best of the configurations to measure next, see `hetopt.optimizer.step_time.probes.suggest`."""
+        """Return the best of the configurations to measure next, see `prediction.suggest`."""
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:

@@ -1,17 +1,24 @@
-"""What was measured, as the model reads it: logs of seconds, absent where a row does not say."""
+"""What was measured, as the model reads it: logs of seconds, absent where a row does not say.
+
+Measurements against the equations: residuals in logs of seconds, and derivatives by all that is to be learned.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import ModelKind, StepSample
-from hetopt.optimizer.step_time.design_matrix import Array, Rows, make_rows
+from hetopt.optimizer.step_time.design_matrix import Array, Index, Rows, make_rows
+from hetopt.optimizer.step_time.physics import Coordinates, Kinds, Steps, steps
+from hetopt.optimizer.step_time.priors import TAIL, Latents, Spread
 
 MOST_LAYOUTS = 200
 MOST_ROWS = 4000
@@ -92,3 +99,115 @@ def median_s(*logs: Array) -> float:
     """Return the median of the first logs that are known, in seconds."""
     known = next(log[np.isfinite(log)] for log in logs if np.isfinite(log).any())
     return math.exp(statistics.median(known.tolist()))
+
+
+DIFFERENCE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """One kind of measurement, linearised: residuals in logs, and their derivatives.
+
+    Attributes:
+        residual: measured less predicted.
+        derivatives: of the prediction by the parameters, a row each, when they are asked for.
+        by_compute, by_exchange: derivatives by what is left over at the row's ``point`` and ``layout``.
+        variance: of the noise.
+    """
+
+    residual: Array
+    derivatives: Callable[[], Array]
+    by_compute: Array
+    by_exchange: Array
+    point: Index
+    layout: Index
+    variance: Array
+
+    @property
+    def weight(self) -> Array:
+        """Precision of each row; rows in the tail count less (expectation step for Student's t)."""
+        return (TAIL + 1) / (TAIL + self.residual**2 / self.variance) / self.variance
+
+    @property
+    def loss(self) -> float:
+        """Negative log likelihood, up to a constant."""
+        return float(
+            0.5 * ((TAIL + 1) * np.log1p(self.residual**2 / self.variance / TAIL) + np.log(self.variance)).sum()
+        )
+
+    def dense(self, parameters: int, points: int, layouts: int) -> Array:
+        """Return all derivatives as one matrix, rows by parameters, points and layouts."""
+        count = len(self.residual)
+        matrix = np.zeros((count, parameters + points + layouts))
+        matrix[:, :parameters] = self.derivatives()
+        matrix[np.arange(count), parameters + self.point] = self.by_compute
+        matrix[np.arange(count), parameters + points + self.layout] = self.by_exchange
+        return matrix
+
+
+def evaluate(
+    vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, *, compute_rest: Array, exchange_rest: Array
+) -> tuple[Steps, Callable[[str], Array]]:
+    """Return the steps at a vector of parameters, and forward differences of the log of any of their fields."""
+
+    def at(parameters: Array) -> Steps:
+        return steps(parameters, where, rows, kinds, compute_rest=compute_rest, exchange_rest=exchange_rest)
+
+    here = at(vector)
+    moved: list[Steps] = []
+
+    def by_parameter(field: str) -> Array:
+        if not moved:
+            moved.extend(at(vector + DIFFERENCE * unit) for unit in np.eye(len(vector)))
+        base: Array = getattr(here, field)
+        return np.stack([getattr(there, field) - base for there in moved], axis=1) / DIFFERENCE
+
+    return here, by_parameter
+
+
+def noise_variance(here: Steps, spread: Spread) -> Array:
+    """Return the variance of a measured log step around its prediction, from its computing and exchanging parts."""
+    return np.asarray(
+        (spread.noise_compute * (1 - here.exchange_share)) ** 2 + (spread.noise_exchange * here.exchange_share) ** 2,
+        dtype=np.float64,
+    )
+
+
+def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
+    """Return all measurements linearised at ``mode``: parameters, then residuals at points and at layouts."""
+    rows, spread = observed.rows, latents.spread
+    parameters, points = len(where), len(latents.points)
+    here, by_parameter = evaluate(
+        mode[:parameters],
+        where,
+        rows,
+        Kinds.own(rows),
+        compute_rest=mode[parameters : parameters + points][rows.group_point],
+        exchange_rest=mode[parameters + points :][rows.layout],
+    )
+    point = rows.group_point[here.slowest]
+    ones, none = np.ones(len(rows)), np.zeros(len(rows))
+    linearised = []
+    for measured, field, by_compute, by_exchange, variance in (
+        (observed.log_step, "log_step", here.compute_share, here.exchange_share, noise_variance(here, spread)),
+        (observed.log_compute, "log_compute", ones, none, spread.of_compute**2 * ones),
+        (observed.log_exchange, "log_exchange", none, ones, spread.of_exchange**2 * ones),
+    ):
+        some = np.isfinite(measured)
+        if some.any():
+            linearised.append(
+                Channel(
+                    residual=(measured - getattr(here, field))[some],
+                    derivatives=partial(_some, by_parameter, field, some),
+                    by_compute=by_compute[some],
+                    by_exchange=by_exchange[some],
+                    point=point[some],
+                    layout=rows.layout[some],
+                    variance=variance[some],
+                )
+            )
+    return tuple(linearised)
+
+
+def _some(by_parameter: Callable[[str], Array], field: str, some: NDArray[np.bool_]) -> Array:
+    return by_parameter(field)[some]

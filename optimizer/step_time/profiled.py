@@ -17,10 +17,9 @@ from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_time.design_matrix import make_rows
 from hetopt.optimizer.step_time.observed import Observed, observe
-from hetopt.optimizer.step_time.posterior import fit
+from hetopt.optimizer.step_time.posterior import Known, Shape, fit
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
-from hetopt.optimizer.step_time.sampled import SampledMachines
-from hetopt.optimizer.step_time.shape import Known, Shape
+from hetopt.optimizer.step_time.tiers import SampledMachines
 
 
 def observe_profile(profile: Profile) -> Observed:

@@ -27,7 +27,7 @@ from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.memory import ALONE, ExchangeMemory
 from hetopt.core.profile import Device
 from hetopt.optimizer.fit import FittedDevice, FittedModel, StepTimeLine, times_as_long
-from hetopt.optimizer.market.gpus import FIRST_CAPABILITY_WITH_BF16
+from hetopt.optimizer.market.catalog_filter import FIRST_CAPABILITY_WITH_BF16
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, pinned
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_time.device_memory import Room, room, usable_bytes

@@ -32,9 +32,8 @@ from functools import cache
 from pathlib import Path
 
 from hetopt.core.profile import Counted
-from hetopt.optimizer.model_counts import ModelCount
+from hetopt.optimizer.model_counts import FULL, ModelCount, Recipe
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Precision, is_half
-from hetopt.optimizer.training_recipe import FULL, Recipe
 
 POSTERIOR = Path(__file__).parent / "utilisation.json"
 

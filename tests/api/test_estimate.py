@@ -31,11 +31,10 @@ from benchmarks._utilisation_fit import (
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.interruption import Reporter
-from hetopt.optimizer.model_counts import of_parameters
+from hetopt.optimizer.model_counts import FULL, STATE_BYTES, Recipe, of_parameters
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of
 from hetopt.optimizer.step_time.gpu_transfer import Gpu
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
-from hetopt.optimizer.training_recipe import FULL, STATE_BYTES, Recipe
 from hetopt.reports import plan_document
 from tests.work import counted_command
 

@@ -10,7 +10,7 @@ import hetopt
 from hetopt.api.catalogs import import_cloud
 from hetopt.backends.ec2.renter.ordering import region_of
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.cost.billing import terms_of
+from hetopt.optimizer.cost.bill import terms_of
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.clouds import ANY_CLOUD, BUNDLED_CLOUDS, cloud_catalogs, clouds
 from hetopt.optimizer.market.instance_type import pinned

@@ -23,8 +23,16 @@ from hetopt.cli.flags import in_flags
 from hetopt.core.errors import BadInput
 from hetopt.core.option import options_of
 from hetopt.optimizer.market.catalog import Catalog, Listing, _bundled, load_catalog
-from hetopt.optimizer.market.catalog_filter import AnyMarket, price_in, quantities, select, sort, why_none
-from hetopt.optimizer.market.gpus import RentableGpu, rentable_gpus
+from hetopt.optimizer.market.catalog_filter import (
+    AnyMarket,
+    RentableGpu,
+    price_in,
+    quantities,
+    rentable_gpus,
+    select,
+    sort,
+    why_none,
+)
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.offer_filter import Wishes, of_listings
 from tests.work import calls_of, counted_command

@@ -17,7 +17,7 @@ import pytest
 
 from hetopt.catalogs.build import build
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.market.catalog import BUNDLED, SAVING_LOG_SD, Catalog, load_catalog, offers
 
 SNAPSHOT = datetime.date(2026, 7, 20)

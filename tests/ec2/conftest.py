@@ -29,7 +29,7 @@ from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.optimizer.cost.billing import Billing, load_billing
+from hetopt.optimizer.cost.bill import Billing, load_billing
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range
 from tests.face.conftest import RECORDED, hetopt

@@ -28,7 +28,7 @@ from hetopt.backends.ec2.renter.request import (
     wait_before,
 )
 from hetopt.core.errors import CloudRefused
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from tests.ec2.conftest import Patience
 
 CODES = [(row, code) for row in TABLE for code in row.codes]

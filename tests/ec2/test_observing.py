@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.ec2.renter.order import ClusterState, Ending, MachineState, Order, Role, remember, seen_pools
-from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
+from hetopt.optimizer.cost.preemption_rate import ObservedPreemptions, observed_file
 
 HOUR = 3600.0
 

@@ -23,9 +23,9 @@ from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
-from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.bill import Billing
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.step_time.probes import PROBE_STEPS
+from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 from tests.ec2.conftest import Patience, leftovers
 from tests.ec2.test_command import refused
 from tests.face.conftest import Answer

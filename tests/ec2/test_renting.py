@@ -25,7 +25,7 @@ from hetopt.backends.ec2.renter.request import LEDGER_FILE, Answer, BotoEdge, Re
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.run_folder import read_spec
-from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.bill import Billing
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers, stack
 from tests.ec2.test_command import refused

@@ -32,7 +32,7 @@ from hetopt.backends.ec2.renter.ordering import Identity, Orders
 from hetopt.backends.ec2.renter.request import Answer, BotoEdge, Request
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.bill import Billing
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, AccountQuotas, Bucket
 from hetopt.optimizer.plan import Plan

@@ -14,7 +14,7 @@ import pytest
 
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Node, StepSample
-from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep
+from hetopt.optimizer.cost.preemption_rate import ObservedPool, keep
 from hetopt.optimizer.market.catalog import BUNDLED
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start, until

@@ -27,6 +27,8 @@ from hetopt.optimizer.convergence.compression_penalty import (
     CompressedPilot,
     Penalty,
     QualityGate,
+    added_noise,
+    noise_inflation,
 )
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
@@ -37,7 +39,6 @@ from hetopt.optimizer.convergence.convergence import (
     noise_scale,
     target_steps,
 )
-from hetopt.optimizer.convergence.exchange_losses import added_noise, noise_inflation
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun, student_half_width
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu

@@ -25,10 +25,10 @@ from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.bill import (
     Usage,
     itemise,
+    load_billing,
     requests,
     total_usd,
 )
-from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.cost.cost import (
     daly_interval_s,
     factor_at,
@@ -36,14 +36,17 @@ from hetopt.optimizer.cost.cost import (
     interval_under_belief_s,
 )
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, losses, possible_runs
-from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep, pool_belief
 from hetopt.optimizer.cost.preemption_rate import (
     CALM,
     SCARCE,
     SHOCKS,
     CommonShocks,
     HazardComponent,
+    ObservedPool,
+    ObservedPreemptions,
     PreemptionRatePosterior,
+    keep,
+    pool_belief,
 )
 from hetopt.optimizer.market.catalog import BUNDLED, Offer, load_catalog
 

@@ -16,7 +16,7 @@ from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.hosts import Host, Hours, alike
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.owned import owned
+from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.places import better_of, on_own_machines

@@ -22,7 +22,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.fit import FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.market.quota import read_quotas

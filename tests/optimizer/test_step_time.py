@@ -20,7 +20,7 @@ from hetopt.core.comm.payload_bytes import Collective
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.convergence.convergence import GivenSteps
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.fit import fit, times_as_long
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.plan import Goal
@@ -29,8 +29,8 @@ from hetopt.optimizer.search.forecast import ClusterTable, JobModel, forecast
 from hetopt.optimizer.search.search_space import machine_options
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.posterior import Known
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
-from hetopt.optimizer.step_time.shape import Known
 from hetopt.optimizer.step_time.step_time import Breakdown, expected_latest_s, expected_maximum, step_time, together
 from hetopt.optimizer.step_time.transfer import (
     THREAD_SCALING,

@@ -32,7 +32,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_folder import checkpoint_step
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.owned import owned
+from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.profiled import sampled_machines
 from hetopt.reports.timeline import pause

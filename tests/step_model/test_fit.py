@@ -12,7 +12,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, fit
-from hetopt.optimizer.step_time.probes import OF_SOCKETS
+from hetopt.optimizer.step_time.prediction import OF_SOCKETS
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured, true_log_step
 
 

@@ -25,7 +25,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.priors import SWITCHED
-from hetopt.optimizer.step_time.sampled import SampledMachines
+from hetopt.optimizer.step_time.tiers import SampledMachines
 from hetopt.optimizer.step_time.utilisation import REFERENCE
 
 TYPES = load_catalog("us-east-1", None).instance_types

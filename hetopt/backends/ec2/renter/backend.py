@@ -38,14 +38,14 @@ from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolde
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.step_samples import Configuration, Node, StepSample
-from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.exploring import check_probed
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.step_time.probes import PROBE_STEPS
+from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)

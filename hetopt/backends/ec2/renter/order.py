@@ -42,7 +42,7 @@ from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
 from hetopt.optimizer.cost.bill import LEAST_LIFETIME_S, least_budget_usd
-from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
+from hetopt.optimizer.cost.preemption_rate import ObservedPool, keep, observed_file
 from hetopt.optimizer.plan import Market
 
 RUN_ID = "hetopt:run-id"

@@ -35,8 +35,7 @@ from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, setting
 from hetopt.core.formatting import usd
 from hetopt.core.listening import new_secret
 from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
-from hetopt.optimizer.cost.bill import extras_usd_per_hour, fixed_usd, least_budget_usd
-from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.bill import Billing, extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.provisioning import provisioning_facts
 from hetopt.optimizer.market.catalog import Catalog
