@@ -21,7 +21,7 @@ from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
-from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.model import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.transfer import reference_host
 
 RECORDED = Path(__file__).parent.parent / "tests" / "recorded"

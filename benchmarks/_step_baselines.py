@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.model import StepTime
+from hetopt.optimizer.step_time.physics import Array
 
 
 def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Array]:

@@ -44,10 +44,10 @@ from hetopt.optimizer.recommendation.places import better_of, on_own_machines, p
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
+from hetopt.optimizer.step_time.model import RENTED
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.priors import beside_others
-from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import measured_steps
 from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.utilisation import sample_s, utilisation_prior

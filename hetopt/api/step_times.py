@@ -15,10 +15,9 @@ from hetopt.core.step_samples import Configuration, StepSamples
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
-from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
+from hetopt.optimizer.step_time.model import StepTime, StepTimeModel, observe_profile, profile_priors
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
-from hetopt.optimizer.step_time.profiled import observe_profile, profile_priors
 
 MARKETS: tuple[Market, ...] = ("spot", "on-demand")
 

@@ -45,7 +45,7 @@ from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
 from hetopt.optimizer.plan import CostTerm, Plan, Prediction, Range
-from hetopt.optimizer.step_time.profiled import contention_reach
+from hetopt.optimizer.step_time.model import contention_reach
 
 
 @dataclass(frozen=True, kw_only=True)

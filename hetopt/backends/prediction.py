@@ -45,8 +45,8 @@ from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.step_time.local_options import communication
+from hetopt.optimizer.step_time.model import RUN_TO_RUN_LOG_SD, contention_reach, learned_shape
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
-from hetopt.optimizer.step_time.profiled import RUN_TO_RUN_LOG_SD, contention_reach, learned_shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap, step_time
 
 AGENT_S = 1.9

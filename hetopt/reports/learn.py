@@ -22,7 +22,7 @@ from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, 
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization import spell_sync
 from hetopt.optimizer.launch_record import Launch
-from hetopt.optimizer.step_time.profiled import RENTED
+from hetopt.optimizer.step_time.model import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
 """That one stretch of equal shares becomes: enough to show how steps scatter, and no more than that."""

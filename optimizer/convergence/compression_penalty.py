@@ -38,7 +38,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import KEPT, LOSSLESS, has_levels, timed_as
@@ -48,9 +48,7 @@ from hetopt.core.profile import ExchangeTrial
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization, spell_sync
 from hetopt.core.training_laws import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN, NOISE_COEFFICIENT, NOISE_COEFFICIENT_SD
-from hetopt.optimizer.convergence.steps_law import Z90
-
-Array = NDArray[np.float64]
+from hetopt.optimizer.convergence.steps_law import Z90, Array
 
 PILOT_LOG_SD = 0.1
 """Spread of one pilot's steps over dense ones: two runs, each 5 to 20 % off by its seed."""

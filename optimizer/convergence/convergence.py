@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
@@ -34,9 +34,7 @@ from hetopt.optimizer.convergence.compression_penalty import (
     QualityGate,
     distance,
 )
-from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
-
-Array = NDArray[np.float64]
+from hetopt.optimizer.convergence.steps_law import Z90, Array, PriorRun
 
 SEED_LOG_SD = 0.15
 """Spread of steps to target between repeats, where no fit says better: leave-one-out error of 3-23 % on public logs."""

@@ -24,7 +24,7 @@ from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.search.objective import Keys, Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
-from hetopt.optimizer.step_time.profiled import contention_reach
+from hetopt.optimizer.step_time.model import contention_reach
 
 COMPARED = 2000
 """The safest cluster is chosen among so many of the best on demand."""

@@ -71,8 +71,8 @@ from hetopt.optimizer.search.search_space import (
     machine_options,
 )
 from hetopt.optimizer.step_time.local_options import LocalOption, asked_option, is_planned, measured_options
+from hetopt.optimizer.step_time.model import RENTED, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.posterior import Shape
-from hetopt.optimizer.step_time.profiled import RENTED, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.tiers import SampledMachines
 from hetopt.optimizer.step_time.transfer import (
     MENDED_BY_PROFILING,

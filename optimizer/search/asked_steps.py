@@ -29,9 +29,8 @@ from hetopt.optimizer.search.search_space import (
     SearchSpace,
     machine_options,
 )
-from hetopt.optimizer.step_time.model import TIERS, StepTime
+from hetopt.optimizer.step_time.model import TIERS, StepTime, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.posterior import Shape
-from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.tiers import SampledMachines
 from hetopt.optimizer.step_time.transfer import ReferenceHost, reference_host
 

@@ -41,14 +41,12 @@ from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import Penalty
-from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.convergence.steps_law import Z90, Array
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.search.pareto import undominated
 from hetopt.optimizer.step_time.device_memory import ExchangeLine, counted
 from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.own_work import OwnWork, own_work
-
-Array = NDArray[np.float64]
 
 LIKE_TOPK = (SELECTOR, "mstopk")
 """They send the largest elements, of which pilots tell what they keep; the second up to how finely it bisects."""

@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hetopt.core.hosts import Host
-
-Array = NDArray[np.float64]
+from hetopt.optimizer.convergence.steps_law import Array
 
 DAY_S = 86_400.0
 

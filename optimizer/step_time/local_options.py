@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetopt.core.run_rules import steps_of_round
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import LocalGate, LocalPilot, Penalty, distance
+from hetopt.optimizer.convergence.steps_law import Array
 
 PUBLISHED_SHARE = 0.15
 """Of steps that synchronise under SelSync with a fixed delta: 1 - LSSR is 0.034 to 0.275 over four models and deltas of
@@ -80,8 +80,6 @@ def communication(
     note = f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name})."
     return Communication(share=share, log_sd=log_sd, note=note)
 
-
-Array = NDArray[np.float64]
 
 OFTENER = (1, 2, 4)
 

@@ -1,22 +1,31 @@
-"""Step times with intervals from a profile or from imported samples, and what to measure next."""
+"""Step times with intervals from a profile or from imported samples, and what to measure next.
+
+A `Profile` as the step model reads it: computation without exchange on one host, and timed collectives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import re
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetopt.core.step_samples import IN_PRECISION, Configuration
+from hetopt.core.profile import Profile
+from hetopt.core.step_samples import IN_PRECISION, Configuration, Node
 from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
 from hetopt.optimizer.step_time.links import is_switched
-from hetopt.optimizer.step_time.observed import Observed
-from hetopt.optimizer.step_time.posterior import Posterior, fit
+from hetopt.optimizer.step_time.observed import Observed, observe
+from hetopt.optimizer.step_time.physics import make_rows
+from hetopt.optimizer.step_time.posterior import Known, Posterior, Shape, fit
 from hetopt.optimizer.step_time.prediction import Linearised, Probe, predict, suggest
 from hetopt.optimizer.step_time.priors import OWN_LINKS, PRIORS, SWITCHED, Normal
-from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
+from hetopt.optimizer.step_time.tiers import Kinship, SampledMachines, measured_steps, relatives
 
 TIERS: tuple[Evidence, ...] = tuple(EVIDENCE_IN_WORDS)
 """From the best known to the least."""
@@ -94,3 +103,131 @@ class StepTimeModel:
                 middle.tolist(), (middle / below).tolist(), (middle * above).tolist(), worst.tolist(), strict=True
             )
         ]
+
+
+def observe_profile(profile: Profile) -> Observed:
+    """Return a profile's timed computation and collectives as observed steps.
+
+    Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
+    one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
+    """
+    profile = profile.computing_in(profile.precisions[0])
+    configurations: list[Configuration] = []
+    computing: list[float] = []
+    exchanging: list[float] = []
+    for device in profile.devices:
+        for point in device.step_times:
+            configurations.append(
+                Configuration(
+                    nodes=(Node(type=device.type, workers=device.workers_per_host),),
+                    local_batch_size=point.local_batch_size,
+                )
+            )
+            computing.append(float(np.log(point.step_time_s)))
+            exchanging.append(np.nan)
+    first = profile.devices[0]
+    for link in profile.links:
+        if link.collective == "all_reduce":
+            inside = link.scope == "host"
+            nodes = (Node(type=first.type, workers=link.workers),) if inside else (Node(type=first.type, workers=1),)
+            configurations.append(
+                Configuration(
+                    nodes=nodes * (1 if inside else link.workers),
+                    local_batch_size=first.step_times[0].local_batch_size,
+                )
+            )
+            computing.append(np.nan)
+            exchanging.append(float(np.log(link.latency_s + profile.job.gradient_bytes / link.bytes_per_s)))
+    return Observed(
+        rows=make_rows(configurations),
+        log_step=np.full(len(configurations), np.nan),
+        log_compute=np.array(computing),
+        log_exchange=np.array(exchanging),
+    )
+
+
+RUN_TO_RUN_LOG_SD = 0.08
+"""Computing in earnest, the same job on the same machine some minutes later: nine runs of the demo on a
+shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in the median, on both sides."""
+
+
+def contention_reach(profile: Profile) -> float:
+    """Return the 95th percentile of computing's wall time over its processor time on the profiled machine, at least 1.
+
+    Contention is other people's business and changes by the minute: it widens intervals, and no centre follows it.
+    """
+    if profile.contention is None:
+        return 1.0
+    return profile.contention * math.exp(Z90 * (profile.contention_log_sd or 0.0))
+
+
+RENTED = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+"""What instance types are called: family and size."""
+
+LEAST_JITTER = 0.005
+"""Steps of one worker scatter by half a percent at least, however quiet its machine was for a minute."""
+
+JITTER_LOG_SD = 0.5
+FORWARD_LOGIT_SD = 0.3
+"""How far the scatter of steps, and the part of them before backward, may be another elsewhere."""
+
+
+def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | None:
+    """Return the job's step samples on rentable machines or types in ``own``, observed; None where there are none.
+
+    Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
+    """
+    kept = [
+        sample
+        for sample in profile.samples
+        if all(node.type in own or RENTED.fullmatch(node.type) for node in sample.nodes)
+    ]
+    return observe(kept) if kept else None
+
+
+def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
+    """Fit a predictor of machine types to the profile's step samples; None where it has none."""
+    observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
+    if observed is None:
+        return None
+    return SampledMachines(posterior=fit(observed), gradient_bytes=profile.job.gradient_bytes, catalog=catalog)
+
+
+def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
+    """Return the priors, with a profile's measurements of jitter and of the time before backward in their place."""
+    before = statistics.median(
+        (point.load_s + point.forward_s + point.optimizer_s)
+        / max(point.load_s + point.forward_s + point.backward_s + point.optimizer_s, 1e-12)
+        for point in reference.device.step_times
+    )
+    forward = min(0.95, max(0.05, before))
+    jitter = max(LEAST_JITTER, reference.step_time.jitter)
+    measured = {
+        "straggling": (math.log(jitter), JITTER_LOG_SD),
+        "forward": (math.log(forward / (1 - forward)), FORWARD_LOGIT_SD),
+    }
+    return {**PRIORS, **{name: replace(PRIORS[name], mean=mean, sd=sd) for name, (mean, sd) in measured.items()}}
+
+
+def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) -> Shape:
+    """Return the shape of a job's steps on other machines, from its step samples where it has some, else its profile.
+
+    Workers of a divided CPU host have fewer threads each, which says nothing about GPUs that share a machine.
+
+    Args:
+        model: what the profile says.
+        sampled: machines as its step samples know them, by the catalogue that is planned with.
+    """
+    profile = model.profile
+    if sampled is not None:
+        return Shape.of(sampled.posterior, profile.job.gradient_bytes)
+    observed = observe_samples(profile)
+    if observed is not None:
+        return Shape.of(fit(observed), profile.job.gradient_bytes)
+    posterior = fit(observe_profile(profile), priors=profile_priors(model.reference), classes=())
+    shape = Shape.of(posterior, profile.job.gradient_bytes)
+    if all(device.kind == "cpu" for device in profile.devices):
+        prior = PRIORS["contention"]
+        assert prior.mean is not None
+        return replace(shape, contention=Known(value=math.exp(prior.mean), sd=prior.sd))
+    return shape

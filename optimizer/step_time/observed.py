@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import ModelKind, StepSample
-from hetopt.optimizer.step_time.design_matrix import Array, Index, Rows, make_rows
-from hetopt.optimizer.step_time.physics import Coordinates, Kinds, Steps, steps
+from hetopt.optimizer.step_time.physics import Array, Coordinates, Index, Kinds, Rows, Steps, make_rows, steps
 from hetopt.optimizer.step_time.priors import TAIL, Latents, Spread
 
 MOST_LAYOUTS = 200

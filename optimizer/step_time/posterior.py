@@ -27,9 +27,8 @@ import numpy as np
 
 from hetopt.core.comm.cost import UNDER_BACKWARD, last_bucket_share
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.observed import Channel, Observed, channels, median_s
-from hetopt.optimizer.step_time.physics import FARTHEST_RATIO, SHARED, Coordinates
+from hetopt.optimizer.step_time.physics import FARTHEST_RATIO, SHARED, Array, Coordinates
 from hetopt.optimizer.step_time.priors import (
     LINK_CLASSES,
     OWN_LINK_SD,

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from hetopt.core.step_samples import IN_PRECISION, Configuration
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.step_time.design_matrix import Array, Index, Rows, make_rows
 from hetopt.optimizer.step_time.observed import evaluate, noise_variance
-from hetopt.optimizer.step_time.physics import SHARED, Coordinates, Kinds, Steps
+from hetopt.optimizer.step_time.physics import SHARED, Array, Coordinates, Index, Kinds, Rows, Steps, make_rows
 from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, Posterior
 from hetopt.optimizer.step_time.priors import PRIORS, Point, compute_covariance, exchange_covariance
 from hetopt.optimizer.step_time.tiers import Kinship

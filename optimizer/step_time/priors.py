@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hetopt.optimizer.step_time.design_matrix import PITCH, Array, Layout
+from hetopt.optimizer.step_time.physics import PITCH, Array, Layout
 from hetopt.optimizer.step_time.step_time import expected_maximum
 
 

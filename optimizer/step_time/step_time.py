@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
+from hetopt.optimizer.convergence.steps_law import Array
 
 _NOTHING_S = 1e-300
 

@@ -25,7 +25,6 @@ from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.fit import LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Evidence
-from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.gpu_transfer import (
     PRECISIONS,
     Measured,
@@ -33,7 +32,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     gpu_of,
     transferred,
 )
-from hetopt.optimizer.step_time.physics import SHARED
+from hetopt.optimizer.step_time.physics import SHARED, Array
 from hetopt.optimizer.step_time.posterior import Posterior
 from hetopt.optimizer.step_time.transfer import (
     CROSS_FAMILY_LOG_SD,

@@ -24,7 +24,7 @@ from hetopt.optimizer.plan import Candidate, NetworkSource
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.search.search_space import machine_options
 from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, Network, network_of
-from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.model import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.transfer import reference_host
 from hetopt.reports import html, plan_document
 from tests.face.conftest import Answer

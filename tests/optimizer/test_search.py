@@ -58,7 +58,7 @@ from hetopt.optimizer.search.search_space import (
 from hetopt.optimizer.search.study import Study
 from hetopt.optimizer.step_time.links import COLLECTIVES
 from hetopt.optimizer.step_time.local_options import Communication, LocalOption
-from hetopt.optimizer.step_time.profiled import learned_shape
+from hetopt.optimizer.step_time.model import learned_shape
 from hetopt.optimizer.step_time.transfer import reference_host
 
 from .profiles import make_profile

@@ -27,10 +27,9 @@ from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, forecast
 from hetopt.optimizer.search.search_space import machine_options
-from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.model import StepTimeModel, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Known
-from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.step_time import Breakdown, expected_latest_s, expected_maximum, step_time, together
 from hetopt.optimizer.step_time.transfer import (
     THREAD_SCALING,

@@ -34,7 +34,7 @@ from hetopt.core.run_status import RunState
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.step_time.profiled import sampled_machines
+from hetopt.optimizer.step_time.model import sampled_machines
 from hetopt.reports.timeline import pause
 from tests.api.test_backends import RECORDED, Stories, goes_on, plan, until_step
 from tests.face.conftest import until

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetopt.core.step_samples import Compression, Configuration, Node, StepSample
-from hetopt.optimizer.step_time.design_matrix import make_rows
-from hetopt.optimizer.step_time.physics import SHARED, Coordinates, Kinds, steps
+from hetopt.optimizer.step_time.physics import SHARED, Coordinates, Kinds, make_rows, steps
 
 SIZES = (8, 16, 32, 64, 128)
 SMALL = ((1,), (2,), (4,), (1, 1), (2, 1), (2, 2))

@@ -21,9 +21,9 @@ from hetopt.core.step_samples import read_samples
 from hetopt.optimizer.convergence.steps_law import student_half_width
 from hetopt.optimizer.fit import HUBER_RELATIVE
 from hetopt.optimizer.step_time import posterior, step_time
+from hetopt.optimizer.step_time.model import observe_profile
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.priors import Latents
-from hetopt.optimizer.step_time.profiled import observe_profile
 
 RECORDED = sorted((Path(__file__).resolve().parents[1] / "recorded").glob("*.json"))
 ENTRIES = st.floats(1e-3, 1e3)

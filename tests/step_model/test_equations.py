@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetopt.core.step_samples import Configuration
-from hetopt.optimizer.step_time.design_matrix import exchange_of, make_rows
-from hetopt.optimizer.step_time.physics import Coordinates, Kinds, Steps, steps
+from hetopt.optimizer.step_time.physics import Coordinates, Kinds, Steps, exchange_of, make_rows, steps
 from hetopt.optimizer.step_time.step_time import slower
 from tests.step_model.planted import FIXED_S, PER_SAMPLE_S, TRUTH, configuration, truth_vector
 

@@ -72,7 +72,7 @@ from hetopt.core.scaled_emulation import (
 )
 from hetopt.optimizer.fit import LinkModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
-from hetopt.optimizer.step_time.profiled import learned_shape
+from hetopt.optimizer.step_time.model import learned_shape
 
 HEADROOM = 1.4
 """Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
