@@ -189,15 +189,16 @@ def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combina
         BadInput: an unknown name, or a combination that does not work.
     """
     method = METHODS[known(name, METHODS, "compressor")]
-    collectives = method.collectives if collective == AUTO else (known(collective, COLLECTIVES, "collective"),)
-    memories = method.memories if memory == AUTO else (known(memory, MEMORIES, "gradient memory"),)
-    wanted = [Combination(name=name, memory=m, collective=c) for c, m in itertools.product(collectives, memories)]
-    reasons = [why_not(each.name, each.memory, each.collective) for each in wanted]
-    if None in reasons:
-        return wanted[reasons.index(None)]
-    raise BadInput(
-        str(reasons[0]), hint=f"{name} goes with {either(method.collectives)}, and with {either(method.memories)}"
+    chosen = Combination(
+        name=name,
+        memory=method.memories[0] if memory == AUTO else known(memory, MEMORIES, "gradient memory"),
+        collective=method.collectives[0] if collective == AUTO else known(collective, COLLECTIVES, "collective"),
     )
+    reason = why_not(name, chosen.memory, chosen.collective)
+    if reason is not None:
+        goes_with = f"{name} goes with {either(method.collectives)}, and with {either(method.memories)}"
+        raise BadInput(reason, hint=goes_with)
+    return chosen
 
 
 def combinations() -> tuple[Combination, ...]:
