@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from hetopt.core.artifact import Record, faults
-from hetopt.core.calibration_benchmark import summarize, usual_mean
+from hetopt.core.calibration_benchmark import usual_mean
 from hetopt.core.comm.cost import make_link
 from hetopt.core.errors import RunFailed
 from hetopt.core.memory import Precision, StepMemory, TrainingMemory, fit_memory
@@ -201,7 +201,7 @@ def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
     )
     return StepTime(
         local_batch_size=size,
-        step_time_s=summarize(samples).median_s,
+        step_time_s=statistics.median(samples),
         samples_s=samples,
         load_s=load_s,
         forward_s=forward_s,

@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -78,7 +77,7 @@ def measure_yardstick_s(clock: Callable[[], float] = time.thread_time, *, repeat
             begun = clock()
             _work(matrix)
             times.append(clock() - begun)
-        if not summarize(times).is_noisy:
+        if not is_noisy(times):
             break
     return usual_mean(times)
 
@@ -98,32 +97,15 @@ NOISY_SPREAD = 0.15
 """Relative standard error of a median above which a set of timings says too little."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """The robust summary of repeated timings of one operation.
-
-    Attributes:
-        median_s: half of the timings were shorter.
-        spread_s: standard deviation, robustly: 1.4826 times the median absolute deviation.
-        count: timings summarised.
-    """
-
-    median_s: float
-    spread_s: float
-    count: int
-
-    @property
-    def is_noisy(self) -> bool:
-        """True where the machine was too busy with other things for this median to be relied on."""
-        relative_error = math.sqrt(math.pi / 2 / self.count) * self.spread_s / self.median_s
-        return relative_error > NOISY_SPREAD
-
-
-def summarize(samples_s: Sequence[float]) -> Timing:
-    """Return the median and spread of at least one sample, in seconds."""
+def relative_spread(samples_s: Sequence[float]) -> float:
+    """Return the standard deviation of timings over their median, robustly: by the median absolute deviation."""
     median = statistics.median(samples_s)
-    deviation = statistics.median(abs(sample - median) for sample in samples_s)
-    return Timing(median_s=median, spread_s=NORMAL_MAD * deviation, count=len(samples_s))
+    return NORMAL_MAD * statistics.median(abs(sample - median) for sample in samples_s) / median
+
+
+def is_noisy(samples_s: Sequence[float]) -> bool:
+    """Return whether the machine was too busy with other things for the median of these timings to be relied on."""
+    return math.sqrt(math.pi / 2 / len(samples_s)) * relative_spread(samples_s) > NOISY_SPREAD
 
 
 def usual_mean(samples_s: Sequence[float]) -> float:

@@ -78,7 +78,7 @@ def ends_by_signals() -> Iterator[None]:
     """
     before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
     _COMMAND.is_ending, _COMMAND.in_the_way = False, ""
-    _COMMAND.terminals = [descriptor for descriptor in (0, 1, 2) if _is_terminal(descriptor)]
+    _COMMAND.terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
     for number in SIGNALS:
         handler = signal.getsignal(number)
         if handler is not signal.SIG_IGN:
@@ -163,13 +163,6 @@ def stopping(what: str, command: str | None, tell: Callable[[str], None] | None 
         raise
     finally:
         _COMMAND.is_ending, _COMMAND.in_the_way = before, ""
-
-
-def _is_terminal(descriptor: int) -> bool:
-    try:
-        return os.isatty(descriptor)
-    except OSError:
-        return False
 
 
 def _write(text: str) -> None:

@@ -189,9 +189,8 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
     except ValueError:  # a NUL in the path, or letters that no file name can hold
         raise BadInput(f"{shown!r} cannot be the name of a file.", hint=hint) from None
     with stream:
-        mode = os.fstat(stream.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise BadInput(f"{shown} cannot be read: it is {_kind(mode)}, not a file.", hint=hint)
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise BadInput(f"{shown} cannot be read: it is a device, a pipe or a socket, and no file.", hint=hint)
         try:
             yield stream
         except OSError as error:
@@ -320,9 +319,3 @@ def _integer(digits: str) -> int:
 def _open_without_waiting(path: str, flags: int) -> int:
     """Open a file with O_NONBLOCK, without which opening a pipe that nobody writes to waits for ever."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "a pipe"
-    return "a device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "a socket"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetopt.core import formatting
-from hetopt.core.calibration_benchmark import summarize
+from hetopt.core.calibration_benchmark import is_noisy, relative_spread
 from hetopt.core.comm.cost import FASTEST_BYTES_PER_S
 from hetopt.core.profile import Device, Link, Pilot, Profile
 from hetopt.core.training_laws import Moments, noise_scale
@@ -48,7 +48,7 @@ def document(profile: Profile) -> Iterator[Block]:
 
 def notes(profile: Profile) -> Iterator[str]:
     """Yield a sentence on each thing that makes the measurement less certain."""
-    noisy = [point for device in profile.devices for point in device.step_times if summarize(point.samples_s).is_noisy]
+    noisy = [point for device in profile.devices for point in device.step_times if is_noisy(point.samples_s)]
     if noisy:
         yield f"{len(noisy)} step times vary a lot: measure again for narrower predictions."
     if (profile.contention or 1.0) >= WORTH_SAYING:
@@ -73,13 +73,12 @@ def _step_rows(device: Device) -> list[list[str]]:
         each = f"{device.threads_per_worker} thread{'s' if device.threads_per_worker > 1 else ''}"
     computing = "" if device.precision == "fp32" else f", {device.precision}"
     for point in device.step_times:
-        timing = summarize(point.samples_s)
         rows.append(
             [
                 f"{device.workers_per_host} × {each}{computing}",
                 formatting.count(point.local_batch_size),
                 formatting.duration(point.step_time_s),
-                f"±{100 * timing.spread_s / timing.median_s:.0f} %",
+                f"±{100 * relative_spread(point.samples_s):.0f} %",
                 formatting.count(round(point.local_batch_size / point.step_time_s)),
                 formatting.bytes_(point.peak_memory_bytes) if point.peak_memory_bytes is not None else "",
             ]

@@ -161,8 +161,8 @@ def closed(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("/dev/zero", "it is a device, not a file"),
-        ("pipe", "it is a pipe, not a file"),
+        ("/dev/zero", "a device, a pipe or a socket, and no file"),
+        ("pipe", "a device, a pipe or a socket, and no file"),
         ("socketless", "does not exist"),
         (".", "Is a directory"),
         ("x" * 300, "File name too long"),

@@ -188,9 +188,7 @@ class Candidates:
     @property
     def memory(self) -> str:
         """The error feedback that keeps residuals through every change of ratio or collective."""
-        memory = self.asked.memory
-        if memory == NONE or (memory == AUTO and self.asked.name != self.name):
-            memory = AUTO
+        memory = AUTO if self.asked.memory == NONE else self.asked.memory
         return combine(self.name, memory=memory, collective=self._collective).memory
 
     def at(self, ratio: float) -> tuple[Option, ...]:
@@ -234,10 +232,7 @@ class Candidates:
             return self.dense
         asked = self._collective
 
-        def distance(option: Option) -> tuple[float, bool]:
-            return abs(math.log(option.ratio / ratio)), option.collective != asked
-
-        return min(self.all, key=distance)
+        return min(self.all, key=lambda option: (abs(math.log(option.ratio / ratio)), option.collective != asked))
 
     @property
     def _collective(self) -> str:
