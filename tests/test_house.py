@@ -213,6 +213,7 @@ FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bun
 OURS = {
     "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
     "hetopt/core/run_folder.py: Path(place) / name": "what lies there",
+    "hetopt/core/artifact.py: path.with_name(f'.{path.name}.{secrets.token_hex(8)}.partial')": "as given",
     "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/report.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/runs.py: out.with_name(f'.{out.name}.partial')": "as typed",
