@@ -147,9 +147,7 @@ def types_of(record: Any) -> dict[str, Any]:
     return get_type_hints(record, localns=known_names, include_extras=True)
 
 
-@cache
-def options_of(record: Any) -> Mapping[str, Option]:
-    """Return what is known of each field of a record, by name."""
+def _options_of(record: Any) -> Mapping[str, Option]:
     hints = types_of(record)
     return {
         attribute.name: option
@@ -157,6 +155,10 @@ def options_of(record: Any) -> Mapping[str, Option]:
         for option in getattr(hints[attribute.name], "__metadata__", ())
         if isinstance(option, Option)
     }
+
+
+options_of: Callable[[Any], Mapping[str, Option]] = cache(_options_of)
+"""Return what is known of each field of a record, by name."""
 
 
 def expanded(names: Iterable[str]) -> list[str]:
