@@ -164,7 +164,6 @@ GPUS_OBTAINABLE = 8
 _WITH_GRACE = ("GH", "GB")
 """GPUs that share a board with NVIDIA's Grace, an Arm processor."""
 _MEMORY = re.compile(r"sizeinmib\W*(\d{3,7})", re.IGNORECASE)
-_MIB_PER_GIB = 1024
 
 
 class CloudRow(Record):
@@ -289,7 +288,7 @@ def _machine(base: Catalog, row: CloudRow, cloud: str, coremark_of_a_cpu: float 
     """Return the machine of a line; None where nobody knows its GPU."""
     memory = _MEMORY.search(row.gpu_facts)
     try:
-        gpu = gpu_named(base, row.gpu, memory_gib=int(memory.group(1)) / _MIB_PER_GIB if memory else None)
+        gpu = gpu_named(base, row.gpu, memory_gib=int(memory.group(1)) / 2**10 if memory else None)
     except BadInput:
         return None
     vcpus = max(1, int(row.vcpus))
