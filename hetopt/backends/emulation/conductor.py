@@ -108,7 +108,7 @@ class RehearsalConductor(Conductor):
         self._fit = FitWatch(slowdown=kept)
         self._run = RunFold()  # of this session
         self._comes_and_goes = comes_and_goes(self.spec)
-        self._starts_again = starts_again(self.spec)
+        self.now.survives = self._comes_and_goes or starts_again(self.spec)
         self._secret = new_secret()
         self._incarnations = dict.fromkeys(self._hosts, 0)
         self.now.members = tuple(self._hosts)
@@ -161,18 +161,13 @@ class RehearsalConductor(Conductor):
             due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
-        if self._starts_again:
+        if self._comes_and_goes:  # the dead are missed by nobody
+            self.now.there = (*self._agents, *self.now.ended)
+            self.now.members = self.now.allowed = self.now.there or self.now.members
+        else:
             self.now.there = self._alive
             # Not hosts that will soon be gone, where there are others.
             self.now.allowed = [name for name in self._alive if not self._hosts[name].leaving] or self._alive
-        else:
-            # Where workers come and go, the dead are missed by nobody; elsewhere, they have failed.
-            if self._comes_and_goes:
-                self.now.there = (*self._agents, *self.now.ended)
-                self.now.members = self.now.there or self.now.members
-            else:
-                self.now.there = self.now.members
-            self.now.allowed = self.now.members
 
     def has_failed(self) -> bool:
         """See `Conductor.has_failed`; workers that come and go do without one that has failed."""
@@ -246,15 +241,13 @@ class RehearsalConductor(Conductor):
             self._set_rates(living)
 
     def _kill(self, names: Sequence[str], change: Change) -> None:
-        goes_on = self._comes_and_goes or self._starts_again
-        if not goes_on:
+        if not self.now.survives:
             hosts = f"host{'s' if len(names) > 1 else ''} {', '.join(names)}"
             wish = "asked for" if (change.at_s, change.at_step) == (None, None) else "scheduled"
             self.log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {wish}")
         for name in names:
             self.network.kill(self._places[name])
-            if goes_on:
-                self._agents.pop(name, None)
+            self._agents.pop(name, None)
         self._announce_presence()
         time.sleep(_FAREWELL_S)
         for name in names:
@@ -266,10 +259,10 @@ class RehearsalConductor(Conductor):
             self._incarnations[name] += 1
             self.network.bring_up(self._places[name])
             self.now.ended.pop(name, None)
-            if self._starts_again:
-                self.now.fresh.add(name)
-            else:
+            if self._comes_and_goes:
                 self._agents[name] = self._start(name)
+            else:
+                self.now.fresh.add(name)
         self._announce_presence()
 
     def pause(self) -> None:
@@ -336,7 +329,9 @@ class RehearsalConductor(Conductor):
         codes = list(self.now.ended.values())
         if self._comes_and_goes and self._run.has_ended and 0 in codes:
             return 0
-        return exit_code(codes, host_died=not codes or (not self._starts_again and len(self._alive) < len(self._hosts)))
+        return exit_code(
+            codes, host_died=not codes or (not starts_again(self.spec) and len(self._alive) < len(self._hosts))
+        )
 
     def finish(self, *, failed: bool) -> None:
         """See `Conductor.finish`."""
@@ -418,8 +413,9 @@ def is_due(change: Change, training_s: float | None, step: int) -> bool:
 def split(pending: Sequence[Change], training_s: float | None, step: int) -> tuple[list[Change], list[Change]]:
     """Return the changes that are due, in the order of their moments, and those that are not yet."""
     due = [change for change in pending if is_due(change, training_s, step)]
-    due.sort(key=lambda change: (change.at_s or 0.0, change.at_step or 0))  # several may be due when a run is resumed
-    return due, [change for change in pending if not is_due(change, training_s, step)]
+    later = [change for change in pending if change not in due]
+    # Several may be due when a run is resumed.
+    return sorted(due, key=lambda change: (change.at_s or 0.0, change.at_step or 0)), later
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:

@@ -70,9 +70,9 @@ def host_address(place: int) -> str:
 class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
     """A network that this process has made, and removes. A context manager."""
 
-    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], lock: int) -> None:
+    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], lock: IO[bytes]) -> None:
         self.id = network_id
-        self._lock: int | None = lock
+        self._lock = lock
         self._hosts = tuple(hosts)
         self._rates: dict[int, float | None] = {}
         self._children: dict[int, list[subprocess.Popen[bytes] | ForkedProcess]] = {}
@@ -93,9 +93,11 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         claimed: list[str] = []
         try:
             with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
-                claimed.append(network_id := _claim_id())
-                lock = _locked(network_id, fcntl.LOCK_EX)
-                assert lock is not None, "its name was free"
+                network_id = secrets.token_hex(2)
+                run("ip", ["netns", "add", _switch(network_id)])
+                claimed.append(network_id)
+                lock = file_of(_switch(network_id)).open("rb")
+                locks(lock.fileno(), fcntl.LOCK_EX)
             network = cls(network_id, hosts, lock)
             network._build(owner)
         except BaseException:
@@ -120,21 +122,15 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         the kernel hands on up to 64 kB at once, and keeps what is queued when a bucket is changed. So a link that
         becomes slower begins with an empty queue, and what was in it is sent again.
         """
-        ports: list[str] = []
         for place, rate in rates_bits_per_s.items():
-            before = self._rates.get(place)
-            commands: list[str] = []
-            if before is not None and (rate is None or rate < before):
-                commands.append("qdisc del dev {device} root")
-            if rate is not None:
-                commands.append("qdisc replace dev {device} root " + limit(rate))
-            self._rates[place] = rate
-            if commands:
-                link_commands = [command.format(device=LINK) for command in commands]
-                run_batch("tc", link_commands, namespace=self.namespace(place))
-                ports += [command.format(device=_port(place)) for command in commands]
-        if ports:
-            run_batch("tc", ports, namespace=_switch(self.id))
+            before, self._rates[place] = self._rates.get(place), rate
+            becomes_slower = before is not None and (rate is None or rate < before)
+            for namespace, device in ((self.namespace(place), LINK), (_switch(self.id), _port(place))):
+                lines = [f"qdisc del dev {device} root"] if becomes_slower else []
+                if rate is not None:
+                    lines.append(f"qdisc replace dev {device} root {limit(rate)}")
+                if lines:
+                    run("tc", BATCH, namespace=namespace, lines=lines)
 
     def take_down(self, place: int) -> None:
         """Take a host's link down, so that nothing reaches it."""
@@ -194,9 +190,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         """Remove the network and kill what still runs in it. Once more does no harm."""
         for place in list(self._children):
             self.kill(place)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
         remove(self.id)
 
     def _build(self, purpose: str) -> None:
@@ -204,23 +198,16 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         run("ip", ["link", "add", "name", _BRIDGE, "type", "bridge"], namespace=switch)
         run("ip", ["link", "set", "dev", _BRIDGE, "alias", alias_of(purpose)], namespace=switch)
         places = range(len(self._hosts))
-        run_batch("ip", [f"netns add {self.namespace(place)}" for place in places])
+        run("ip", BATCH, lines=[f"netns add {self.namespace(place)}" for place in places])
         ports = [f"link set dev {_BRIDGE} up"]
         for place in places:
             port = _port(place)
             ports.append(f"link add name {port} type veth peer name {LINK} netns {self.namespace(place)}")
             ports.append(f"link set dev {port} master {_BRIDGE} up")
-        run_batch("ip", ports, namespace=switch)
+        run("ip", BATCH, namespace=switch, lines=ports)
         for place in places:
-            run_batch(
-                "ip",
-                [
-                    f"addr add {self.address(place)}/24 dev {LINK}",
-                    "link set dev lo up",
-                    f"link set dev {LINK} up",
-                ],
-                namespace=self.namespace(place),
-            )
+            up = [f"addr add {self.address(place)}/24 dev {LINK}", "link set dev lo up", f"link set dev {LINK} up"]
+            run("ip", BATCH, namespace=self.namespace(place), lines=up)
             tcp = f"echo {_CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
             run("ip", ["netns", "exec", self.namespace(place), "/bin/sh", "-c", tcp])
         self.set_rates({place: host.rate_bits_per_s for place, host in enumerate(self._hosts)})
@@ -261,21 +248,9 @@ def find_leftovers() -> list[FoundNetwork]:
     return left
 
 
-def _locked(network_id: str, how: int) -> int | None:
-    """Lock a network's first namespace; return the descriptor that holds the lock, None where another process does."""
-    descriptor = os.open(file_of(_switch(network_id)), os.O_RDONLY | os.O_CLOEXEC)
-    if locks(descriptor, how):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
 def _is_locked(network_id: str) -> bool:
-    with contextlib.suppress(OSError):  # it has just gone
-        descriptor = _locked(network_id, fcntl.LOCK_SH)
-        if descriptor is None:
-            return True
-        os.close(descriptor)
+    with contextlib.suppress(OSError), file_of(_switch(network_id)).open("rb") as stream:  # or it has just gone
+        return not locks(stream.fileno(), fcntl.LOCK_SH)
     return False
 
 
@@ -329,19 +304,6 @@ def why_not() -> str | None:
     return f"no process can be started in a network namespace ({said})" if started.returncode != 0 else None
 
 
-def _claim_id() -> str:
-    """Claim a network id that no other network has, by making the network's first namespace."""
-    while True:
-        network_id = secrets.token_hex(2)
-        try:
-            run("ip", ["netns", "add", _switch(network_id)])
-        except NetworkRefused as error:
-            if "File exists" in error.reason:
-                continue
-            raise
-        return network_id
-
-
 def _switch(network_id: str) -> str:
     return f"{PREFIX}{network_id}"
 
@@ -377,6 +339,8 @@ def _lacks_rights(error: NetworkRefused) -> bool:
 
 
 Tool = Literal["ip", "tc"]
+BATCH = ("-batch", "-")
+"""Arguments with which a tool reads many commands, one a line without its name; the first that fails ends it."""
 
 
 class NetworkRefused(RunFailed):
@@ -420,21 +384,6 @@ def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, l
         words = lines[int(failed[1]) - 1] if lines and failed else " ".join(arguments)
         raise NetworkRefused(f"{tool} {words}", _reason(done.stderr))
     return done.stdout
-
-
-def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None) -> None:
-    """Run many commands, one a line without the tool's name, in one process; the first that fails ends it.
-
-    Args:
-        tool: that does them.
-        lines: the commands.
-        namespace: inside which; None: this process's.
-
-    Raises:
-        NetworkRefused: one of them failed.
-    """
-    if lines:
-        run(tool, ["-batch", "-"], namespace=namespace, lines=lines)
 
 
 def _reason(stderr: str) -> str:

@@ -217,11 +217,11 @@ NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn",
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
-_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("checking", "conductor", "link", "receive"))
+_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("checking", "conductor", "link"))
 LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",
-    "host/look.py",
+    "host/entry.py",
     "conductor.py",
     "emulation",
     "on_this_machine.py",
