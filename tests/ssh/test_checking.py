@@ -80,11 +80,11 @@ def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
         "wrong-key": "Permission denied (publickey",
         "wrong-user": "Permission denied (publickey",
         "passwords": "Permission denied (password",
-        "no-python": "has no python9",
+        "no-python": "python9: not found",
         "reads": "what its shell runs first reads the standard input",
         "no-shell": "cannot run a program (it ends with 1 and says nothing)",
         "expired": f"is not reached: {EXPIRED.rstrip('.')}",
-        "old-python": "has Python 2.7",
+        "old-python": "it is Python 2.7, and training needs 3.11",
     }
     assert {name: words in said(found[name]) for name, words in told.items()} == dict.fromkeys(
         found.keys() - {"box1", "half-a-line"}, True
@@ -99,7 +99,8 @@ def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
 def old_python(folder: Path) -> Path:
     """An interpreter that calls itself 2.7."""
     path = folder / "python2"
-    path.write_text('#!/bin/sh\necho "HETOPT-SAYS 2.7"\ncat >/dev/null\n')
+    program = "import sys; sys.version_info = (2, 7); exec(sys.argv[1])"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$3"\n')
     path.chmod(0o755)
     return path
 

@@ -44,12 +44,12 @@ import re, subprocess, sys
 out, (address, command) = sys.stdout.buffer, sys.argv[-2:]
 code = sys.stdin.buffer.read(int(re.search(r"read\\((\\d+)\\)", command)[1]))
 words = {
-    "superscript": ["3.\\u00b2"], "digits": ["3." + "9" * 5000], "deep": ["3.12", "[" * 200_000],
-    "nan": ["3.12", FACTS.replace("10000.0", "NaN")], "huge": ["3.12", FACTS.replace("10000.0", "1" + "0" * 400)],
-    "later": ["3.12", FACTS.replace("10000.0", "1e300")], "surrogate": ["3.12", '{"python": "\\\\ud800"}'],
-    "crowd": ["3.12", FACTS, '{"reached": {"nobody": "x"}, "rates": {"good": [NaN, 1]}}'],
-    "none": ["3.12", "null"],
-    "long": ["3.12", FACTS.replace('"13.0"', '"9' + "9" * 9000 + '.\\u00b2"'), '{"reached": {}, "rates": {}}'],
+    "deep": ["[" * 200_000],
+    "nan": [FACTS.replace("10000.0", "NaN")], "huge": [FACTS.replace("10000.0", "1" + "0" * 400)],
+    "later": [FACTS.replace("10000.0", "1e300")], "surrogate": ['{"python": "\\\\ud800"}'],
+    "crowd": [FACTS, '{"reached": {"nobody": "x"}, "rates": {"good": [NaN, 1]}}'],
+    "none": ["null"],
+    "long": [FACTS.replace('"13.0"', '"9' + "9" * 9000 + '.\\u00b2"'), '{"reached": {}, "rates": {}}'],
 }
 for line in words.get(address, []):
     out.write(b"\\nHETOPT-SAYS " + line.encode() + b"\\n")
@@ -67,7 +67,7 @@ sys.stdin.buffer.read()
 """
 """Stands in for ssh: each host of a name that it knows says what that name stands for; one is what it is."""
 
-LIES = ("superscript", "digits", "deep", "nan", "huge", "later", "surrogate", "none", "endless")
+LIES = ("deep", "nan", "huge", "later", "surrogate", "none", "endless")
 ODD = ("crowd", "long")
 
 

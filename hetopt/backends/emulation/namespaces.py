@@ -70,9 +70,9 @@ def host_address(place: int) -> str:
 class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
     """A network that this process has made, and removes. A context manager."""
 
-    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], lock: IO[bytes]) -> None:
+    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost]) -> None:
         self.id = network_id
-        self._lock = lock
+        self._lock: IO[bytes] | None = None
         self._hosts = tuple(hosts)
         self._rates: dict[int, float | None] = {}
         self._children: dict[int, list[subprocess.Popen[bytes] | ForkedProcess]] = {}
@@ -90,19 +90,16 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
             NetworkRefused: this process may not make networks, or the kernel lacks a part (see `why_not`).
         """
         check_size(len(hosts))
-        claimed: list[str] = []
+        network = cls(secrets.token_hex(2), hosts)
         try:
             with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
-                network_id = secrets.token_hex(2)
-                run("ip", ["netns", "add", _switch(network_id)])
-                claimed.append(network_id)
-                lock = file_of(_switch(network_id)).open("rb")
-                locks(lock.fileno(), fcntl.LOCK_EX)
-            network = cls(network_id, hosts, lock)
+                run("ip", ["netns", "add", _switch(network.id)])
+                network._lock = file_of(_switch(network.id)).open("rb")
+                locks(network._lock.fileno(), fcntl.LOCK_EX)
             network._build(owner)
         except BaseException:
-            for each in claimed:
-                remove(each)
+            if network._lock is not None:
+                network.remove()
             raise
         return network
 
@@ -190,7 +187,8 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         """Remove the network and kill what still runs in it. Once more does no harm."""
         for place in list(self._children):
             self.kill(place)
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
         remove(self.id)
 
     def _build(self, purpose: str) -> None:

@@ -106,7 +106,7 @@ class HostsConductor(Conductor):
         self._code = (self.run_dir / BUNDLE_FILE).read_bytes()
         self._pool = ThreadPoolExecutor(max_workers=len(self._names))
         # Those who were placed by an earlier launch must not be met.
-        placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT) or b"")
+        placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT))
         self._generation = -1 if placed is None else placed.generation
         self._secret = new_secret()
 
@@ -251,7 +251,7 @@ class HostsConductor(Conductor):
         for name in set(self.now.members) - set(self._allowed()):
             self.log.write("condition_changed", host=name, notice=True)
         with self._lock:
-            placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT) or b"")
+            placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT))
             assert placed is not None, "it was placed before"
             self._announce(placed.spec, self.now.members, placed.resume_from)
 

@@ -39,7 +39,7 @@ from hetopt.backends.ssh.objects import (
 from hetopt.core.artifact import AnyRecord, Record, Told, read_words
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.hosts import CPU, Host
-from hetopt.core.paths import expanded, shown
+from hetopt.core.paths import expanded
 from hetopt.core.plain_text import one_line
 from hetopt.core.search_path import INSTALLED_ONLY
 
@@ -47,8 +47,9 @@ SSH_VARIABLE = "HETOPT_SSH"
 """Another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
 
 CONNECT_S = 6
-NO_PYTHON = "no-python"
 READ_BY_SHELL = "what its shell runs first reads the standard input, which is the program's"
+
+OLDEST_PYTHON = "it is Python %d.%d, and training needs 3.11 or newer"
 
 UNREACHED = 255
 """ssh's own exit code where it never came to run the command (ssh(1), exit status)."""
@@ -105,8 +106,8 @@ def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> li
 def python_command(python: str, code: bytes) -> str:
     """Return the command that runs Python from its standard input; what follows the code there is the program's own.
 
-    It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
-    starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
+    One that is too old to read the program says that. Neither it nor what it starts finds modules in the folder that
+    the user begins in (`hetopt.core.search_path`).
 
     Args:
         python: interpreter; a ``~/`` is the user's home there.
@@ -115,14 +116,12 @@ def python_command(python: str, code: bytes) -> str:
     path = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
     first = (
         "import sys,zlib;"
-        # Whatever a shell printed before may lack the end of its line.
-        f"sys.stdout.write('\\n{entry.MARK}%d.%d\\n' % tuple(sys.version_info[:2]));sys.stdout.flush();"
+        f"sys.version_info>=(3,11) or sys.exit('{OLDEST_PYTHON}' % tuple(sys.version_info[:2]));"
         f"code=sys.stdin.buffer.read({len(code)});"
         f"zlib.crc32(code)=={zlib.crc32(code)} or sys.exit({READ_BY_SHELL!r});"
         "exec(compile(code, 'hetopt', 'exec'), {'__name__': 'hetopt_host'})"
     )
     script = (
-        f"command -v {path} >/dev/null 2>&1 || {{ echo; echo {shlex.quote(entry.MARK + NO_PYTHON)}; exit 0; }}; "
         f"export {shlex.join(f'{name}={value}' for name, value in INSTALLED_ONLY.items())}; "
         f"exec {path} -u -c {shlex.quote(first)}"
     )
@@ -191,30 +190,8 @@ class Begun(Record):
     refused: Told | None = None
 
 
-OLDEST_PYTHON = (3, 11)
-"""That training runs with."""
-
 _MOST_BYTES = 4_000_000
 """Of a program's words, of its shell's and of complaints: 64 GPUs and what earlier runs left take some thousands."""
-
-
-def check_version(said: str, host: Host) -> None:
-    """Refuse a host by the version of its interpreter, which is the first thing that it says.
-
-    Raises:
-        RunFailed: there is none, or it is too old.
-    """
-    hint = 'name another interpreter there: python = "~/venv/bin/python"'
-    if said == NO_PYTHON:
-        raise RunFailed(f"{host.name} has no {host.python}.", hint=f"install Python there, or {hint}")
-    version = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", said)
-    if version is None:
-        raise RunFailed(f"{host.name} calls its Python {shown(said)}, which is no version.", hint=hint)
-    if (int(version[1]), int(version[2])) < OLDEST_PYTHON:
-        least = ".".join(map(str, OLDEST_PYTHON))
-        raise RunFailed(
-            f"{host.name} has Python {said} as {host.python}, and training needs {least} or newer.", hint=hint
-        )
 
 
 @cache
@@ -266,13 +243,12 @@ class Conversation:
         Args:
             question: for the program, as it reads it. The program must not wait for more before it has said something.
             kind: of the answer.
-            patience_s: for its version, and for its answer.
+            patience_s: for the answer.
 
         Raises:
             HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
         """
-        check_version(self._next(_program(), patience_s), self.host)
-        return self.ask(question, kind, patience_s)
+        return self.ask(_program() + question, kind, patience_s)
 
     def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
         """Ask the program a question, and return its answer.
@@ -280,7 +256,17 @@ class Conversation:
         Raises:
             HetoptError: it ended, says nothing in time, or says what cannot be.
         """
-        return read_words(kind, self._next(question, patience_s), self.host.name)
+        begun_s, timer = time.monotonic(), threading.Timer(patience_s, self.cut)
+        timer.start()
+        try:
+            self.say(question)
+            word = next(self._words, None)
+        finally:
+            timer.cancel()
+        if word is None:
+            raise self._why_ended(is_late=time.monotonic() - begun_s >= patience_s)
+        self._printed.clear()
+        return read_words(kind, word, self.host.name)
 
     def say(self, data: bytes) -> None:
         """Write bytes to the program's input; where that fails, the next `ask` says why."""
@@ -320,26 +306,6 @@ class Conversation:
                 yield line.removeprefix(entry.MARK).rstrip("\n")
             elif line.strip():
                 self._printed.append(one_line(line))
-
-    def _next(self, question: bytes, patience_s: float) -> str:
-        """Return the next thing that the program says; one that says nothing in time is cut off."""
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self.cut()
-
-        timer = threading.Timer(patience_s, give_up)
-        timer.start()
-        try:
-            self.say(question)
-            word = next(self._words, None)
-        finally:
-            timer.cancel()
-        if word is None:
-            raise self._why_ended(is_late=late.is_set())
-        self._printed.clear()
-        return word
 
     def _why_ended(self, *, is_late: bool) -> HetoptError:
         code = self._let_go()
