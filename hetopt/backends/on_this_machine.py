@@ -112,6 +112,7 @@ class _OnThisMachine(ProcessLauncher):
         spec = prepared.launch.spec
         if not spec.script:
             check_found(spec.task)
+        self._check(spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +138,6 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         changes = () if options.schedule is None else parse_changes(options.schedule, names)
         stands_in = options.stand_in or plan.profile.is_counted
         return rehearse(plan, usable_processors(), described, changes, stands_in=stands_in)
-
-    def check_ready(self, prepared: Prepared) -> None:
-        """See `hetopt.backends.backend.Backend`; also whether a network can be built here."""
-        super().check_ready(prepared)
-        self._check(prepared.launch.spec)
 
 
 def _read_as_worker() -> MachineReading:

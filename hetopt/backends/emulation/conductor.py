@@ -17,12 +17,10 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,10 +63,7 @@ from hetopt.core.run_folder import (
 from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 from hetopt.core.run_status import exit_code
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, Conditions, EmulatedHost, ScaledEmulation
-from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
-
-Agent = subprocess.Popen[bytes] | ForkedProcess
-"""The process that hosts a host's workers."""
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer
 
 _LOOK_S = 0.05
 _FAREWELL_S = 0.2
@@ -90,8 +85,7 @@ class RehearsalConductor(Conductor):
     network: EmulatedNetwork
     turn_s: float = _LOOK_S
     _requests_read: int = 0
-    _forks: ForkServer | None = None
-    _agents: dict[str, Agent] = field(default_factory=dict)
+    _agents: dict[str, ForkedProcess] = field(default_factory=dict)
     _training_since_s: float | None = None
     _starts: int = -1
 
@@ -111,6 +105,7 @@ class RehearsalConductor(Conductor):
         self._secret = new_secret()
         self._incarnations = dict.fromkeys(self._hosts, 0)
         self.now.members = tuple(self._hosts)
+        self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
 
     def begin(self) -> None:
         """See `Conductor.begin`."""
@@ -118,11 +113,9 @@ class RehearsalConductor(Conductor):
         self._set_rates(self._hosts)
         (self.run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
         self._announce_presence()
-        with suppress(NoFork):
-            self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
         self.place()
 
-    def _start(self, name: str) -> Agent:
+    def _start(self, name: str) -> ForkedProcess:
         if self._comes_and_goes:
             meeting = ",".join(f"{host_address(place)}:{MEETING_PORT + 1}" for place in self._places.values())
         else:
@@ -142,11 +135,7 @@ class RehearsalConductor(Conductor):
             INCARNATION_VARIABLE: str(self._incarnations[name]),
         }
         with (folder / "host.log").open("ab") as output:
-            if self._forks is not None:
-                with suppress(NoFork):
-                    return self.network.fork(place, self._forks, program, env=environment, output=output)
-            command = [sys.executable, *program]
-            return self.network.popen(place, command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            return self.network.fork(place, self._forks, program, env=environment, output=output)
 
     def look(self) -> None:
         """See `Conductor.look`; also do what is due."""
@@ -340,8 +329,7 @@ class RehearsalConductor(Conductor):
     def let_go(self) -> None:
         """See `Conductor.let_go`."""
         self._end_agents()
-        if self._forks is not None:
-            self._forks.close()
+        self._forks.close()
 
     def _end_agents(self) -> None:
         """End the hosts that are left: agents let their workers save what they can; whoever stays longer is killed."""

@@ -29,7 +29,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -285,8 +284,6 @@ def check_size(hosts: int) -> None:
 
 def why_not() -> str | None:
     """Return one sentence on why no network can be made here; None: one was made, and removed, just now."""
-    if sys.platform != "linux":
-        return "a rehearsal needs Linux network namespaces, and this is not Linux"
     for tool in ("ip", "tc"):
         if find_tool(tool) is None:
             return f"a rehearsal needs `{tool}` (iproute2), which is not installed"

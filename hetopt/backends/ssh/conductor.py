@@ -111,27 +111,23 @@ class HostsConductor(Conductor):
         self._secret = new_secret()
 
     def begin(self) -> None:
-        """See `Conductor.begin`."""
+        """See `Conductor.begin`; wait for every host that is tried at first.
+
+        Raises:
+            HetoptError: none was reached.
+        """
         self._objects.put(LEASE_OBJECT, _LATER.model_dump_json().encode())
         self._objects.delete(OUTCOME_OBJECT)
         self._objects.delete(PLACEMENT_OBJECT)
         self._reach(self._allowed())
         for name, reason in self.inventory.left_out.items():
             self._tell_absent(name, reason)
-        self._receive_first()
-        self.place()
-
-    def _receive_first(self) -> None:
-        """Wait for every host that is tried at first.
-
-        Raises:
-            HetoptError: none was reached.
-        """
         refusals = {name: refusal for name in list(self._coming) if (refusal := self._arrived(name)) is not None}
         for name, refusal in refusals.items():
             if not self._links:
                 raise refusal
             self._tell_absent(name, refusal.message)
+        self.place()
 
     def _tell_absent(self, name: str, reason: str | None) -> None:
         """Log that a host takes no part any more, and why, where it does not come back by itself."""
