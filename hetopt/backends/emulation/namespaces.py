@@ -94,7 +94,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
             with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
                 run("ip", ["netns", "add", _switch(network.id)])
                 network._lock = file_of(_switch(network.id)).open("rb")
-                locks(network._lock.fileno(), fcntl.LOCK_EX)
+                fcntl.flock(network._lock, fcntl.LOCK_EX)  # somebody who looks for leftovers may have it for a moment
             network._build(owner)
         except BaseException:
             if network._lock is not None:
