@@ -16,8 +16,8 @@ from hypothesis import given, strategies as st
 
 import hetopt
 from hetopt.backends.emulation.namespaces import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
-from hetopt.backends.emulation.plan import HEADROOM, in_its_place, parse_changes, parse_hosts, rehearse
-from hetopt.backends.prediction import Mapped, finish_times_s
+from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, parse_changes, parse_hosts, rehearse
+from hetopt.backends.prediction import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec
@@ -59,7 +59,7 @@ def of(plan: Plan, machines: Sequence[tuple[int, Assumptions]], batch: int = 128
     return plan.model_copy(update={"chosen": chosen})
 
 
-def miniature(rehearsal: Mapped) -> ScaledEmulation:
+def miniature(rehearsal: Rehearsal) -> ScaledEmulation:
     assert rehearsal.run.miniature is not None
     return rehearsal.run.miniature
 
@@ -87,7 +87,8 @@ MACHINES = st.lists(st.tuples(st.integers(1, 3), ASSUMED), min_size=1, max_size=
 def test_computation_to_communication_is_that_of_the_plan(plan: Plan, machines: list[tuple[int, Assumptions]]) -> None:
     planned = of(plan, machines)
     rehearsal = rehearse(planned, HERE)
-    hosts, factor = miniature(rehearsal).hosts, miniature(rehearsal).time_factor
+    hosts, factor = miniature(rehearsal).hosts, rehearsal.scale.time
+    assert rehearsal.scale.links == factor == miniature(rehearsal).time_factor
     known = [assumed for count, assumed in machines for _ in range(count)]
     shares = [worker.local_batch_size for worker in rehearsal.run.workers]
     assert shares == [samples for group in planned.chosen.groups for samples in group.local_batch_sizes]
@@ -140,10 +141,11 @@ def test_a_described_speed_is_relative_to_a_worker_of_this_machine(plan: Plan) -
     rehearsal = rehearse(plan, HERE, parse_hosts("speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2"))
     workers = rehearsal.run.workers
     assert [worker.host for worker in workers] == ["h0", "h1", "h2", "h2"]
+    factor = rehearsal.scale.time
     assert workers[0].declared is not None
     assert workers[2].declared is not None
-    assert workers[0].declared.per_sample_s >= PER_SAMPLE_S
-    assert workers[2].declared.per_sample_s == pytest.approx(4 * workers[0].declared.per_sample_s)
+    assert workers[0].declared.per_sample_s == pytest.approx(factor * PER_SAMPLE_S)
+    assert workers[2].declared.per_sample_s == pytest.approx(4 * factor * PER_SAMPLE_S)
     hosts = miniature(rehearsal).hosts
     assert [host.rate_bits_per_s for host in hosts] == [1e8, 1e8, 2.5e7], "rates are as described"
     assert miniature(rehearsal).time_factor == 1
@@ -155,7 +157,7 @@ def test_scheduled_rates_are_those_of_the_cluster_and_scaled_like_its_links(plan
     changes = parse_changes("step 5 h1 rate=500mbit\n9s * speed=0.5", ["h0", "h1", "h2"])
     rehearsal = rehearse(planned, HERE, None, changes)
     scaled = miniature(rehearsal).changes
-    assert scaled[0].rate_bits_per_s == pytest.approx(5e8 / miniature(rehearsal).time_factor)
+    assert scaled[0].rate_bits_per_s == pytest.approx(5e8 / rehearsal.scale.time)
     assert scaled[1] == changes[1]
     described = rehearse(planned, HERE, parse_hosts("speed=1 x3"), changes)
     assert miniature(described).changes == changes
@@ -166,8 +168,8 @@ def test_a_host_that_becomes_faster_later_must_fit_then_too(plan: Plan) -> None:
     calm = rehearse(plan, HERE, hosts)
     faster = rehearse(plan, HERE, hosts, parse_changes("step 5 * speed=4", ["h0", "h1"]))
     slower = rehearse(plan, HERE, hosts, parse_changes("step 5 h1 speed=0.1", ["h0", "h1"]))
-    assert declared_s(faster.run)[0] == pytest.approx(4 * declared_s(calm.run)[0], rel=0.1)
-    assert declared_s(slower.run) == declared_s(calm.run)
+    assert faster.scale.time == pytest.approx(4 * calm.scale.time, rel=0.1)
+    assert slower.scale.time == calm.scale.time
 
 
 def test_a_profile_of_a_whole_host_is_taken_for_the_work_of_one_thread(plan: Plan, catalog: Catalog) -> None:

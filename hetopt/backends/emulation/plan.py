@@ -126,6 +126,13 @@ class Scale:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal(Mapped):
+    """A run in miniature."""
+
+    scale: Scale
+
+
 def rehearse(
     plan: Plan,
     processors: int,
@@ -133,7 +140,7 @@ def rehearse(
     changes: Sequence[Change] = (),
     *,
     stands_in: bool = False,
-) -> Mapped:
+) -> Rehearsal:
     """Return the plan's run on a miniature of its cluster, or on the hosts that are described instead.
 
     Global batch, compression, goal, policy and seed are kept. Without a description the shares are the plan's own, and
@@ -184,7 +191,7 @@ def rehearse(
     update_s = here.fitted.optimizer_s * here.crowding
     updated_s = [scale.time * host.time.time_s(samples) + update_s for host, samples in computed]
     prediction, assumed = _predict(plan, run, here, [scale.of(host.host) for host in hosts], updated_s)
-    return Mapped(run=run, prediction=prediction, notes=(*notes, *assumed))
+    return Rehearsal(run=run, prediction=prediction, scale=scale, notes=(*notes, *assumed))
 
 
 def _workers(hosts: Sequence[WantedHost]) -> list[WantedHost]:
