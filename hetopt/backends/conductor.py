@@ -39,6 +39,7 @@ class Situation:
         over: whether the run came to an end of its own.
         stopping: whether somebody wished its end.
         resumes: whether it goes on from checkpoints.
+        survives: whether it goes on without a member that is lost.
     """
 
     members: Sequence[str] = ()
@@ -51,6 +52,7 @@ class Situation:
     over: bool = False
     stopping: bool = False
     resumes: bool = True
+    survives: bool = True
 
 
 def next_move(now: Situation) -> Move:
@@ -65,7 +67,7 @@ def next_move(now: Situation) -> Move:
         return "go on" if set(now.members) <= set(now.there) - set(now.fresh) else "end"
     able = set(now.there) & set(now.allowed)
     if not set(now.members) <= set(now.there) - set(now.fresh):
-        return "place" if able else "wait"
+        return "fail" if not now.survives else "place" if able else "wait"
     if set(now.ended) >= set(now.members):
         if now.pauses:
             return "place" if able else "wait"

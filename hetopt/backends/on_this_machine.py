@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.backends.emulation.plan import parse_changes, parse_hosts as emulated_hosts, rehearse
-from hetopt.backends.host import look, protocol
+from hetopt.backends.host import entry, protocol
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal, Ssh
 from hetopt.backends.prediction import Mapped, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program
 from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts, check_readers
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
-from hetopt.backends.ssh.link import SSH, Link
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput, RunFailed
@@ -68,8 +67,8 @@ class _OnThisMachine(ProcessLauncher):
                 check_data_folder(Path(options.data))
             spec = spec.model_copy(update={"data_dir": str(Path(options.data).resolve())})
         samples = [worker.local_batch_size for worker in spec.workers]
-        reading, shared_bytes = wanted.profile.job.reading, look.shared_bytes()
-        check_readers("this machine", reading, samples, shared_bytes=shared_bytes, open_files=look.open_files())
+        reading, shared_bytes = wanted.profile.job.reading, entry.shared_bytes()
+        check_readers("this machine", reading, samples, shared_bytes=shared_bytes, open_files=entry.open_files())
         launch = Launch(
             created="",
             started_s=0.0,
@@ -113,6 +112,7 @@ class _OnThisMachine(ProcessLauncher):
         spec = prepared.launch.spec
         if not spec.script:
             check_found(spec.task)
+        self._check(spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +138,6 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         changes = () if options.schedule is None else parse_changes(options.schedule, names)
         stands_in = options.stand_in or plan.profile.is_counted
         return rehearse(plan, usable_processors(), described, changes, stands_in=stands_in)
-
-    def check_ready(self, prepared: Prepared) -> None:
-        """See `hetopt.backends.backend.Backend`; also whether a network can be built here."""
-        super().check_ready(prepared)
-        self._check(prepared.launch.spec)
 
 
 def _read_as_worker() -> MachineReading:
@@ -320,11 +315,9 @@ class SshBackend(ProcessLauncher):
 
     Attributes:
         name: of the place.
-        link: to each host.
     """
 
     name: Place = Ssh.PLACE
-    link: Link = SSH
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
         """See `ProcessLauncher.program`."""
@@ -368,7 +361,7 @@ class SshBackend(ProcessLauncher):
         """
         assert isinstance(prepared, OnHosts)
         reading = prepared.launch.plan.profile.job.reading
-        inventory = ready(prepared.inventory, prepared.launch.spec, reading, link=self.link)
+        inventory = ready(prepared.inventory, prepared.launch.spec, reading)
         folder, launch = prepared.begun(folders)
         launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
         inventory.save(folder / INVENTORY_FILE)
@@ -468,21 +461,18 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
     return check_hosts(hosts, _mapped(plan, hosts)[0].run, plan.profile.job.reading)
 
 
-def ready(
-    inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
-) -> Inventory:
+def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None) -> Inventory:
     """Ask the hosts of an inventory; return it with the address by which each was reached, and why some are left out.
 
     Args:
         inventory: of those to ask.
         spec: of the run; None: they are to be measured.
         reading: of the job; None: it is not known.
-        link: to each host.
 
     Raises:
         RunFailed: none can take part.
     """
-    checked = check_hosts(inventory.hosts, spec, reading, link=link)
+    checked = check_hosts(inventory.hosts, spec, reading)
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",

@@ -594,8 +594,6 @@ def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
         work_s: time of each worker with a processor to itself, seconds.
         processors: how many there are; a worker uses one at a time.
     """
-    if processors < 1 or any(not 0 <= work < math.inf for work in work_s):
-        raise ValueError(f"work must be finite and not negative on at least one processor, not {list(work_s)}")
     order = sorted(range(len(work_s)), key=lambda i: work_s[i])
     finish = [0.0] * len(work_s)
     now_s = before_s = 0.0

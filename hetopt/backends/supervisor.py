@@ -16,9 +16,9 @@ batch ``B`` by their speeds compute for ``B / sum v_j``, and exchange after that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from hetopt.backends.backend import Renting, RunHandle
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -51,70 +51,28 @@ RESERVE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictedGain:
-    """The predictions of the plan for the run.
+class Decision:
+    """A change of a run's machines, predicted with what was measured of the run, or advice to a person.
 
     Attributes:
-        step_time_s: predicted, with its 90 % interval.
-        steps: that the run takes.
-        deadline_s: by when training must end, seconds since the epoch; None: at any time.
-        usd_per_hour: of the cluster.
-    """
-
-    step_time_s: Range
-    steps: float
-    usd_per_hour: float
-    deadline_s: float | None = None
-
-    @classmethod
-    def of(cls, record: Launch) -> Self:
-        """Return what was predicted for the place where a run was launched.
-
-        Elsewhere than on what was planned to be rented a deadline says nothing.
-        """
-        predicted, wished_s = record.prediction, record.plan.goal.deadline_s
-        return cls(
-            step_time_s=predicted.step_time_s,
-            steps=predicted.steps.value,
-            usd_per_hour=record.hourly_usd,
-            deadline_s=None if wished_s is None or record.on != "ec2" else record.started_s + wished_s - ENDING_S,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alternative:
-    """Another machine in the place of one, or all of them on demand, predicted with what was measured of the run.
-
-    Attributes:
-        name: the host that it is about, or for people.
+        action: ``replan`` is for a person to do.
+        name: the host that it is about, or all of them, for people.
         step_time_s: of the cluster then.
         changeover_s: until it trains, work that is lost included.
+        reason: half a sentence.
+        expected_saving_s: of what is left, compared later with what came of it.
     """
 
-    name: str
-    step_time_s: float
-    changeover_s: float
+    action: Literal["replan", "replace", "on-demand"]
+    name: str = ""
+    step_time_s: float = 0.0
+    changeover_s: float = 0.0
+    reason: str = ""
+    expected_saving_s: float = 0.0
 
     def total_s(self, steps_left: float) -> float:
         """Return the seconds until the end, the change included."""
         return self.changeover_s + steps_left * self.step_time_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """An action on the run, its reason, and its expected saving: compared later with what came of it.
-
-    Attributes:
-        action: ``replan`` is for a person to do.
-        reason: half a sentence.
-        other: the machines to have; None: a person decides.
-    """
-
-    action: Literal["replan", "replace", "on-demand"]
-    reason: str
-    other: Alternative | None = None
-    expected_saving_s: float = 0.0
-    expected_saving_usd: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -123,7 +81,10 @@ class Supervision:
 
     Attributes:
         run_dir: of the run.
-        promise: of its plan.
+        step_time_s: predicted for the place where it was launched, with its 90 % interval.
+        steps: that the run takes.
+        usd_per_hour: of the cluster.
+        deadline_s: by when training must end, seconds since the epoch; None: at any time.
         renting: where its machines can be changed; None: nowhere.
         until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
         standing: of the run, by what its log has told so far.
@@ -136,7 +97,10 @@ class Supervision:
     """
 
     run_dir: Path
-    promise: PredictedGain
+    step_time_s: Range
+    steps: float
+    usd_per_hour: float
+    deadline_s: float | None = None
     renting: Renting | None = None
     until_there_s: float = 0.0
     standing: RunProgress = field(default_factory=lambda: RunProgress())
@@ -156,32 +120,37 @@ class Supervision:
             run_dir: of the run.
             renting: where its machines are rented; None: they are not.
         """
+        predicted, wished_s = record.prediction, record.plan.goal.deadline_s
         return cls(
             run_dir=run_dir,
-            promise=PredictedGain.of(record),
+            step_time_s=predicted.step_time_s,
+            steps=predicted.steps.value,
+            usd_per_hour=record.hourly_usd,
+            # Elsewhere than on what was planned to be rented a deadline says nothing.
+            deadline_s=None if wished_s is None or record.on != "ec2" else record.started_s + wished_s - ENDING_S,
             # Any change of machines costs a run that saves nothing all that it has done.
             renting=renting if record.spec.resumes else None,
             # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
-            until_there_s=record.prediction.startup_s + record.spec.checkpoint_every_s / 2,
+            until_there_s=predicted.startup_s + record.spec.checkpoint_every_s / 2,
             standing=RunProgress(run=RunFold.launched(record.starts)),
         )
 
+    @property
+    def steps_left(self) -> float:
+        """Number of steps to the end of the run."""
+        return max(0.0, self.steps - self.standing.run.step)
+
     def look(self) -> str | None:
         """Look once, and do what is to be done; return the news for a person, if any."""
-        others, on_demand = list[Alternative](), None
-        if self.renting is not None:
-            others = with_another_for_each_host(self.standing, self.promise, until_there_s=self.until_there_s)
-            on_demand = on_demand_for_all(self.standing, self.promise, until_there_s=self.until_there_s)
-        others = [other for other in others if other.name not in self.replaced]
-        decision = self.decide(others, on_demand if self.may_move else None)
+        decision = self.decide(self.replacements(), self.on_demand())
         if decision is None:
             return None
-        if self.renting is not None and decision.other is not None:
-            return self._act(self.renting, decision, decision.other)
+        if self.renting is not None and decision.action != "replan":
+            return self._act(self.renting, decision)
         self._rest()
         return f"{decision.reason}; `hetopt report` shows by what"
 
-    def decide(self, others: Sequence[Alternative], on_demand: Alternative | None) -> Decision | None:
+    def decide(self, others: Sequence[Decision], on_demand: Decision | None) -> Decision | None:
         """Return the decision after one look; None: nothing is to be done.
 
         Args:
@@ -194,73 +163,64 @@ class Supervision:
         if urgent is not None or standing.run.logged_steps == self.looked_at:
             return urgent
         wanted = self._wanted(others)
-        key = "" if wanted is None else f"{wanted.action} {'' if wanted.other is None else wanted.other.name}"
+        key = "" if wanted is None else f"{wanted.action} {wanted.name}"
         in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
         self.called_for, self.looked_at = (key, in_a_row), standing.run.logged_steps
         rests = self.acted_s is not None and standing.now_s - self.acted_s < REST_S
         return None if in_a_row < LOOKS or rests else wanted
 
-    def _urgent(self, on_demand: Alternative) -> Decision | None:
-        if self.promise.deadline_s is None:
+    def _urgent(self, on_demand: Decision) -> Decision | None:
+        if self.deadline_s is None:
             return None
-        needed_s = on_demand.total_s(self.standing.steps_left(self.promise))
-        slack_s = self.promise.deadline_s - self.standing.now_s - needed_s
+        slack_s = self.deadline_s - self.standing.now_s - on_demand.total_s(self.steps_left)
         # One more changeover must fit: the present machines may be lost at once. Where even these machines would be
         # late, nothing is paid for them.
         if not 0 <= slack_s < on_demand.changeover_s + RESERVE_S:
             return None
         reason = f"only {slack_s:.0f} s are left beyond what {on_demand.name} need until the deadline"
-        return Decision(action="on-demand", reason=reason, other=on_demand)
+        return replace(on_demand, reason=reason)
 
-    def _wanted(self, others: Sequence[Alternative]) -> Decision | None:
-        now_s, promise = self.standing.step_time_s, self.promise
+    def _wanted(self, others: Sequence[Decision]) -> Decision | None:
+        now_s, steps_left = self.standing.step_time_s, self.steps_left
         if now_s is None:
             return None
-        steps_left = self.standing.steps_left(promise)
         quickest = min(others, key=lambda other: other.total_s(steps_left), default=None)
         if quickest is not None and quickest.total_s(steps_left) <= (1 - MARGIN) * steps_left * now_s:
             saving_s = steps_left * now_s - quickest.total_s(steps_left)
-            saving_usd = saving_s / SECONDS_PER_HOUR * promise.usd_per_hour
-            return Decision(
-                action="replace",
-                reason=f"another machine in the place of {quickest.name} saves {saving_s:.0f} s and ${saving_usd:.2f} "
-                "of what is left",
-                other=quickest,
-                expected_saving_s=saving_s,
-                expected_saving_usd=saving_usd,
+            reason = (
+                f"another machine in the place of {quickest.name} saves {saving_s:.0f} s and "
+                f"${self._usd(saving_s):.2f} of what is left"
             )
-        low_s, high_s = promise.step_time_s.low, promise.step_time_s.high
+            return replace(quickest, reason=reason, expected_saving_s=saving_s)
+        low_s, high_s = self.step_time_s.low, self.step_time_s.high
         if others or low_s <= now_s <= high_s:
             return None
         slower = "slower" if now_s > high_s else "quicker"
-        return Decision(
-            action="replan",
-            reason=f"a step takes {now_s:.3g} s, {slower} than the {low_s:.3g} to {high_s:.3g} s that were predicted",
-        )
+        reason = f"a step takes {now_s:.3g} s, {slower} than the {low_s:.3g} to {high_s:.3g} s that were predicted"
+        return Decision(action="replan", reason=reason)
 
-    def _act(self, renting: Renting, decision: Decision, other: Alternative) -> str | None:
+    def _usd(self, time_s: float) -> float:
+        return time_s / SECONDS_PER_HOUR * self.usd_per_hour
+
+    def _act(self, renting: Renting, decision: Decision) -> str | None:
+        """Change the machines, and record it; return the news for a person."""
         handle, replaces = RunHandle(run_dir=self.run_dir), decision.action == "replace"
         try:
             if replaces:
-                renting.replace(handle, other.name)
+                renting.replace(handle, decision.name)
             else:
-                renting.move(handle, self.until_there_s + self.standing.steps_left(self.promise) * other.step_time_s)
+                renting.move(handle, self.until_there_s + self.steps_left * decision.step_time_s)
         except BadInput:
-            said = None  # the host is gone already, or the run is over
+            return None  # the host is gone already, or the run is over
         except BudgetStop as refused:
-            self.may_move, said = False, refused.message  # the budget will pay for it even less later
+            self.may_move = False  # the budget will pay for it even less later
+            return refused.message
         except CloudRefused as refused:
-            said = f"{refused.message} {other.name if replaces else 'everything'} stays for now."
-        else:
-            return self._acted(decision, other, replaces=replaces)
-        self.looked_at = -1  # nothing was done: the next look finds it called for again
-        before, self.said = self.said, said
-        return said if said != before else None
-
-    def _acted(self, decision: Decision, other: Alternative, *, replaces: bool) -> str:
-        """Record what was done; return the news for a person."""
+            before = self.said
+            self.said = f"{refused.message} {decision.name if replaces else 'everything'} stays for now."
+            return self.said if self.said != before else None
         self._rest()
-        self.replaced.add(other.name)
+        self.replaced.add(decision.name)
         self.may_move = self.may_move and replaces
         write_decision(
             self.run_dir,
@@ -268,78 +228,62 @@ class Supervision:
             {
                 "step": self.standing.run.step,
                 "action": decision.action,
-                "host": other.name,
+                "host": decision.name,
                 "reason": decision.reason,
-                "step_time_expected_s": other.step_time_s,
+                "step_time_expected_s": decision.step_time_s,
                 "expected_saving_s": round(decision.expected_saving_s, 3),
-                "expected_saving_usd": round(decision.expected_saving_usd, 6),
+                "expected_saving_usd": round(self._usd(decision.expected_saving_s), 6),
             },
         )
-        return f"{'replaces' if replaces else 'moves to'} {other.name}: {decision.reason}"
+        return f"{'replaces' if replaces else 'moves to'} {decision.name}: {decision.reason}"
 
     def _rest(self) -> None:
         self.called_for, self.acted_s = ("", 0), self.standing.now_s
 
+    def replacements(self) -> list[Decision]:
+        """Return a replacement of each host that has become slow; none while the run is as it was predicted.
 
-def with_another_for_each_host(
-    standing: RunProgress, promise: PredictedGain, *, until_there_s: float
-) -> list[Alternative]:
-    """Return an alternative for each host that has become slow; empty while the run is as it was predicted.
+        Only for a machine that does less than half of what machines of its type have done in this run: a type that is
+        slower than predicted is slow in every copy, and the batch is shared out accordingly already.
 
-    Only for a machine that does less than half of what machines of its type have done in this run: a type that is
-    slower than predicted is slow in every copy, and the batch is shared out accordingly already.
+        While the new machine boots, the others do a step in ``t_w``, and in ``t_n`` once it is there. With ``n`` steps
+        left and ``s`` seconds until then, the rest takes
 
-    While the new machine boots, the others do a step in ``t_w``, and in ``t_n`` once it is there. With ``n`` steps left
-    and ``s`` seconds until then, the rest takes
+            s + (n - s / t_w) t_n  =  s (1 - t_n / t_w) + n t_n
 
-        s + (n - s / t_w) t_n  =  s (1 - t_n / t_w) + n t_n
+        so that the first term is what the change costs.
+        """
+        standing = self.standing
+        now_s, speeds, batch = standing.step_time_s, standing.speeds, sum(standing.shares)
+        if self.renting is None or now_s is None or now_s <= self.step_time_s.high or not speeds:
+            return []
+        by_host: dict[str, list[tuple[float, float]]] = {}
+        for worker, speed in zip(standing.workers, speeds, strict=True):
+            sound = max(speed, standing.quickest.get(worker.type, 0.0))
+            by_host.setdefault(worker.host, []).append((speed, sound))
+        found = []
+        for host, workers in by_host.items():
+            slow, sound = map(sum, zip(*workers, strict=True))
+            if slow > SLOW * sound or host in self.replaced:
+                continue
+            others = sum(speeds) - slow
+            then_s = batch / (others + sound) + standing.sync_s
+            without_s = batch / others + standing.sync_s if others > 0 else float("inf")
+            changeover_s = self.until_there_s * max(0.0, 1 - then_s / without_s)
+            found.append(Decision(action="replace", name=host, step_time_s=then_s, changeover_s=changeover_s))
+        return found
 
-    so that the first term is what the change costs.
+    def on_demand(self) -> Decision | None:
+        """Return the move of all to machines on demand; None where they cannot be had or no deadline asks for them.
 
-    Args:
-        standing: of the run.
-        promise: of its plan.
-        until_there_s: from the order to end a machine until another one trains in its place.
-    """
-    now_s, speeds = standing.step_time_s, standing.speeds
-    hosts = [worker.host for worker in standing.workers]
-    if now_s is None or now_s <= promise.step_time_s.high or not speeds:
-        return []
-    batch, alternatives = sum(standing.shares), []
-    for host in dict.fromkeys(hosts):
-        mine = [place for place, where in enumerate(hosts) if where == host]
-        slow = sum(speeds[place] for place in mine)
-        sound = sum(max(speeds[place], standing.quickest.get(standing.workers[place].type, 0.0)) for place in mine)
-        if slow > SLOW * sound:
-            continue
-        others = sum(speeds) - slow
-        then_s = batch / (others + sound) + standing.sync_s
-        without_s = batch / others + standing.sync_s if others > 0 else float("inf")
-        alternatives.append(
-            Alternative(
-                name=host,
-                step_time_s=then_s,
-                changeover_s=until_there_s * max(0.0, 1 - then_s / without_s),
-            )
-        )
-    return alternatives
-
-
-def on_demand_for_all(standing: RunProgress, promise: PredictedGain, *, until_there_s: float) -> Alternative | None:
-    """Return the alternative of on-demand machines for all; None without a deadline, or before training has begun.
-
-    A step takes what it took when all workers were last there, or what was promised where that was never measured: with
-    some of them away it takes longer, and those come back with the move.
-
-    Args:
-        standing: of the run.
-        promise: of its plan.
-        until_there_s: until the new machines train, were all others lost at once.
-    """
-    if promise.deadline_s is None or standing.run.training_started_s is None:
-        return None
-    step_s = standing.whole_step_time_s or promise.step_time_s.value
-    return Alternative(name=ON_DEMAND, step_time_s=step_s, changeover_s=until_there_s)
+        A step takes what it took when all workers were last there, or what was promised where that was never measured:
+        with some of them away it takes longer, and those come back with the move.
+        """
+        begun = self.standing.run.training_started_s is not None
+        if self.renting is None or not self.may_move or self.deadline_s is None or not begun:
+            return None
+        step_s = self.standing.whole_step_time_s or self.step_time_s.value
+        return Decision(action="on-demand", name=ON_DEMAND, step_time_s=step_s, changeover_s=self.until_there_s)
 
 
 _WEIGHT = 0.3
@@ -391,10 +335,6 @@ class RunProgress:
         if not known or not min(self.compute_s, default=0.0) > 0:
             return ()
         return tuple(share / time_s for share, time_s in zip(self.shares, self.compute_s, strict=True))
-
-    def steps_left(self, promise: PredictedGain) -> float:
-        """Number of steps to the end of the run."""
-        return max(0.0, promise.steps - self.run.step)
 
     def take(self, event: LogEvent) -> None:
         """Take in the next event of the log; most kinds change no running mean."""

@@ -328,7 +328,7 @@ def faults(
     """
     by_field: dict[tuple[str, ...], list[Any]] = {}
     for fault in error.errors(include_url=False):
-        where = tuple(str(part) for part in fault["loc"] if not _is_branch(str(part)))
+        where = tuple(repr(str(part))[1:-1] for part in fault["loc"] if not _is_branch(str(part)))
         by_field.setdefault(where, []).append(fault)
     sentences = []
     for where, errors in by_field.items():

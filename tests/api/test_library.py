@@ -19,7 +19,7 @@ import hetopt
 from hetopt.api.backends import Machines, backend, options_at
 from hetopt.api.launching import prepare_resumed
 from hetopt.api.run import Run
-from hetopt.backends.host import look
+from hetopt.backends.host import entry
 from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh
 from hetopt.backends.ssh.checking import FILES_OF_A_READER, check_readers
@@ -217,9 +217,9 @@ def test_a_launch_whose_batches_do_not_fit_in_shared_memory_is_refused(monkeypat
     )
     assert plan.profile.job.reading == reading
     options = Local(slowdowns=(1.0, 1.0))
-    monkeypatch.setattr(look, "shared_bytes", lambda: 256_000_000)
+    monkeypatch.setattr(entry, "shared_bytes", lambda: 256_000_000)
     LocalBackend().prepare(plan, plan, options)
-    monkeypatch.setattr(look, "shared_bytes", lambda: 255_999_999)
+    monkeypatch.setattr(entry, "shared_bytes", lambda: 255_999_999)
     with pytest.raises(RunFailed, match=r"this machine has 256 MB of shared memory .* 256 MB in all") as refused:
         LocalBackend().prepare(plan, plan, options)
     assert "shm-size" in str(refused.value.hint)

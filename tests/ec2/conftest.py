@@ -49,10 +49,11 @@ def read_once() -> Iterator[None]:
 
     from hetopt.backends.host import bundle
 
-    packed = lru_cache(maxsize=8)(bundle._archive)
+    archive = bundle._archive
+    packed = lru_cache(maxsize=8)(lambda files: archive(dict(files)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", lru_cache(botocore.loaders.create_loader))
-        patch.setattr(bundle, "_archive", lambda files: packed(tuple(files)))
+        patch.setattr(bundle, "_archive", lambda files: packed(tuple(files.items())))
         yield
 
 

@@ -118,9 +118,3 @@ def test_a_factor_is_rounded_up_to_two_digits(factor: float) -> None:
     assert factor <= up * (1 + 1e-9)
     assert up <= factor * 1.1 + 1e-9
     assert float(f"{up:.2g}") == up
-
-
-@pytest.mark.parametrize(("work_s", "processors"), [([-1.0], 1), ([float("nan")], 1), ([float("inf")], 1), ([1.0], 0)])
-def test_impossible_work_is_refused(work_s: list[float], processors: int) -> None:
-    with pytest.raises(ValueError, match="work must be finite"):
-        finish_times_s(work_s, processors)

@@ -15,12 +15,9 @@ from hetopt.backends.supervisor import (
     LOOKS,
     RESERVE_S,
     SLOW,
-    Alternative,
     Decision,
-    PredictedGain,
     RunProgress,
     Supervision,
-    with_another_for_each_host,
 )
 from hetopt.core.errors import BudgetStop, CloudRefused
 from hetopt.core.events.fold import Roster, RunFold, WorkerTotals
@@ -29,11 +26,11 @@ from hetopt.core.events.records import LogEvent
 from hetopt.optimizer.plan import Range
 from tests.logs import events_of
 
-PROMISE = PredictedGain(step_time_s=Range(value=1.0, low=0.9, high=1.1), steps=10_000, usd_per_hour=3.6)
-
-
-def promise(**changes: Any) -> PredictedGain:
-    return PredictedGain(**{**vars(PROMISE), **changes})
+PROMISED: dict[str, Any] = {
+    "step_time_s": Range(value=1.0, low=0.9, high=1.1),
+    "steps": 10_000,
+    "usd_per_hour": 3.6,
+}
 
 
 def fold(*types: str, step: int = 1000, at_s: float = 1000.0, seen: int = 1000) -> RunFold:
@@ -52,21 +49,16 @@ def standing(step_time_s: float | None, step: int = 1000, at_s: float = 1000.0, 
     return RunProgress(run=fold("a", "a", step=step, at_s=at_s, seen=seen), step_time_s=step_time_s)
 
 
-def other(step_time_s: float = 0.5, **changes: Any) -> Alternative:
-    return Alternative(step_time_s=step_time_s, **{"name": "h3", "changeover_s": 200.0, **changes})
+def other(step_time_s: float = 0.5, **changes: Any) -> Decision:
+    return Decision(action="replace", step_time_s=step_time_s, **{"name": "h3", "changeover_s": 200.0, **changes})
 
 
 def supervising(standing: RunProgress, renting: Any = None, run_dir: Path = Path(), **changes: Any) -> Supervision:
-    return Supervision(
-        run_dir=run_dir,
-        renting=renting,
-        until_there_s=changes.get("until_there_s", 300.0),
-        promise=promise(deadline_s=changes.get("deadline_s")),
-        standing=standing,
-    )
+    given = {"until_there_s": 300.0, **PROMISED, **changes}
+    return Supervision(run_dir=run_dir, renting=renting, standing=standing, **given)
 
 
-def decided(one: Supervision, others: list[Alternative]) -> Decision | None:
+def decided(one: Supervision, others: list[Decision]) -> Decision | None:
     """What looks at as many measurements as it takes come to."""
     for number in range(LOOKS):
         one.standing = seen_more(one.standing, number)
@@ -95,9 +87,9 @@ def test_looks_that_see_the_same_measurement_are_one() -> None:
 def test_what_saves_time_is_taken_with_its_gain() -> None:
     decision = decided(supervising(standing(1.5)), [other()])
     assert decision is not None
-    assert (decision.action, decision.other) == ("replace", other())
+    assert replace(decision, reason="", expected_saving_s=0.0) == other()
     assert decision.expected_saving_s == pytest.approx(9000 * 1.5 - 200 - 9000 * 0.5)
-    assert decision.expected_saving_usd == pytest.approx(decision.expected_saving_s / 3600 * 3.6)
+    assert f"{decision.expected_saving_s:.0f} s and ${decision.expected_saving_s / 3600 * 3.6:.2f}" in decision.reason
 
 
 @given(st.floats(0.2, 3.0), st.floats(0.2, 3.0), st.floats(0.0, 2000.0))
@@ -184,7 +176,7 @@ def test_a_replacement_never_promises_less_than_what_is_lost(
     times_s: list[float], sync_s: float, until_there_s: float
 ) -> None:
     at = replace(become_slow(tuple(times_s)), sync_s=sync_s, step_time_s=max(times_s) + sync_s)
-    for one in with_another_for_each_host(at, PROMISE, until_there_s=until_there_s):
+    for one in supervising(at, Rents(), until_there_s=until_there_s).replacements():
         assert 0 <= one.changeover_s <= until_there_s
         assert at.step_time_s is not None
         assert one.step_time_s <= at.step_time_s * (1 + 1e-9)
@@ -214,9 +206,9 @@ def test_a_cloud_that_does_not_answer_ends_no_run_and_is_asked_again(tmp_path: P
     gone = CloudRefused("The network is gone.")
     supervision = supervising(become_slow(), Rents(gone, gone), tmp_path)
     assert looked(supervision) == "The network is gone. h3 stays for now."
-    assert supervision.look() is None, "it is said once"
+    assert looked(supervision, 1) is None, "it is said once"
     assert not (tmp_path / DECISIONS_FILE).exists()
-    assert str(supervision.look()).startswith("replaces h3")
+    assert str(looked(supervision, 1)).startswith("replaces h3")
 
 
 def progress(events: Iterable[LogEvent]) -> RunProgress:
@@ -259,7 +251,7 @@ def test_standing_follows_the_log() -> None:
     seen = progress(events_of(events))
     assert (len(seen.workers), seen.now_s) == (2, 21.0)
     assert seen.step_time_s == pytest.approx(1.3)
-    assert seen.steps_left(PROMISE) == 9980
+    assert supervising(seen).steps_left == 9980
     lost = [
         {"event": "worker_lost", "time_s": 22.0, "host": "h1"},
         {**started, "time_s": 23.0, "workers": [{"host": "h0"}]},

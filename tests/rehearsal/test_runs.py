@@ -132,8 +132,6 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
         # Any terminal can look, and ask for a change.
         assert LocalLauncher().poll(RunHandle(run_dir=tmp_path)).state == RunState.RUNNING
         ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0", "h1", "h2"]))
-        with pytest.raises(BadInput, match="no host called 'h9'"):
-            ask_for_change(tmp_path, parse_change("h9 dies", ["h9"]))
         status = over(tmp_path)
     finally:
         launcher.stop(handle)
@@ -226,27 +224,10 @@ def test_a_conductor_that_is_killed_takes_its_hosts_along_and_its_network_is_fou
     assert nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        (rehearsed("speed=1").model_copy(update={"miniature": None}), "describes no cluster"),
-        (rehearsed("speed=1 x2", schedule="5s h1 speed=2"), "the speed of h1 cannot change"),
-    ],
-    ids=["no miniature", "nothing to pace"],
-)
-def test_what_cannot_be_rehearsed_is_refused_before_anything_starts(
-    box: None, tmp_path: Path, spec: RunSpec, sentence: str
-) -> None:
-    with pytest.raises(BadInput, match=sentence):
-        RehearsalLauncher().start(spec, tmp_path, {})
+def test_what_cannot_be_rehearsed_is_refused_before_anything_starts(box: None, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="this run ends with the first that dies"):
+        RehearsalLauncher().start(rehearsed("speed=1 x2", schedule="5s h1 returns"), tmp_path, {})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_changes_are_only_for_rehearsals(tmp_path: Path) -> None:
-    spec = rehearsed("speed=1")
-    (tmp_path / "spec.json").write_text(spec.model_copy(update={"miniature": None}).model_dump_json())
-    with pytest.raises(BadInput, match="is no rehearsal"):
-        ask_for_change(tmp_path, parse_change("h0 dies", ["h0"]))
 
 
 # What a rehearsed cluster listens with is on the addresses of its own hosts, inside their namespaces.

@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,6 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.model import sampled_machines
-from hetopt.reports.timeline import pause
 from tests.api.test_backends import RECORDED, Stories, goes_on, plan, until_step
 from tests.face.conftest import until
 from tests.strangers import SAID, put_strangers, script_among_strangers
@@ -194,25 +192,6 @@ def node_of(run: hetopt.Run, host: str) -> psutil.Process:
         if "hetopt.backends.ssh.node" in (process.info["cmdline"] or [])
         and any(word.endswith(f"/runs/{run.name}/{host}") for word in process.info["cmdline"])
     )
-
-
-@pytest.mark.slow
-def test_a_host_that_is_not_heard_is_told_of_before_it_is_given_up(plan: Plan, inventory: Path, tmp_path: Path) -> None:
-    """It stands still, as a machine that sleeps, and goes on."""
-    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=1_000_000)
-    until_step(run, 5)
-    node = node_of(run, "box1")
-    node.suspend()
-    try:
-        happens(run, "cut")
-        said = pause(run.record().progress, time.time())
-    finally:
-        node.resume()
-    happens(run, "heals")
-    until_step(run, run.record().progress.step + 3)
-    assert started_with(run) == [2], "it was not given up"
-    assert run.stop().state is RunState.STOPPED
-    assert said is None or said.startswith("box1 is not heard for"), "steps go on without its node for a while"
 
 
 def happens(run: hetopt.Run, fate: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks._ssh_servers import Servers
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
-from hetopt.backends.host import look
+from hetopt.backends.host import entry
 from hetopt.backends.ssh.checking import (
     HostFound,
     Seen,
@@ -29,7 +29,7 @@ from hetopt.core.profile import Reading
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.docs.shown import assert_shown
 
-PACKAGES = dict.fromkeys(look.PACKAGES, "1.0") | {"torch": "2.13.0+cu130"}
+PACKAGES = dict.fromkeys(entry.PACKAGES, "1.0") | {"torch": "2.13.0+cu130"}
 HEALTHY: dict[str, Any] = {
     "python": (3, 12), "executable": "/usr/bin/python3",
     "identity": "one", "time_s": 1e4, "cpus": 16, "memory_bytes": 64 * 2**30,
@@ -80,11 +80,11 @@ def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
         "wrong-key": "Permission denied (publickey",
         "wrong-user": "Permission denied (publickey",
         "passwords": "Permission denied (password",
-        "no-python": "has no python9",
+        "no-python": "python9: not found",
         "reads": "what its shell runs first reads the standard input",
         "no-shell": "cannot run a program (it ends with 1 and says nothing)",
         "expired": f"is not reached: {EXPIRED.rstrip('.')}",
-        "old-python": "has Python 2.7",
+        "old-python": "it is Python 2.7, and training needs 3.11",
     }
     assert {name: words in said(found[name]) for name, words in told.items()} == dict.fromkeys(
         found.keys() - {"box1", "half-a-line"}, True
@@ -99,7 +99,8 @@ def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
 def old_python(folder: Path) -> Path:
     """An interpreter that calls itself 2.7."""
     path = folder / "python2"
-    path.write_text('#!/bin/sh\necho "HETOPT-SAYS 2.7"\ncat >/dev/null\n')
+    program = "import sys; sys.version_info = (2, 7); exec(sys.argv[1])"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$3"\n')
     path.chmod(0o755)
     return path
 
@@ -139,7 +140,7 @@ def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Pat
     (tmp_path / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() + 3600\n")
     (tmp_path / "small").mkdir()
     (tmp_path / "lacking").mkdir()
-    (tmp_path / "lacking" / "ensurepip.py").write_text("raise ImportError(name='ensurepip')\n")
+    (tmp_path / "lacking" / "sitecustomize.py").write_text("import sys\nsys.modules['ensurepip'] = None\n")
     here = {"python": sys.executable}
     hosts = [
         servers.host(
@@ -203,8 +204,8 @@ def test_files_of_a_run_that_is_over_are_found(tmp_path: Path) -> None:
         folder = tmp_path / "runs" / name / "box1"
         folder.mkdir(parents=True)
         (folder / "pid").write_text(str(pid))
-    assert look._left(str(tmp_path)) == [str(tmp_path / "runs" / name / "box1") for name in ("another", "over")]
-    assert look._left(str(tmp_path / "none")) == []
+    assert entry._left(str(tmp_path)) == [str(tmp_path / "runs" / name / "box1") for name in ("another", "over")]
+    assert entry._left(str(tmp_path / "none")) == []
 
 
 def test_hosts_are_judged_together() -> None:

@@ -55,7 +55,7 @@ def test_an_interpreter_is_one_word_of_the_shell(python: str) -> None:
     assert outer[:3] == ["exec", "sh", "-c"]
     script = shlex.split(outer[3])
     path = f"$HOME/{python[2:]}" if python.startswith("~/") else python
-    assert script[:3] == ["command", "-v", path]
+    assert script[script.index("exec") + 1] == path
 
 
 @pytest.mark.parametrize(

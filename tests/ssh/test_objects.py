@@ -110,7 +110,7 @@ def test_a_file_arrives_whole(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a\0b"])
 def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
-    for what in ("get", "delete", "put_part", "part"):
+    for what in ("delete", "put_part", "part"):
         with pytest.raises((BadInput, ValidationError)):
             answer(FolderObjects(folder=tmp_path), Request(what=what, name=name, last=True), b"x")
 
@@ -118,7 +118,7 @@ def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("what", "place", "name", "fine"),
     [
-        ("get", OBJECTS, "placement.json", True),
+        ("part", OBJECTS, "placement.json", True),
         ("put_part", OBJECTS, "placement.json", False),
         ("put_part", OBJECTS, "lease.json", False),
         ("put_part", OBJECTS, "state/i-0.json", True),
@@ -128,7 +128,7 @@ def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
         ("put_part", MODELS, "outputs/plots/loss.png", True),
         ("put_part", MODELS, "launch.json", False),
         ("put_part", MODELS, "spec.json", False),
-        ("get", MODELS, "inventory.json", False),
+        ("part", MODELS, "inventory.json", False),
         ("names", MODELS, "", False),
     ],
 )
@@ -146,10 +146,10 @@ def test_whoever_is_not_answered_has_nothing_left_to_do() -> None:
     with theirs:
         silent = Connection(incoming=theirs.fileno(), outgoing=theirs.fileno(), silence_s=0.05)
         with pytest.raises(Cut):
-            silent.ask(Request(what="get", name="a"))
+            silent.ask(Request(what="part", name="a"))
         ours.close()
         with pytest.raises(Cut):
-            Connection(incoming=theirs.fileno(), outgoing=theirs.fileno()).ask(Request(what="get", name="a"))
+            Connection(incoming=theirs.fileno(), outgoing=theirs.fileno()).ask(Request(what="part", name="a"))
 
 
 # A host that ends whenever it is placed is given up after some placements, each later than the one before.
@@ -168,14 +168,12 @@ class Crashing:
     placed_s: ClassVar[dict[str, list[float]]] = {}
 
     host: Host
-    link: Any
     objects: Any
     errors: Path
     models: Any = None
     lock: threading.Lock
     wrote: Any = None
     heard_s: float = field(default_factory=time.monotonic)
-    speaks: bool = True
     is_over: bool = False
     _seen: bytes | None = None
 
@@ -200,7 +198,6 @@ class Crashing:
 
     def _take_part(self, life: str, generation: int) -> None:
         self.placed_s.setdefault(self.host.name, []).append(time.monotonic())
-        self.errors.parent.mkdir(parents=True, exist_ok=True)
         self.errors.write_text("RuntimeError: the disk is on fire\n")
         if life == "steps":
             with self.lock:

@@ -17,12 +17,10 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +31,6 @@ from hetopt.backends.conductor import SURVIVORS_S, Conductor
 from hetopt.backends.emulation.namespaces import (
     LINK,
     EmulatedNetwork,
-    check_size,
     find_leftovers,
     host_address,
     remove,
@@ -66,10 +63,7 @@ from hetopt.core.run_folder import (
 from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 from hetopt.core.run_status import exit_code
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, Conditions, EmulatedHost, ScaledEmulation
-from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
-
-Agent = subprocess.Popen[bytes] | ForkedProcess
-"""The process that hosts a host's workers."""
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer
 
 _LOOK_S = 0.05
 _FAREWELL_S = 0.2
@@ -91,8 +85,7 @@ class RehearsalConductor(Conductor):
     network: EmulatedNetwork
     turn_s: float = _LOOK_S
     _requests_read: int = 0
-    _forks: ForkServer | None = None
-    _agents: dict[str, Agent] = field(default_factory=dict)
+    _agents: dict[str, ForkedProcess] = field(default_factory=dict)
     _training_since_s: float | None = None
     _starts: int = -1
 
@@ -108,10 +101,11 @@ class RehearsalConductor(Conductor):
         self._fit = FitWatch(slowdown=kept)
         self._run = RunFold()  # of this session
         self._comes_and_goes = comes_and_goes(self.spec)
-        self._starts_again = starts_again(self.spec)
+        self.now.survives = self._comes_and_goes or starts_again(self.spec)
         self._secret = new_secret()
         self._incarnations = dict.fromkeys(self._hosts, 0)
         self.now.members = tuple(self._hosts)
+        self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
 
     def begin(self) -> None:
         """See `Conductor.begin`."""
@@ -119,11 +113,9 @@ class RehearsalConductor(Conductor):
         self._set_rates(self._hosts)
         (self.run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
         self._announce_presence()
-        with suppress(NoFork):
-            self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
         self.place()
 
-    def _start(self, name: str) -> Agent:
+    def _start(self, name: str) -> ForkedProcess:
         if self._comes_and_goes:
             meeting = ",".join(f"{host_address(place)}:{MEETING_PORT + 1}" for place in self._places.values())
         else:
@@ -143,11 +135,7 @@ class RehearsalConductor(Conductor):
             INCARNATION_VARIABLE: str(self._incarnations[name]),
         }
         with (folder / "host.log").open("ab") as output:
-            if self._forks is not None:
-                with suppress(NoFork):
-                    return self.network.fork(place, self._forks, program, env=environment, output=output)
-            command = [sys.executable, *program]
-            return self.network.popen(place, command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            return self.network.fork(place, self._forks, program, env=environment, output=output)
 
     def look(self) -> None:
         """See `Conductor.look`; also do what is due."""
@@ -161,18 +149,13 @@ class RehearsalConductor(Conductor):
             due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
-        if self._starts_again:
+        if self._comes_and_goes:  # the dead are missed by nobody
+            self.now.there = (*self._agents, *self.now.ended)
+            self.now.members = self.now.allowed = self.now.there or self.now.members
+        else:
             self.now.there = self._alive
             # Not hosts that will soon be gone, where there are others.
             self.now.allowed = [name for name in self._alive if not self._hosts[name].leaving] or self._alive
-        else:
-            # Where workers come and go, the dead are missed by nobody; elsewhere, they have failed.
-            if self._comes_and_goes:
-                self.now.there = (*self._agents, *self.now.ended)
-                self.now.members = self.now.there or self.now.members
-            else:
-                self.now.there = self.now.members
-            self.now.allowed = self.now.members
 
     def has_failed(self) -> bool:
         """See `Conductor.has_failed`; workers that come and go do without one that has failed."""
@@ -246,15 +229,13 @@ class RehearsalConductor(Conductor):
             self._set_rates(living)
 
     def _kill(self, names: Sequence[str], change: Change) -> None:
-        goes_on = self._comes_and_goes or self._starts_again
-        if not goes_on:
+        if not self.now.survives:
             hosts = f"host{'s' if len(names) > 1 else ''} {', '.join(names)}"
             wish = "asked for" if (change.at_s, change.at_step) == (None, None) else "scheduled"
             self.log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {wish}")
         for name in names:
             self.network.kill(self._places[name])
-            if goes_on:
-                self._agents.pop(name, None)
+            self._agents.pop(name, None)
         self._announce_presence()
         time.sleep(_FAREWELL_S)
         for name in names:
@@ -266,10 +247,10 @@ class RehearsalConductor(Conductor):
             self._incarnations[name] += 1
             self.network.bring_up(self._places[name])
             self.now.ended.pop(name, None)
-            if self._starts_again:
-                self.now.fresh.add(name)
-            else:
+            if self._comes_and_goes:
                 self._agents[name] = self._start(name)
+            else:
+                self.now.fresh.add(name)
         self._announce_presence()
 
     def pause(self) -> None:
@@ -336,7 +317,9 @@ class RehearsalConductor(Conductor):
         codes = list(self.now.ended.values())
         if self._comes_and_goes and self._run.has_ended and 0 in codes:
             return 0
-        return exit_code(codes, host_died=not codes or (not self._starts_again and len(self._alive) < len(self._hosts)))
+        return exit_code(
+            codes, host_died=not codes or (not starts_again(self.spec) and len(self._alive) < len(self._hosts))
+        )
 
     def finish(self, *, failed: bool) -> None:
         """See `Conductor.finish`."""
@@ -346,8 +329,7 @@ class RehearsalConductor(Conductor):
     def let_go(self) -> None:
         """See `Conductor.let_go`."""
         self._end_agents()
-        if self._forks is not None:
-            self._forks.close()
+        self._forks.close()
 
     def _end_agents(self) -> None:
         """End the hosts that are left: agents let their workers save what they can; whoever stays longer is killed."""
@@ -367,7 +349,7 @@ def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
         BadInput: the folder has no usable ``spec.json``.
     """
     spec = read_spec(run_dir)
-    assert spec.miniature is not None, "the launcher has checked that"
+    assert spec.miniature is not None, "it was mapped onto a cluster"
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         conductor = RehearsalConductor(
             run_dir=run_dir, spec=spec, stop_signal=stop_signal, miniature=spec.miniature, network=network
@@ -418,8 +400,9 @@ def is_due(change: Change, training_s: float | None, step: int) -> bool:
 def split(pending: Sequence[Change], training_s: float | None, step: int) -> tuple[list[Change], list[Change]]:
     """Return the changes that are due, in the order of their moments, and those that are not yet."""
     due = [change for change in pending if is_due(change, training_s, step)]
-    due.sort(key=lambda change: (change.at_s or 0.0, change.at_step or 0))  # several may be due when a run is resumed
-    return due, [change for change in pending if not is_due(change, training_s, step)]
+    later = [change for change in pending if change not in due]
+    # Several may be due when a run is resumed.
+    return sorted(due, key=lambda change: (change.at_s or 0.0, change.at_step or 0)), later
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
@@ -479,9 +462,7 @@ class RehearsalLauncher(ProcessLauncher):
     """The launcher of rehearsals. The run's process is their conductor."""
 
     def _check(self, spec: RunSpec) -> None:
-        if spec.miniature is None:
-            raise BadInput("the run describes no cluster to rehearse.", hint='choose `on="local"`')
-        check_size(len(spec.miniature.hosts))
+        assert spec.miniature is not None, "it was mapped onto a cluster"
         for change in spec.miniature.changes:
             check_change(spec, change)
         reason = why_not()
@@ -516,7 +497,7 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
     """Ask the rehearsal in ``run_dir`` for a change; it happens within a tenth of a second, or when it is due.
 
     Raises:
-        BadInput: the run is no rehearsal, is over, has no such host, or the host cannot change so.
+        BadInput: the run is over, or the host cannot change so.
     """
     spec = read_spec(run_dir)
     check_change(spec, change)
@@ -533,14 +514,6 @@ def check_change(spec: RunSpec, change: Change) -> None:
     Raises:
         BadInput: so it is.
     """
-    if spec.miniature is None:
-        raise BadInput("the run is no rehearsal, so its hosts stay as they are.", hint='use `on="rehearsal"`')
-    hosts = {host.name: host for host in spec.miniature.hosts}
-    if change.host != EVERY_HOST and change.host not in hosts:
-        raise BadInput(
-            f"the rehearsal has no host called {change.host!r}.",
-            hint=f"its hosts are {', '.join(hosts)}, or '*' for all",
-        )
     if change.cut and starts_again(spec):
         raise BadInput(
             "a host of a script's run cannot be cut off for a while: its workers would wait for it.",
@@ -552,15 +525,6 @@ def check_change(spec: RunSpec, change: Change) -> None:
             f"a host cannot {what}: this run ends with the first that dies.",
             hint="rehearse on several hosts, with `restarts` of at least 1",
         )
-    if change.speed is None:
-        return
-    declared = {worker.host for worker in spec.workers if worker.declared is not None}
-    for name in hosts if change.host == EVERY_HOST else [change.host]:
-        if name not in declared:
-            raise BadInput(
-                f"the speed of {name} cannot change: its workers compute as fast as they can.",
-                hint="rehearse with declared times",
-            )
 
 
 def comes_and_goes(spec: RunSpec) -> bool:

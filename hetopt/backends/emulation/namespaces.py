@@ -29,7 +29,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,9 +69,9 @@ def host_address(place: int) -> str:
 class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
     """A network that this process has made, and removes. A context manager."""
 
-    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], lock: int) -> None:
+    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost]) -> None:
         self.id = network_id
-        self._lock: int | None = lock
+        self._lock: IO[bytes] | None = None
         self._hosts = tuple(hosts)
         self._rates: dict[int, float | None] = {}
         self._children: dict[int, list[subprocess.Popen[bytes] | ForkedProcess]] = {}
@@ -90,17 +89,16 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
             NetworkRefused: this process may not make networks, or the kernel lacks a part (see `why_not`).
         """
         check_size(len(hosts))
-        claimed: list[str] = []
+        network = cls(secrets.token_hex(2), hosts)
         try:
             with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
-                claimed.append(network_id := _claim_id())
-                lock = _locked(network_id, fcntl.LOCK_EX)
-                assert lock is not None, "its name was free"
-            network = cls(network_id, hosts, lock)
+                run("ip", ["netns", "add", _switch(network.id)])
+                network._lock = file_of(_switch(network.id)).open("rb")
+                fcntl.flock(network._lock, fcntl.LOCK_EX)  # somebody who looks for leftovers may have it for a moment
             network._build(owner)
         except BaseException:
-            for each in claimed:
-                remove(each)
+            if network._lock is not None:
+                network.remove()
             raise
         return network
 
@@ -120,21 +118,15 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         the kernel hands on up to 64 kB at once, and keeps what is queued when a bucket is changed. So a link that
         becomes slower begins with an empty queue, and what was in it is sent again.
         """
-        ports: list[str] = []
         for place, rate in rates_bits_per_s.items():
-            before = self._rates.get(place)
-            commands: list[str] = []
-            if before is not None and (rate is None or rate < before):
-                commands.append("qdisc del dev {device} root")
-            if rate is not None:
-                commands.append("qdisc replace dev {device} root " + limit(rate))
-            self._rates[place] = rate
-            if commands:
-                link_commands = [command.format(device=LINK) for command in commands]
-                run_batch("tc", link_commands, namespace=self.namespace(place))
-                ports += [command.format(device=_port(place)) for command in commands]
-        if ports:
-            run_batch("tc", ports, namespace=_switch(self.id))
+            before, self._rates[place] = self._rates.get(place), rate
+            becomes_slower = before is not None and (rate is None or rate < before)
+            for namespace, device in ((self.namespace(place), LINK), (_switch(self.id), _port(place))):
+                lines = [f"qdisc del dev {device} root"] if becomes_slower else []
+                if rate is not None:
+                    lines.append(f"qdisc replace dev {device} root {limit(rate)}")
+                if lines:
+                    run("tc", BATCH, namespace=namespace, lines=lines)
 
     def take_down(self, place: int) -> None:
         """Take a host's link down, so that nothing reaches it."""
@@ -195,8 +187,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         for place in list(self._children):
             self.kill(place)
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.close()
         remove(self.id)
 
     def _build(self, purpose: str) -> None:
@@ -204,23 +195,16 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         run("ip", ["link", "add", "name", _BRIDGE, "type", "bridge"], namespace=switch)
         run("ip", ["link", "set", "dev", _BRIDGE, "alias", alias_of(purpose)], namespace=switch)
         places = range(len(self._hosts))
-        run_batch("ip", [f"netns add {self.namespace(place)}" for place in places])
+        run("ip", BATCH, lines=[f"netns add {self.namespace(place)}" for place in places])
         ports = [f"link set dev {_BRIDGE} up"]
         for place in places:
             port = _port(place)
             ports.append(f"link add name {port} type veth peer name {LINK} netns {self.namespace(place)}")
             ports.append(f"link set dev {port} master {_BRIDGE} up")
-        run_batch("ip", ports, namespace=switch)
+        run("ip", BATCH, namespace=switch, lines=ports)
         for place in places:
-            run_batch(
-                "ip",
-                [
-                    f"addr add {self.address(place)}/24 dev {LINK}",
-                    "link set dev lo up",
-                    f"link set dev {LINK} up",
-                ],
-                namespace=self.namespace(place),
-            )
+            up = [f"addr add {self.address(place)}/24 dev {LINK}", "link set dev lo up", f"link set dev {LINK} up"]
+            run("ip", BATCH, namespace=self.namespace(place), lines=up)
             tcp = f"echo {_CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
             run("ip", ["netns", "exec", self.namespace(place), "/bin/sh", "-c", tcp])
         self.set_rates({place: host.rate_bits_per_s for place, host in enumerate(self._hosts)})
@@ -261,21 +245,9 @@ def find_leftovers() -> list[FoundNetwork]:
     return left
 
 
-def _locked(network_id: str, how: int) -> int | None:
-    """Lock a network's first namespace; return the descriptor that holds the lock, None where another process does."""
-    descriptor = os.open(file_of(_switch(network_id)), os.O_RDONLY | os.O_CLOEXEC)
-    if locks(descriptor, how):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
 def _is_locked(network_id: str) -> bool:
-    with contextlib.suppress(OSError):  # it has just gone
-        descriptor = _locked(network_id, fcntl.LOCK_SH)
-        if descriptor is None:
-            return True
-        os.close(descriptor)
+    with contextlib.suppress(OSError), file_of(_switch(network_id)).open("rb") as stream:  # or it has just gone
+        return not locks(stream.fileno(), fcntl.LOCK_SH)
     return False
 
 
@@ -312,8 +284,6 @@ def check_size(hosts: int) -> None:
 
 def why_not() -> str | None:
     """Return one sentence on why no network can be made here; None: one was made, and removed, just now."""
-    if sys.platform != "linux":
-        return "a rehearsal needs Linux network namespaces, and this is not Linux"
     for tool in ("ip", "tc"):
         if find_tool(tool) is None:
             return f"a rehearsal needs `{tool}` (iproute2), which is not installed"
@@ -327,19 +297,6 @@ def why_not() -> str | None:
             return f"a rehearsal makes network namespaces, which {_RIGHTS}"
         return f"this machine's kernel cannot make a rehearsal's network ({error.message.rstrip('.')})"
     return f"no process can be started in a network namespace ({said})" if started.returncode != 0 else None
-
-
-def _claim_id() -> str:
-    """Claim a network id that no other network has, by making the network's first namespace."""
-    while True:
-        network_id = secrets.token_hex(2)
-        try:
-            run("ip", ["netns", "add", _switch(network_id)])
-        except NetworkRefused as error:
-            if "File exists" in error.reason:
-                continue
-            raise
-        return network_id
 
 
 def _switch(network_id: str) -> str:
@@ -377,6 +334,8 @@ def _lacks_rights(error: NetworkRefused) -> bool:
 
 
 Tool = Literal["ip", "tc"]
+BATCH = ("-batch", "-")
+"""Arguments with which a tool reads many commands, one a line without its name; the first that fails ends it."""
 
 
 class NetworkRefused(RunFailed):
@@ -420,21 +379,6 @@ def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, l
         words = lines[int(failed[1]) - 1] if lines and failed else " ".join(arguments)
         raise NetworkRefused(f"{tool} {words}", _reason(done.stderr))
     return done.stdout
-
-
-def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None) -> None:
-    """Run many commands, one a line without the tool's name, in one process; the first that fails ends it.
-
-    Args:
-        tool: that does them.
-        lines: the commands.
-        namespace: inside which; None: this process's.
-
-    Raises:
-        NetworkRefused: one of them failed.
-    """
-    if lines:
-        run(tool, ["-batch", "-"], namespace=namespace, lines=lines)
 
 
 def _reason(stderr: str) -> str:

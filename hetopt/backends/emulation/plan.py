@@ -40,7 +40,6 @@ from hetopt.backends.prediction import (
     ASSUMED_LOG_SD,
     HOST_LINK,
     WORKER_S,
-    Foreseen,
     Mapped,
     Meeting,
     SmallWorkers,
@@ -191,13 +190,8 @@ def rehearse(
     # All do the optimizer's step at once, after the exchange.
     update_s = here.fitted.optimizer_s * here.crowding
     updated_s = [scale.time * host.time.time_s(samples) + update_s for host, samples in computed]
-    meeting = _meeting(run, here)
-    exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
-    if run.ratio_policy == "auto" and len(hosts) > 1:
-        exchange = replace(exchange, exchange_s=STEERED * exchange.exchange_s, compress_s=STEERED * exchange.compress_s)
-    notes += exchange.notes
-    prediction = _predict(plan, run, here, updated_s, exchange)
-    return Rehearsal(run=run, prediction=prediction, scale=scale, notes=tuple(notes))
+    prediction, assumed = _predict(plan, run, here, [scale.of(host.host) for host in hosts], updated_s)
+    return Rehearsal(run=run, prediction=prediction, scale=scale, notes=(*notes, *assumed))
 
 
 def _workers(hosts: Sequence[WantedHost]) -> list[WantedHost]:
@@ -282,18 +276,31 @@ def miniature_run(
     )
 
 
-def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
-    """Return the miniature's workers and links: as limited, or this machine's own between the workers of one host."""
-    assert run.miniature is not None
-    hosts, model = run.miniature.hosts, here.model
+def _predict(
+    plan: Plan, run: RunSpec, here: SmallWorkers, hosts: Sequence[EmulatedHost], compute_s: Sequence[float]
+) -> tuple[Prediction, tuple[str, ...]]:
+    """Predict the miniature: computation as declared, links as limited, everything else as this machine does it.
+
+    Args:
+        plan: for its goal and its profile.
+        run: of the miniature.
+        here: its workers.
+        hosts: with the rates that their links have here.
+        compute_s: of each worker in a step.
+
+    Returns:
+        the prediction, and what was assumed of the exchange.
+    """
+    model, profile, several = here.model, plan.profile, len(hosts) > 1
     slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
 
     def link(primitive: Primitive) -> LinkModel:
-        if len(hosts) > 1:
+        """Return a link as limited, or this machine's own between the workers of one host."""
+        if several:
             return box_link(primitive, slowest, here.workers / here.cpus)
         return model.host_links.get(primitive, HOST_LINK)
 
-    return Meeting(
+    meeting = Meeting(
         model=model,
         workers=here.workers,
         link=link,
@@ -303,35 +310,29 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
         # all add up, and read, what has arrived at the same moment.
         crowding=IN_TRAINING,
         together=IN_TRAINING * here.crowding,
-        steered_log_sd=STEERED_LOG_SD if len(hosts) > 1 else ASSUMED_LOG_SD,
+        steered_log_sd=STEERED_LOG_SD if several else ASSUMED_LOG_SD,
     )
-
-
-def _predict(
-    plan: Plan, run: RunSpec, here: SmallWorkers, compute_s: Sequence[float], exchange: Foreseen
-) -> Prediction:
-    """Predict the miniature: computation as declared, links as limited, everything else as this machine does it."""
-    model, profile = here.model, plan.profile
-    assert run.miniature is not None
-    hosts = run.miniature.hosts
+    exchange = foresee(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
+    if run.ratio_policy == "auto" and several:
+        exchange = replace(exchange, exchange_s=STEERED * exchange.exchange_s, compress_s=STEERED * exchange.compress_s)
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
     # share in turn; they were measured on the whole host.
     samples = min(here.fitted.largest_measured, model.whole_host.largest_measured)
     slower = times_as_long(here.work_s, model.whole_host.time_s, samples)
     largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
-    evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
     # All agents start at once, then all workers; each of both is one processor's work. The profile's start-up was that
     # of one agent and, after it, of workers with a processor each.
     worker_s = WORKER_S if profile.startup_s is None else max(0.0, profile.startup_s - AGENT_S)
-    return predict_run(
+    prediction = predict_run(
         model,
         plan,
         compute_s,
         exchange,
         compute_log_sd=REHEARSED_LOG_SD,
-        evaluation_s=evaluation_s,
+        evaluation_s=(profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors),
         startup_s=BUILD_S + AGENT_S * max(1.0, len(hosts) / here.cpus) + worker_s * max(1.0, here.workers / here.cpus),
     )
+    return prediction, exchange.notes
 
 
 STEP_S = 0.002

@@ -154,8 +154,7 @@ class Agent:
         return None
 
     def _place(self) -> Placement | None:
-        data = self.objects.get(PLACEMENT_OBJECT)
-        return placement_of(data, self.id, self.terms.spec_sha256) if data is not None else None
+        return placement_of(self.objects.get(PLACEMENT_OBJECT), self.id, self.terms.spec_sha256)
 
     def _take_part(self, placement: Placement) -> int:
         run_dir = self.root / "run"
@@ -293,8 +292,7 @@ class Agent:
         return news
 
     def _read_lease(self) -> None:
-        data = self.objects.get(LEASE_OBJECT)
-        lease = Lease.of_json(data) if data is not None else None
+        lease = Lease.of_json(self.objects.get(LEASE_OBJECT))
         if lease is None:
             return
         self._allowance.hear(lease, self.clock())
@@ -399,23 +397,19 @@ class Checkpoints:
             and self.objects.put(WANTED_OBJECT, newest.encode())
         ):
             self._pending = newest
-        if self._pending is not None and self._is_complete(self._pending):
-            before, self._named, self._pending = self._named, self._pending, None
-            if self._name(Latest(checkpoint=self._named, generation=self.generation)):
-                self._forget_older(self._named, before)
-            else:
-                self._named, self._pending = before, self._named
+        pending = self._pending
+        if pending is not None and self._is_complete(pending) and self._name(pending):
+            self._forget_older(pending, self._named)
+            self._named, self._pending = pending, None
         return newest is None or newest == self._named
 
-    def _name(self, latest: Latest) -> bool:
+    def _name(self, checkpoint: str) -> bool:
         """Name the checkpoint in the bucket, unless a later generation has named one; return whether it is named."""
+        latest = Latest(checkpoint=checkpoint, generation=self.generation)
         there = self.objects.versioned(LATEST_OBJECT)
-        if there is not None:
-            if there.data == latest.data:
-                return True  # an answer was lost
-            named = Latest.of(there.data)
-            if named is not None and named.generation > latest.generation:
-                return False
+        named = None if there is None else Latest.of(there.data)
+        if named is not None and (named == latest or named.generation > latest.generation):
+            return named == latest  # an answer was lost, or others go on
         return self.objects.put_over(LATEST_OBJECT, latest.data, None if there is None else there.version)
 
     def _follow(self, *, ended: bool) -> bool:

@@ -15,7 +15,7 @@ import io
 import re
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -217,11 +217,11 @@ NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn",
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
-_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("checking", "conductor", "link", "receive"))
+_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("checking", "conductor", "link"))
 LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",
-    "host/look.py",
+    "host/entry.py",
     "conductor.py",
     "emulation",
     "on_this_machine.py",
@@ -267,34 +267,32 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
             given data that they lack.
     """
     locks = list(_locks())
-    files = [*locks, *chain.from_iterable(map(_sources, PARTS))]
+    files = dict([*locks, *chain.from_iterable(map(_sources, PARTS))])
     where, colon, attribute = task.rpartition(":")
     if script:
-        files += _own(Path(script[0]), locks, rented=rented)
-        arguments, given = carried(Path(script[0]), script[1:], rented=rented)
-        files += [file for file in _in_folder(given) if file not in files]
-        path = Path(script[0]).resolve()
-        inside = (f"{TASK_FOLDER}/{path.relative_to(code_folder(path)).as_posix()}", *arguments)
-        return Bundle(data=_archive(files), task=task, script=inside)
-    if colon and where.endswith(".py"):
-        files += _own(Path(where), locks, rented=rented)
-        return Bundle(data=_archive(files), task=f"{TASK_FOLDER}/{Path(where).name}:{attribute}")
-    if colon:
+        path = Path(script[0])
+        arguments, given = carried(path, script[1:], rented=rented)
+        files |= _own(path, locks, rented=rented) | _in_folder(given)
+        script = (f"{TASK_FOLDER}/{path.resolve().relative_to(code_folder(path)).as_posix()}", *arguments)
+    elif colon and where.endswith(".py"):
+        files |= _own(Path(where), locks, rented=rented)
+        task = f"{TASK_FOLDER}/{Path(where).name}:{attribute}"
+    elif colon:
         raise BadInput(
             f"the task {task} is in a module, which other machines do not have.",
             hint="name its file instead when you profile, such as `hetopt profile my_task.py:task`",
         )
-    return Bundle(data=_archive(files), task=task)
+    return Bundle(data=_archive(files), task=task, script=tuple(script))
 
 
-def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> Iterable[tuple[str, bytes]]:
+def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> dict[str, bytes]:
     """Return a person's file and all that it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
     return _in_folder(user_code(file, provided=provided | {"torch"} if rented else None))
 
 
-def _in_folder(files: Iterable[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:
-    return ((f"{TASK_FOLDER}/{name}", content) for name, content in files)
+def _in_folder(files: Files) -> dict[str, bytes]:
+    return {f"{TASK_FOLDER}/{name}": content for name, content in files}
 
 
 def _sources(name: str) -> Iterable[tuple[str, bytes]]:
@@ -314,14 +312,14 @@ def _locks() -> Iterable[tuple[str, bytes]]:
         yield f"locks/{path.name}", path.read_bytes()
 
 
-def _archive(files: Iterable[tuple[str, bytes]]) -> bytes:
+def _archive(files: Mapping[str, bytes]) -> bytes:
     """Return files as a tar.gz without dates, owners or an order of its own."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=_LEVEL, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for name, content in sorted(files):
+        for name, content in sorted(files.items()):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))

@@ -76,6 +76,18 @@ Usd = Annotated[float, Field(ge=0, le=1e9)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
+class Written(Record):
+    """A record that machines and whoever rented them write for each other."""
+
+    @classmethod
+    def of_json(cls, data: bytes | None) -> Self | None:
+        """Parse what was written; None: nothing was, or it is something else, so that the one before holds."""
+        try:
+            return cls.model_validate_json(data or b"", strict=True)
+        except ValidationError:
+            return None
+
+
 class Terms(Record):
     """The terms of a machine when it begins; later messages are believed within them."""
 
@@ -124,7 +136,7 @@ class Renewal(Record):
     machines: tuple[PaidMachine, ...] = Field(min_length=1)
 
 
-class Lease(Record):
+class Lease(Written):
     """The lease of a run: until when it may go on, seconds since the epoch. ``stop_training_s`` of 0 means: end now."""
 
     end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
@@ -135,14 +147,6 @@ class Lease(Record):
     def wishes_end(self) -> bool:
         """True if somebody wants the run to end, whatever its budget."""
         return self.stop_training_s == 0.0
-
-    @classmethod
-    def of_json(cls, data: bytes) -> Lease | None:
-        """Parse the lease that was written; None: it is something else, so that the one before holds."""
-        try:
-            return cls.model_validate_json(data, strict=True)
-        except ValidationError:
-            return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +169,7 @@ class Place(Record):
     address: str
 
 
-class Placements(RecordLeavingOut):
+class Placements(Written, RecordLeavingOut):
     """All machines of a run with their places, as the renter writes them."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("pauses",)
@@ -183,20 +187,12 @@ class Placements(RecordLeavingOut):
     hosts: dict[InstanceId, Place] = Field(min_length=1)
     spec: RunSpec
 
-    @classmethod
-    def of_json(cls, data: bytes) -> Placements | None:
-        """Parse the placements of a run; None: a field is not what it must be."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError:
-            return None
 
-
-def placement_of(data: bytes, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
+def placement_of(data: bytes | None, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
     """Return the place of a machine; None: it has none, the text is no placement, or places it in another run.
 
     Args:
-        data: of the placement.
+        data: of the placement; None: there is none yet.
         instance_id: of the machine.
         spec_sha256: of the run that was ordered, see `spec_digest`; None: any run will do.
     """
@@ -263,13 +259,11 @@ def outcome_json(generation: int) -> bytes:
 
 def is_over(data: bytes | None, generation: int) -> bool:
     """Return whether an outcome says that a generation is over for good."""
-    try:
-        return data is not None and _Outcome.model_validate_json(data, strict=True).generation >= generation
-    except ValidationError:
-        return False
+    outcome = _Outcome.of_json(data)
+    return outcome is not None and outcome.generation >= generation
 
 
-class _Outcome(Record):
+class _Outcome(Written):
     generation: Generation
 
 

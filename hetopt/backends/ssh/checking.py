@@ -5,7 +5,6 @@ Nothing is written on any of them. What they say is judged by pure functions (`a
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
@@ -19,9 +18,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from hetopt.backends.ec2.facts import PYTHON
-from hetopt.backends.host import look
+from hetopt.backends.host import entry
 from hetopt.backends.ssh.gpus import places
-from hetopt.backends.ssh.link import SSH, Conversation, Link
+from hetopt.backends.ssh.link import Conversation
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
@@ -51,7 +50,7 @@ Rate = Annotated[float, Field(ge=0, le=2**64)]
 
 
 class Seen(Record):
-    """A host's report on itself (`look`)."""
+    """A host's report on itself (`hetopt.backends.host.entry`)."""
 
     python: tuple[Count, Count]
     executable: Told
@@ -130,7 +129,7 @@ class HostFound:
 
 
 def check_hosts(
-    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
+    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None
 ) -> tuple[HostFound, ...]:
     """Ask all hosts at once, and let each try the ways to all others; return the result of each.
 
@@ -138,11 +137,9 @@ def check_hosts(
         hosts: to ask.
         spec: of the run that they are to take part in; None: none yet.
         reading: how its job reads samples; None: it is not known.
-        link: to each host.
     """
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-        source = inspect.getsource(look)
-        talks = [Conversation(host=host, source=source, link=link) for host in hosts]
+        talks = [Conversation(host=host) for host in hosts]
         try:
             token = secrets.token_hex(32)
             answers = list(pool.map(lambda talk: _facts(talk, token), talks))
@@ -246,7 +243,7 @@ def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
             f"it has Python {'.'.join(map(str, seen.python))}, and the locked torch for CPUs is for {locked}",
             f'name another interpreter there: python = "{PYTHON}"',
         )
-    missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
+    missing = [name for name in entry.PACKAGES if seen.packages.get(name) is None]
     if missing and not host.install:
         yield Trouble(
             f"{seen.executable} has no {', '.join(missing)}",

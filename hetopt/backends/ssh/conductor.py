@@ -2,8 +2,7 @@
 
 ``python -m hetopt.backends.ssh.conductor RUN_DIR PARENT_PID``. Every host's part lives as long as its connection, so
 when this process ends, by whatever signal, all of it ends. Who is there, and may be used now, is told here; what that
-leads to is decided by `hetopt.backends.conductor`. Another `Link` than ssh reaches other kinds of hosts.
-"""
+leads to is decided by `hetopt.backends.conductor`."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hetopt.backends.backend import MOST_IDLE, advances, back_off_s, is_given_up, until
@@ -34,7 +34,7 @@ from hetopt.backends.host.protocol import (
 )
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
-from hetopt.backends.ssh.link import SSH, Link, Part
+from hetopt.backends.ssh.link import Part
 from hetopt.backends.ssh.objects import FolderObjects
 from hetopt.core.artifact import read_words, write_atomically
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
@@ -52,10 +52,8 @@ from hetopt.core.run_status import last_log_line
 BUNDLE_FILE = "bundle.tar.gz"
 AGAIN_S = 5.0
 """Between tries to reach a host that is away."""
-UNHEARD_S = 10.0
-"""A host that asks for nothing for so long is told of: it asks several times a second."""
 SILENT_S = 45.0
-"""One that asks for nothing for so long is lost."""
+"""A host that asks for nothing for so long is lost: it asks several times a second."""
 MOST_SKEW_S = 2.0
 """Between the clocks of two machines: answers take part of it, and no figure of a run is finer."""
 RETURN_WITHIN_S = 600.0
@@ -86,18 +84,15 @@ class HostsConductor(Conductor):
 
     Attributes:
         inventory: the hosts. The workers of the run are in the order of their addresses.
-        link: to each of them.
     """
 
     inventory: Inventory
-    link: Link = SSH
     _links: dict[str, Part] = field(default_factory=dict)
     _coming: dict[str, Future[Part]] = field(default_factory=dict)
     _again_s: dict[str, float] = field(default_factory=dict)
     _idle: dict[str, int] = field(default_factory=dict)
     _has_brought: bool = False
     _there_s: float = math.inf
-    _unheard: set[str] = field(default_factory=set)
     _ahead_s: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -111,32 +106,28 @@ class HostsConductor(Conductor):
         self._code = (self.run_dir / BUNDLE_FILE).read_bytes()
         self._pool = ThreadPoolExecutor(max_workers=len(self._names))
         # Those who were placed by an earlier launch must not be met.
-        placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT) or b"")
+        placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT))
         self._generation = -1 if placed is None else placed.generation
         self._secret = new_secret()
 
     def begin(self) -> None:
-        """See `Conductor.begin`."""
+        """See `Conductor.begin`; wait for every host that is tried at first.
+
+        Raises:
+            HetoptError: none was reached.
+        """
         self._objects.put(LEASE_OBJECT, _LATER.model_dump_json().encode())
         self._objects.delete(OUTCOME_OBJECT)
         self._objects.delete(PLACEMENT_OBJECT)
         self._reach(self._allowed())
         for name, reason in self.inventory.left_out.items():
             self._tell_absent(name, reason)
-        self._receive_first()
-        self.place()
-
-    def _receive_first(self) -> None:
-        """Wait for every host that is tried at first.
-
-        Raises:
-            HetoptError: none was reached.
-        """
         refusals = {name: refusal for name in list(self._coming) if (refusal := self._arrived(name)) is not None}
         for name, refusal in refusals.items():
             if not self._links:
                 raise refusal
             self._tell_absent(name, refusal.message)
+        self.place()
 
     def _tell_absent(self, name: str, reason: str | None) -> None:
         """Log that a host takes no part any more, and why, where it does not come back by itself."""
@@ -147,16 +138,10 @@ class HostsConductor(Conductor):
         """See `Conductor.look`; also hear what the user wishes."""
         now_s = time.monotonic()
         for name, link in list(self._links.items()):
-            silent_s = now_s - link.heard_s
-            if not link.is_over and silent_s > SILENT_S:
+            if now_s - link.heard_s > SILENT_S:
                 link.cut()
-            unheard = link.speaks and silent_s > UNHEARD_S
-            if unheard != (name in self._unheard) and not link.is_over:
-                self._unheard ^= {name}
-                self.log.write("condition_changed", host=name, **{"cut" if unheard else "heals": True})
             if link.is_over:
                 del self._links[name]
-                self._unheard.discard(name)
                 if name in self.now.members and not self.now.stopping:
                     # Whoever comes back must not take the place that is lost.
                     with self._lock:
@@ -262,7 +247,7 @@ class HostsConductor(Conductor):
         for name in set(self.now.members) - set(self._allowed()):
             self.log.write("condition_changed", host=name, notice=True)
         with self._lock:
-            placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT) or b"")
+            placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT))
             assert placed is not None, "it was placed before"
             self._announce(placed.spec, self.now.members, placed.resume_from)
 
@@ -282,14 +267,15 @@ class HostsConductor(Conductor):
                 self._coming[name] = self._pool.submit(self._connected, name)
 
     def _connected(self, name: str) -> Part:
+        folder = host_log_folder(self.run_dir, name)
+        folder.mkdir(parents=True, exist_ok=True)
         part = Part(
             host=self.inventory.host(name),
-            link=self.link,
             objects=self._objects,
             models=self._models,
             lock=self._lock,
-            wrote=lambda object_, data: self._keep(name, object_, data),
-            errors=host_log_folder(self.run_dir, name) / "ssh.log",
+            wrote=partial(self._keep, name),
+            errors=folder / "ssh.log",
         )
         config: dict[str, object] = {"id": self._id(name), "spec_sha256": spec_digest(self.spec)}
         # What is not asked for is not said: a run that goes on has the code that it began with.
@@ -299,7 +285,7 @@ class HostsConductor(Conductor):
         try:
             part.take_part(self.run_dir.name, self._code, self.inventory.bundle_sha256, config)
         except HetoptError:
-            part.cut()
+            part.end()
             raise
         return part
 
@@ -336,14 +322,14 @@ class HostsConductor(Conductor):
         self._pool.shutdown(wait=True)
 
 
-def train(run_dir: Path, stop_signal: StopSignal, link: Link = SSH) -> int:
-    """Conduct the run in a folder, whose hosts are reached by a link.
+def train(run_dir: Path, stop_signal: StopSignal) -> int:
+    """Conduct the run in a folder.
 
     Raises:
         BadInput: the folder has no run on hosts of one's own.
     """
     spec, inventory = read_spec(run_dir), Inventory.load(run_dir / INVENTORY_FILE)
-    conductor = HostsConductor(run_dir=run_dir, spec=spec, inventory=inventory, stop_signal=stop_signal, link=link)
+    conductor = HostsConductor(run_dir=run_dir, spec=spec, inventory=inventory, stop_signal=stop_signal)
     return conductor.conduct()
 
 

@@ -15,17 +15,17 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 from pathlib import Path
-from typing import IO
 
-from hetopt.backends.ssh import receive
+from hetopt.backends.host import entry
 from hetopt.backends.ssh.objects import (
     OBJECTS,
     Answer,
@@ -39,7 +39,7 @@ from hetopt.backends.ssh.objects import (
 from hetopt.core.artifact import AnyRecord, Record, Told, read_words
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.hosts import CPU, Host
-from hetopt.core.paths import expanded, shown
+from hetopt.core.paths import expanded
 from hetopt.core.plain_text import one_line
 from hetopt.core.search_path import INSTALLED_ONLY
 
@@ -47,10 +47,9 @@ SSH_VARIABLE = "HETOPT_SSH"
 """Another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
 
 CONNECT_S = 6
-MARK = "HETOPT-SAYS "
-"""What a program says begins so; whatever a shell prints before is passed over."""
-NO_PYTHON = "no-python"
 READ_BY_SHELL = "what its shell runs first reads the standard input, which is the program's"
+
+OLDEST_PYTHON = "it is Python %d.%d, and training needs 3.11 or newer"
 
 UNREACHED = 255
 """ssh's own exit code where it never came to run the command (ssh(1), exit status)."""
@@ -107,8 +106,8 @@ def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> li
 def python_command(python: str, code: bytes) -> str:
     """Return the command that runs Python from its standard input; what follows the code there is the program's own.
 
-    It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
-    starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
+    One that is too old to read the program says that. Neither it nor what it starts finds modules in the folder that
+    the user begins in (`hetopt.core.search_path`).
 
     Args:
         python: interpreter; a ``~/`` is the user's home there.
@@ -117,14 +116,12 @@ def python_command(python: str, code: bytes) -> str:
     path = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
     first = (
         "import sys,zlib;"
-        # Whatever a shell printed before may lack the end of its line.
-        f"sys.stdout.write('\\n{MARK}%d.%d\\n' % tuple(sys.version_info[:2]));sys.stdout.flush();"
+        f"sys.version_info>=(3,11) or sys.exit('{OLDEST_PYTHON}' % tuple(sys.version_info[:2]));"
         f"code=sys.stdin.buffer.read({len(code)});"
         f"zlib.crc32(code)=={zlib.crc32(code)} or sys.exit({READ_BY_SHELL!r});"
         "exec(compile(code, 'hetopt', 'exec'), {'__name__': 'hetopt_host'})"
     )
     script = (
-        f"command -v {path} >/dev/null 2>&1 || {{ echo; echo {shlex.quote(MARK + NO_PYTHON)}; exit 0; }}; "
         f"export {shlex.join(f'{name}={value}' for name, value in INSTALLED_ONLY.items())}; "
         f"exec {path} -u -c {shlex.quote(first)}"
     )
@@ -180,26 +177,6 @@ _ADVICE = (
 """What to do, by what ssh says (OpenSSH, `sshconnect.c`, `ssh.c`, `auth-pam.c`); the first that fits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A way to run a command on a host, with its bytes in both directions and its end: by ssh, or by what is like it.
-
-    Attributes:
-        argv: the command line here that runs a command there, for the user's shell.
-        why_unreached: by that one's exit code and its complaint, why the command never ran; None: it did.
-    """
-
-    argv: Callable[[Host, str], Sequence[str]]
-    why_unreached: Callable[[Host, int, str], HetoptError | None]
-
-
-def _why_unreached(host: Host, code: int, complaint: str) -> HetoptError | None:
-    unreached = code == UNREACHED or re.search("password", complaint, re.IGNORECASE)
-    return why_unreached(host, complaint) if unreached else None
-
-
-SSH = Link(argv=ssh_argv, why_unreached=_why_unreached)
-
 BEGIN_WITHIN_S = 120.0
 """Connecting, and sending the code."""
 INSTALL_WITHIN_S = 1800.0
@@ -213,97 +190,65 @@ class Begun(Record):
     refused: Told | None = None
 
 
-OLDEST_PYTHON = (3, 11)
-"""That training runs with."""
-
 _MOST_BYTES = 4_000_000
 """Of a program's words, of its shell's and of complaints: 64 GPUs and what earlier runs left take some thousands."""
 
 
-def check_version(said: str, host: Host) -> None:
-    """Refuse a host by the version of its interpreter, which is the first thing that it says.
-
-    Raises:
-        RunFailed: there is none, or it is too old.
-    """
-    hint = 'name another interpreter there: python = "~/venv/bin/python"'
-    if said == NO_PYTHON:
-        raise RunFailed(f"{host.name} has no {host.python}.", hint=f"install Python there, or {hint}")
-    version = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", said)
-    if version is None:
-        raise RunFailed(f"{host.name} calls its Python {shown(said)}, which is no version.", hint=hint)
-    if (int(version[1]), int(version[2])) < OLDEST_PYTHON:
-        least = ".".join(map(str, OLDEST_PYTHON))
-        raise RunFailed(
-            f"{host.name} has Python {said} as {host.python}, and training needs {least} or newer.", hint=hint
-        )
+@cache
+def _program() -> bytes:
+    return inspect.getsource(entry).encode()
 
 
 @dataclass(kw_only=True)
 class Conversation:
-    """One program on one host.
+    """The program on one host (`hetopt.backends.host.entry`).
 
     Attributes:
         host: which.
-        source: of the program.
-        link: to the host.
-        errors: the file that gets what it complains of, as far as that is read; None: none.
-        asked_s: when the program was started here, seconds since the epoch.
+        errors: the file that gets what it complains of, which must have a folder; None: none.
         end_s: how long the program may take to end once it is let go.
     """
 
     host: Host
-    source: str
-    link: Link = SSH
     errors: Path | None = None
-    asked_s: float = 0.0
     end_s: float = 5.0
-    _complaints: bytearray = field(default_factory=bytearray)
     _printed: list[str] = field(default_factory=list)
-    _silent: threading.Event = field(default_factory=threading.Event)
-    _ssh: subprocess.Popen[bytes] | None = None
 
-    @property
-    def ssh(self) -> subprocess.Popen[bytes]:
-        """The ssh process that runs the program, once it was begun."""
-        assert self._ssh is not None
-        return self._ssh
-
-    @property
-    def incoming(self) -> io.BufferedReader:
-        """The output of the program and its shell."""
-        assert isinstance(self.ssh.stdout, io.BufferedReader)
-        return self.ssh.stdout
-
-    def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Start the program, hand it what it asks for first, and return its first answer.
-
-        Args:
-            question: for the program, as it reads it. The program must not wait for more before it has said something.
-            kind: of the answer.
-            patience_s: for each of both.
+    def __post_init__(self) -> None:
+        """Start the program; nothing is waited for.
 
         Raises:
             BadInput: there is no ssh here.
-            HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
         """
+        argv = ssh_argv(self.host, python_command(self.host.python, _program()))
+        self._complaints = open(self.errors, "w+b") if self.errors else tempfile.TemporaryFile()  # noqa: SIM115
         self.asked_s = time.time()
-        if self.errors is not None:
-            self.errors.parent.mkdir(parents=True, exist_ok=True)
-        code, pipe = self.source.encode(), subprocess.PIPE
-        argv = self.link.argv(self.host, python_command(self.host.python, code))
+        pipe = subprocess.PIPE
         try:
-            self._ssh = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+            self.ssh = subprocess.Popen(
+                argv, stdin=pipe, stdout=pipe, stderr=self._complaints, bufsize=-1, start_new_session=True
+            )
         except OSError as error:
             raise BadInput(
                 f"{argv[0]} cannot be started here: {error.strerror}.",
                 hint=f"install OpenSSH's client, such as `apt install openssh-client`, or correct {SSH_VARIABLE}",
             ) from None
+        assert isinstance(self.ssh.stdout, io.BufferedReader)
+        self.incoming = self.ssh.stdout
         self._words = self._said()
-        threading.Thread(target=self._hear_complaints, args=(self.ssh.stderr,), daemon=True).start()
-        self.say(code)
-        check_version(self._next(b"", patience_s), self.host)
-        return self.ask(question, kind, patience_s)
+
+    def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
+        """Hand the program what it asks for first, and return its first answer.
+
+        Args:
+            question: for the program, as it reads it. The program must not wait for more before it has said something.
+            kind: of the answer.
+            patience_s: for the answer.
+
+        Raises:
+            HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
+        """
+        return self.ask(_program() + question, kind, patience_s)
 
     def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
         """Ask the program a question, and return its answer.
@@ -311,7 +256,17 @@ class Conversation:
         Raises:
             HetoptError: it ended, says nothing in time, or says what cannot be.
         """
-        return read_words(kind, self._next(question, patience_s), self.host.name)
+        begun_s, timer = time.monotonic(), threading.Timer(patience_s, self.cut)
+        timer.start()
+        try:
+            self.say(question)
+            word = next(self._words, None)
+        finally:
+            timer.cancel()
+        if word is None:
+            raise self._why_ended(is_late=time.monotonic() - begun_s >= patience_s)
+        self._printed.clear()
+        return read_words(kind, word, self.host.name)
 
     def say(self, data: bytes) -> None:
         """Write bytes to the program's input; where that fails, the next `ask` says why."""
@@ -322,14 +277,13 @@ class Conversation:
 
     def end(self) -> None:
         """Let go of the host, of which nothing more is heard."""
-        if self._ssh is not None:
-            self._let_go()
-            self.incoming.close()
+        self._let_go()
+        self.incoming.close()
+        self._complaints.close()
 
     def cut(self) -> None:
         """End the connection at once: the host does not answer any more."""
-        if self._ssh is not None:
-            self._ssh.kill()
+        self.ssh.kill()
 
     def _let_go(self) -> int:
         """Close the program's input, cut it off if it has not ended after a while; return ssh's exit code."""
@@ -348,37 +302,17 @@ class Conversation:
         while left > 0 and (data := self.incoming.readline(left)):
             left -= len(data)
             line = data.decode(errors="replace")
-            if line.startswith(MARK):
-                yield line.removeprefix(MARK).rstrip("\n")
+            if line.startswith(entry.MARK):
+                yield line.removeprefix(entry.MARK).rstrip("\n")
             elif line.strip():
                 self._printed.append(one_line(line))
 
-    def _next(self, question: bytes, patience_s: float) -> str:
-        """Return the next thing that the program says; one that says nothing in time is cut off."""
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self.cut()
-
-        timer = threading.Timer(patience_s, give_up)
-        timer.start()
-        try:
-            self.say(question)
-            word = next(self._words, None)
-        finally:
-            timer.cancel()
-        if word is None:
-            raise self._why_ended(is_late=late.is_set())
-        self._printed.clear()
-        return word
-
     def _why_ended(self, *, is_late: bool) -> HetoptError:
         code = self._let_go()
-        self._silent.wait(self.end_s)
-        complaint = self._complaints.replace(b"\0", b"").decode(errors="replace")
-        if (unreached := self.link.why_unreached(self.host, code, complaint)) is not None:
-            return unreached
+        self._complaints.seek(0)
+        complaint = self._complaints.read(_MOST_BYTES).replace(b"\0", b"").decode(errors="replace")
+        if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
+            return why_unreached(self.host, complaint)
         if is_late:
             return RunFailed(
                 f"{self.host.name} has begun to answer and says nothing more.", hint="see whether it is overloaded"
@@ -389,16 +323,6 @@ class Conversation:
             f"{self.host.name} cannot run a program ({one_line(said[-1])[:200].rstrip('.')}).",
             hint='see that its shell runs one, or name another interpreter there: python = "~/venv/bin/python"',
         )
-
-    def _hear_complaints(self, stream: IO[bytes]) -> None:
-        with stream:
-            for data in iter(lambda: stream.readline(_MOST_BYTES), b""):
-                if len(self._complaints) < _MOST_BYTES:
-                    self._complaints += data
-                    if self.errors is not None:
-                        with suppress(OSError), self.errors.open("ab") as file:
-                            file.write(data)
-        self._silent.set()
 
 
 @dataclass(kw_only=True)
@@ -411,18 +335,14 @@ class Part(Conversation):
         lock: held while an object is read or written: hosts ask at the same time.
         wrote: told the name and the bytes of every whole object that it has written.
         heard_s: when it said something last.
-        speaks: whether it has asked for anything yet: before, it imports what it runs.
     """
 
-    source: str = field(default_factory=partial(inspect.getsource, receive))
     end_s: float = 20.0
     objects: FolderObjects
     models: FolderObjects
     lock: threading.Lock
     wrote: Callable[[str, bytes], None]
     heard_s: float = 0.0
-    speaks: bool = False
-    gone: threading.Event = field(default_factory=threading.Event)
 
     def take_part(self, run: str, code: bytes, sha256: str, config: Mapping[str, object]) -> None:
         """Connect, send the code, and answer from then on in a thread of its own.
@@ -454,12 +374,13 @@ class Part(Conversation):
                 hint="look at it with `hetopt hosts check`",
             )
         self.heard_s = time.monotonic()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server.start()
 
     @property
     def is_over(self) -> bool:
-        """True if the connection has ended."""
-        return self.gone.is_set() or self.ssh.poll() is not None
+        """True if the connection has ended, and all that came through it was answered."""
+        return not self._server.is_alive()
 
     def _serve(self) -> None:
         def read(count: int) -> bytes:
@@ -467,7 +388,7 @@ class Part(Conversation):
             data = bytearray()
             while len(data) < count and (piece := self.incoming.read1(count - len(data))):
                 data += piece
-                self.heard_s, self.speaks = time.monotonic(), True
+                self.heard_s = time.monotonic()
             return bytes(data)
 
         try:
@@ -475,8 +396,6 @@ class Part(Conversation):
                 self.say(frame(*self._answer(*asked)))
         except (OSError, ValueError):
             self.cut()  # it is gone, or has a frame that is none
-        finally:
-            self.gone.set()
 
     def _answer(self, header: bytes, body: bytes) -> tuple[Answer, bytes]:
         try:

@@ -1,7 +1,7 @@
 """A host's part in a run: the agent of a rented machine, with the connection in the place of a bucket.
 
-``python -m hetopt.backends.ssh.node ROOT``, which `receive` becomes. It ends when the connection does, and takes with
-it its workers and its folder: nothing of the run is left on the host.
+``python -m hetopt.backends.ssh.node ROOT``, which `hetopt.backends.host.entry` becomes. It ends when the connection
+does, and takes with it its workers and its folder: nothing of the run is left on the host.
 """
 
 from __future__ import annotations

@@ -8,15 +8,17 @@ lengths, a line of JSON, and bytes.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import select
 import struct
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field
 
@@ -46,9 +48,69 @@ class Cut(SystemExit):
     """The error of a connection that is cut: whoever asked has nothing left to do."""
 
 
+class ObjectsInParts(Objects, ABC):
+    """Objects that are read and written in parts, be they in a folder or at the other end of a connection."""
+
+    @abstractmethod
+    def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
+        """Return one part of an object, and the size of the whole in bytes; None: there is no such object."""
+
+    @abstractmethod
+    def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
+        """Write the next part of an object, which has its name once it is whole; return whether that went well."""
+
+    def versioned(self, name: str) -> Versioned | None:
+        """See `Objects`."""
+        stream = io.BytesIO()
+        if not self._read_into(stream, name):
+            return None
+        return Versioned(data=stream.getvalue(), version=hashlib.sha256(stream.getvalue()).hexdigest())
+
+    def put(self, name: str, data: bytes) -> bool:
+        """See `Objects`."""
+        return self.put_part(name, 0, data, last=True)
+
+    def send(self, name: str, path: Path) -> bool:
+        """See `Objects`."""
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            return all(
+                self.put_part(name, offset, stream.read(PART_BYTES), last=offset + PART_BYTES >= size)
+                for offset in range(0, max(1, size), PART_BYTES)
+            )
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """See `Objects`."""
+        partial = _partial(path)
+        with partial.open("wb") as stream:
+            is_whole = self._read_into(stream, name)
+        if is_whole:
+            os.replace(partial, path)
+        else:
+            partial.unlink()
+        return is_whole
+
+    def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
+        """Refuse: a host has no bucket to download from.
+
+        Raises:
+            BadInput: always.
+        """
+        raise BadInput(
+            f"{url} is in a bucket, which hosts of your own do not read.", hint="give a folder that they have"
+        )
+
+    def _read_into(self, stream: BinaryIO, name: str) -> bool:
+        while (read := self.part(name, stream.tell())) is not None:
+            stream.write(read[0])
+            if not read[0] or stream.tell() >= read[1]:
+                return True
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
-class FolderObjects:
-    """The objects of a folder; see `hetopt.backends.host.protocol.Objects`."""
+class FolderObjects(ObjectsInParts):
+    """The objects of a folder."""
 
     folder: Path
 
@@ -59,23 +121,6 @@ class FolderObjects:
             BadInput: it is no name of a file in the folder.
         """
         return inside(self.folder, name, what="object", any_text=True)
-
-    def put(self, name: str, data: bytes) -> bool:
-        """See `Objects`."""
-        return self.put_part(name, 0, data, last=True)
-
-    def get(self, name: str) -> bytes | None:
-        """See `Objects`."""
-        stored = self.versioned(name)
-        return None if stored is None else stored.data
-
-    def versioned(self, name: str) -> Versioned | None:
-        """See `Objects`."""
-        try:
-            data = self.path(name).read_bytes()
-        except OSError:
-            return None
-        return Versioned(data=data, version=hashlib.sha256(data).hexdigest())
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """See `Objects`; the caller sees to it that nobody writes meanwhile."""
@@ -92,27 +137,24 @@ class FolderObjects:
         self.path(name).unlink(missing_ok=True)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Write the next part of a file, which has its name once it is whole."""
+        """See `ObjectsInParts`."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial(path)
-        with partial.open("ab" if offset else "wb") as stream:
+        with _partial(path).open("ab" if offset else "wb") as stream:
             if stream.tell() != offset:
                 return False
             stream.write(data)
         if last:
-            os.replace(partial, path)
+            os.replace(_partial(path), path)
         return True
 
     def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
-        """Return one part of a file, and the size of the whole in bytes; None: there is no such file."""
-        try:
-            with self.path(name).open("rb") as stream:
-                size = stream.seek(0, os.SEEK_END)
-                stream.seek(offset)
-                return stream.read(PART_BYTES), size
-        except OSError:
-            return None
+        """See `ObjectsInParts`."""
+        with suppress(OSError), self.path(name).open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(offset)
+            return stream.read(PART_BYTES), size
+        return None
 
 
 def _partial(path: Path) -> Path:
@@ -124,7 +166,7 @@ _STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "s
 _WRITES = ("put_over", "put_part", "delete")
 
 
-What = Literal["get", "names", "part", "put_over", "put_part", "delete"]
+What = Literal["names", "part", "put_over", "put_part", "delete"]
 Name = Annotated[str, Field(max_length=LONGEST_NAME_BYTES)]
 
 
@@ -143,7 +185,6 @@ class Answer(Record):
     """The launching machine's answer to a request; empty where it was refused."""
 
     done: bool = False
-    version: Name | None = None
     names: tuple[Name, ...] = ()
     size: int | None = None
 
@@ -171,9 +212,6 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
     """
     name = request.name
     match request.what:
-        case "get":
-            stored = objects.versioned(name)
-            return (Answer(), b"") if stored is None else (Answer(version=stored.version), stored.data)
         case "put_over":
             return Answer(done=objects.put_over(name, body, request.version)), b""
         case "names":
@@ -184,8 +222,8 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
         case "put_part":
             return Answer(done=objects.put_part(name, request.offset, body, last=request.last)), b""
         case "part":
-            part = objects.part(name, request.offset)
-            return (Answer(), b"") if part is None else (Answer(size=part[1]), part[0])
+            read, size = objects.part(name, request.offset) or (b"", None)
+            return Answer(size=size), read
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
@@ -194,17 +232,14 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
     Raises:
         ValueError: it is larger than any frame.
     """
-    head = read(_LENGTHS.size)
-    if len(head) < _LENGTHS.size:
+    lengths = read(_LENGTHS.size)
+    if len(lengths) < _LENGTHS.size:
         return None
-    header, body = _LENGTHS.unpack(head)
+    header, body = _LENGTHS.unpack(lengths)
     if header > MOST_HEADER or body > MOST_BODY:
         raise ValueError(f"a frame of {header} and {body} bytes")
-    record = read(header)
-    data = read(body)
-    if len(record) < header or len(data) < body:
-        return None
-    return record, data
+    data = read(header + body)
+    return (data[:header], data[header:]) if len(data) == header + body else None
 
 
 def frame(header: Request | Answer, body: bytes = b"") -> bytes:
@@ -225,7 +260,6 @@ class Connection:
     incoming: int
     outgoing: int
     silence_s: float = SILENCE_S
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, request: Request, body: bytes = b"") -> tuple[Answer, bytes]:
         """Send a request and wait for its answer.
@@ -233,14 +267,12 @@ class Connection:
         Raises:
             Cut: there is none.
         """
-        with self._lock:
-            try:
-                data = memoryview(frame(request, body))
-                while data:
-                    data = data[os.write(self.outgoing, data[:PART_BYTES]) :]
-                reply = read_frame(self._read)
-            except (OSError, ValueError):
-                reply = None
+        try:
+            with os.fdopen(self.outgoing, "wb", closefd=False) as stream:
+                stream.write(frame(request, body))
+            reply = read_frame(self._read)
+        except (OSError, ValueError):
+            reply = None
         if reply is None:
             raise Cut("the machine that launched the run is gone")
         return read_words(Answer, reply[0], "the machine that launched the run"), reply[1]
@@ -257,8 +289,8 @@ class Connection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteObjects(Objects):
-    """The launching machine's objects, from a host: each call is asked of that machine; see `Objects`.
+class RemoteObjects(ObjectsInParts):
+    """The launching machine's objects, from a host: each call is asked of that machine.
 
     Attributes:
         place: `OBJECTS` or `MODELS`.
@@ -270,14 +302,14 @@ class RemoteObjects(Objects):
     def _ask(self, what: What, name: str, body: bytes = b"", **more: Any) -> tuple[Answer, bytes]:
         return self.connection.ask(Request(what=what, place=self.place, name=name, **more), body)
 
-    def versioned(self, name: str) -> Versioned | None:
-        """See `Objects`."""
-        reply, data = self._ask("get", name)
-        return None if reply.version is None else Versioned(data=data, version=reply.version)
+    def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
+        """See `ObjectsInParts`."""
+        reply, data = self._ask("part", name, offset=offset)
+        return None if reply.size is None else (data, reply.size)
 
-    def put(self, name: str, data: bytes) -> bool:
-        """See `Objects`."""
-        return self._ask("put_part", name, data, last=True)[0].done
+    def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
+        """See `ObjectsInParts`."""
+        return self._ask("put_part", name, data, offset=offset, last=last)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """See `Objects`."""
@@ -290,38 +322,3 @@ class RemoteObjects(Objects):
     def delete(self, name: str) -> None:
         """See `Objects`."""
         self._ask("delete", name)
-
-    def send(self, name: str, path: Path) -> bool:
-        """See `Objects`."""
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            parts = ((offset, stream.read(PART_BYTES)) for offset in range(0, max(1, size), PART_BYTES))
-            return all(
-                self._ask("put_part", name, data, offset=offset, last=offset + PART_BYTES >= size)[0].done
-                for offset, data in parts
-            )
-
-    def fetch(self, name: str, path: Path) -> bool:
-        """See `Objects`."""
-        partial = _partial(path)
-        with partial.open("wb") as stream:
-            while True:
-                reply, data = self._ask("part", name, offset=stream.tell())
-                if reply.size is None:
-                    partial.unlink()
-                    return False
-                stream.write(data)
-                if not data or stream.tell() >= reply.size:
-                    break
-        os.replace(partial, path)
-        return True
-
-    def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Refuse: a host has no bucket to download from.
-
-        Raises:
-            BadInput: always.
-        """
-        raise BadInput(
-            f"{url} is in a bucket, which hosts of your own do not read.", hint="give a folder that they have"
-        )

@@ -1,0 +1,378 @@
+"""The program that enters a host: it says what is there and tries the ways to the others, or takes part in a run.
+
+Standard library alone: it is sent to machines as they are. To look, it writes nothing to any disk. After what it found
+it waits for the others' addresses on its standard input, and listens meanwhile on its own private address for those
+that know the round's token. The equation of a rate: bytes that arrived over the time between the first and the last of
+them, while all hosts send to their neighbours at once, as a ring does.
+
+To take part, it takes the code, checks it, and becomes the node. Everything it writes is in one folder, which it makes
+anew and which the node removes when it ends; so is the environment that it installs where that is wanted.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from contextlib import suppress
+from importlib import metadata
+from typing import Any, BinaryIO
+
+MARK = "HETOPT-SAYS "
+PACKAGES = ("torch", "numpy", "pydantic", "psutil", "safetensors", "scikit-learn")
+CONNECT_S = 2.0
+SEND_S = 0.3
+CHUNK = 65536
+MOST_WAITING_S = 30.0
+RATE = struct.Struct("!Q")
+CONFIG = "host.json"
+PID = "pid"
+MADE = "made"
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_GONE_S = 15.0
+
+
+def main() -> None:
+    """Do what is asked for: look, or take part in a run."""
+    asked = json.loads(sys.stdin.buffer.readline().decode())
+    if "run" in asked:
+        _take_part(asked)
+    else:
+        _look(asked)
+
+
+def _say(what: dict[str, Any]) -> None:
+    sys.stdout.write("\n" + MARK + json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def _look(asked: dict[str, Any]) -> None:
+    """Report on this host, then answer the round."""
+    address, token = asked["address"] or _reached_as(), asked["token"].encode()
+    facts = {**_facts(asked), "address": address, "port": None, "listen_trouble": None}
+    try:
+        if address is None:
+            raise OSError("it cannot be seen by which address it was reached")
+        family, _, _, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(where[:2], family=family, backlog=64)
+        facts["port"] = listener.getsockname()[1]
+        threading.Thread(target=_serve, args=(listener, token), daemon=True).start()
+    except OSError as error:
+        facts["listen_trouble"] = str(error.strerror or error)
+    _say(facts)
+    for line in iter(sys.stdin.buffer.readline, b""):
+        _say(_try_ways(json.loads(line.decode()), token))
+
+
+def _reached_as() -> str | None:
+    """Return the address by which ssh came here; None: not known."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 and words[2] != "UNKNOWN" else None
+
+
+def _serve(listener: socket.socket, token: bytes) -> None:
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_answer, args=(connection, token), daemon=True).start()
+
+
+def _answer(connection: socket.socket, token: bytes) -> None:
+    """Accept whoever knows the token; then receive, say how fast, and send as much."""
+    with connection, connection.makefile("rb") as heard, suppress(OSError):  # the other end says what was wrong
+        connection.settimeout(MOST_WAITING_S)
+        if heard.read(len(token)) != token:
+            return
+        connection.sendall(b"y")
+        if heard.read(1) == b"r":
+            connection.sendall(RATE.pack(_receive(heard)))
+            _send(connection)
+
+
+def _send(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK)
+    end = time.monotonic() + SEND_S
+    chunk = b"1" + bytes(CHUNK - 1)
+    while time.monotonic() < end:
+        connection.sendall(chunk)
+    connection.sendall(b"0" + bytes(CHUNK - 1))
+
+
+def _receive(heard: BinaryIO) -> int:
+    """Receive until the sender ends; return its rate, bits per second."""
+    chunk = heard.read(CHUNK)
+    begun, total = time.monotonic(), 0
+    while chunk[:1] == b"1":
+        chunk = heard.read(CHUNK)
+        total += len(chunk)
+    return int(8 * total / max(1e-6, time.monotonic() - begun))
+
+
+def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
+    """Connect to every other host, all at once; measure the way to one of them, both directions."""
+    said: dict[str, Any] = {"reached": {}, "rates": {}}
+    ways = [(said, name, address, port, token, name in wish["measure"]) for name, address, port in wish["others"]]
+    threads = [threading.Thread(target=_try_way, args=way, daemon=True) for way in ways]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(MOST_WAITING_S)
+    return said
+
+
+def _try_way(said: dict[str, Any], name: str, address: str, port: int, token: bytes, measures: bool) -> None:
+    try:
+        with (
+            socket.create_connection((address, port), timeout=CONNECT_S) as connection,
+            connection.makefile("rb") as heard,
+        ):
+            connection.settimeout(MOST_WAITING_S)
+            connection.sendall(token)
+            said["reached"][name] = "yes" if heard.read(1) == b"y" else "somebody else answers"
+            if measures:
+                connection.sendall(b"r")
+                _send(connection)
+                there = RATE.unpack(heard.read(RATE.size))[0]
+                said["rates"][name] = [there, _receive(heard)]
+    except (OSError, struct.error) as error:
+        trouble = "timed out" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
+        said["reached"].setdefault(name, trouble)
+
+
+def _facts(asked: dict[str, Any]) -> dict[str, Any]:
+    folder = os.path.expanduser(asked["folder"])
+    there = folder
+    while not os.path.exists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    disk = os.statvfs(there)
+    return {
+        "python": list(sys.version_info[:2]),
+        "executable": sys.executable,
+        "identity": identity(),
+        "time_s": time.time(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "writable": os.access(there, os.W_OK | os.X_OK),
+        "there": there,
+        "free_bytes": disk.f_bavail * disk.f_frsize,
+        "shared_bytes": shared_bytes(),
+        "open_files": open_files(),
+        "packages": _packages(),
+        "installs": _installs() if asked["install"] else None,
+        "gpus": _gpus(),
+        "cuda": _cuda(),
+        "left": _left(folder),
+    }
+
+
+def _left(folder: str) -> list[str]:
+    """Return the folders of runs whose node is gone: a machine that lost power could not remove its own."""
+    roots = map(os.path.dirname, glob.glob(f"{glob.escape(folder)}/runs/*/*/{PID}"))
+    return sorted(root for root in roots if _node_of(root) is None)
+
+
+def _node_of(root: str) -> int | None:
+    """Return the number of the process that takes part in a run from a folder; None: it is gone."""
+    try:
+        with open(f"{root}/{PID}") as file:
+            pid = int(file.read())
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if b"hetopt.backends.ssh.node" in words and root.encode() in words else None
+
+
+def identity() -> str:
+    """Return the identity that two names for one machine share: this boot of its kernel, this view of its network."""
+    parts = []
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            parts.append(file.read().strip())
+        parts.append(os.readlink("/proc/self/ns/net"))
+    except OSError:
+        parts.append(socket.gethostname())
+    return " ".join(parts)
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def shared_bytes() -> int | None:
+    """Return the size of /dev/shm, in which processes hand each other tensors."""
+    try:
+        disk = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return disk.f_blocks * disk.f_frsize
+
+
+def open_files() -> int | None:
+    """Return how many files a process of this user may have open; None: as many as it wants."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if most == resource.RLIM_INFINITY else most
+
+
+def _packages() -> dict[str, str | None]:
+    """Return the versions of packages that training needs, without importing any; null where one is not there."""
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _installs() -> str | None:
+    """Return why packages cannot be installed here; None: this Python lacks nothing for it."""
+    # Debian has the first in a package of its own.
+    lacks = [name for name in ("ensurepip", "venv") if importlib.util.find_spec(name) is None]
+    return f"its Python has no {lacks[0]}" if lacks else None
+
+
+def _nvidia(*arguments: str) -> tuple[int | None, str]:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=10,
+        )
+        return done.returncode, done.stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return None, ""
+
+
+def _gpus() -> list[list[str]] | str:
+    """Return name, MiB and driver of each GPU; a sentence where the driver does not answer; nothing without one."""
+    code, text = _nvidia("--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader,nounits")
+    if code is None:
+        return []
+    if code != 0:
+        return text.strip()[:200] or "nvidia-smi fails"
+    return [[word.strip() for word in line.split(",")] for line in text.strip().splitlines()]
+
+
+def _cuda() -> str | None:
+    """Return the newest CUDA version that the driver runs, as nvidia-smi heads its table."""
+    _, text = _nvidia()
+    match = re.search(r"CUDA\b[^:|]*Version:\s*([0-9.]+)", text)
+    return match[1] if match else None
+
+
+def _take_part(asked: dict[str, Any]) -> None:
+    """Take the code, say so, and become the node."""
+    folder = os.path.abspath(os.path.expanduser(asked["folder"]))
+    root = "/".join((folder, "runs", asked["run"], asked["host"]))
+    try:
+        python = _made_ready(asked, folder, root)
+    except subprocess.CalledProcessError as error:
+        last = (error.stdout or b"").decode(errors="replace").strip().splitlines()[-1:]
+        refused = f"its packages cannot be installed ({''.join(last)[:200]})"
+    except (OSError, tarfile.TarError) as error:
+        refused = f"{root} cannot be written ({getattr(error, 'strerror', None) or error})"
+    else:
+        os.chdir(f"{root}/code")  # where a task's file is found by the name that the run has for it
+        os.environ["PYTHONPATH"] = f"{root}/code"
+        _say({"ready": root})
+        os.execv(python, [python, "-u", "-m", "hetopt.backends.ssh.node", root])
+    shutil.rmtree(root, ignore_errors=True)
+    _say({"refused": refused})
+
+
+def _made_ready(asked: dict[str, Any], folder: str, root: str) -> str:
+    """Put all that the node needs into its folder; return its interpreter.
+
+    Raises:
+        OSError: the folder cannot be written, or the code is not what was sent.
+        CalledProcessError: its packages cannot be installed.
+    """
+    # What was made for the run goes with it, and nothing that was there before; a host that lost power has it still.
+    made_folder = not os.path.exists(folder) or os.path.exists(f"{root}/{MADE}")
+    data = sys.stdin.buffer.read(asked["bytes"])
+    if hashlib.sha256(data).hexdigest() != asked["sha256"]:
+        raise OSError("the code did not arrive as it was sent")
+    _end_earlier(root)
+    shutil.rmtree(root, ignore_errors=True)
+    os.makedirs(f"{root}/run", mode=0o700)
+    if made_folder:
+        open(f"{root}/{MADE}", "w").close()
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        for entry in archive.getmembers():
+            if not entry.isreg() or entry.name.startswith("/") or ".." in entry.name.split("/"):
+                raise OSError("the code holds what is no file of it")
+        archive.extractall(f"{root}/code")
+    descriptor = os.open(f"{root}/{CONFIG}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({**asked["config"], "made": made_folder}, file)
+    with open(f"{root}/{PID}", "w") as file:
+        file.write(str(os.getpid()))
+    return _installed(root, gpu=asked["gpu"]) if asked["install"] else sys.executable
+
+
+def _installed(root: str, *, gpu: bool) -> str:
+    """Make an environment with the packages whose hashes the code names; return its interpreter.
+
+    torch for CPUs has an index of its own. What pip keeps for another time would stay behind, so it keeps nothing.
+
+    Raises:
+        CalledProcessError: that cannot be done; what was said last says why.
+    """
+    python = f"{root}/venv/bin/python"
+    temporary = f"{root}/tmp"
+    os.mkdir(temporary)
+    locks = f"{root}/code/locks/{platform.machine()}"
+    wanted = [["--requirement", f"{locks}-{'gpu' if gpu else 'cpu'}.txt"]]
+    if not gpu:
+        wanted.append(["--index-url", CPU_TORCH_INDEX, "--requirement", f"{locks}-cpu-torch.txt"])
+    task_requirements = f"{root}/code/task/requirements.txt"
+    if os.path.exists(task_requirements):
+        wanted.append(["--requirement", task_requirements])
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
+    safe = ["--only-binary", ":all:", "--require-hashes"]
+    for command in ([sys.executable, "-m", "venv", f"{root}/venv"], *([*pip, *safe, *options] for options in wanted)):
+        subprocess.run(
+            command,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": temporary},
+        )
+    shutil.rmtree(temporary)
+    return python
+
+
+def _end_earlier(root: str) -> None:
+    """End the node of an earlier connection that does not know yet that it was cut off; its children end with it."""
+    pid, until_s = _node_of(root), time.monotonic() + _GONE_S
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+    while pid is not None and _node_of(root) == pid:
+        if time.monotonic() > until_s:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+if __name__ in ("hetopt_host", "__main__"):
+    main()
