@@ -10,7 +10,7 @@ from typing import Any
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from tests.ec2.conftest import Patience
@@ -47,14 +47,11 @@ class Priced:
     def __init__(self, inner: Edge, prices: dict[tuple[str, str], float]) -> None:
         self.inner, self.prices = inner, prices
         self.asked = 0
-        self.refusal: str | None = None
 
     def __call__(self, request: Request) -> Answer:
         if request.operation != "describe_spot_price_history":
             return self.inner(request)
         self.asked += 1
-        if self.refusal is not None:
-            raise ApiRefused(request, self.refusal, "as the test wants it")
         at = request.parameters["StartTime"]
         told = [
             {"AvailabilityZone": zone, "InstanceType": name, "SpotPrice": str(usd), "Timestamp": at}

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.box.metadata import MetadataService, metadata_service
-from hetopt.backends.ec2.bootstrap import NodeConfig, Timer
+from hetopt.backends.ec2.bootstrap import NodeConfig, set_timer
 from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE
 from hetopt.backends.ec2.node.agent import is_taken, metadata
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
@@ -81,7 +82,6 @@ def agent(
         group_secret="5ec4e7" + 58 * "0",
     )
     (root / "run").mkdir(parents=True)
-    timer = Timer(run=commands, units=root, clock=time.time)
     models = replace(objects, prefix="models/r")
     return Agent(
         terms=config,
@@ -90,7 +90,7 @@ def agent(
         objects=objects,
         models=models,
         is_taken=is_taken,
-        end_at=timer.set,
+        end_at=partial(set_timer, run=commands, units=root),
         turn_s=0.1,
     )
 
@@ -482,13 +482,10 @@ def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]", '{"action": "none"}', '{"action": 3, "time": null}'])
-def test_nonsense_is_no_notice(text: str) -> None:
-    def transport(method: str, path: str, headers: object) -> tuple[int, bytes]:
-        if method == "PUT":
-            return 200, b"token"
-        return (200, text.encode()) if path == ACTION else (404, b"")
-
-    assert not is_taken(transport)
+def test_nonsense_is_no_notice(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with metadata_service({ACTION: text}) as service:
+        monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, service.url)
+        assert not is_taken()
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from botocore.stub import Stubber
 from hypothesis import assume, given, strategies as st
 
-from hetopt.backends.ec2.objects import PriceHistory
+from hetopt.backends.ec2.objects import ask_prices
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
     ClusterState,
@@ -306,7 +306,7 @@ def test_the_renters_word_counts_whatever_a_machine_has_reckoned() -> None:
 
 def test_a_machine_asks_ec2_and_lives_without_an_answer() -> None:
     client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
-    asks = PriceHistory(client=client)
+    asks = partial(ask_prices, client)
     at = datetime.datetime(2026, 11, 27, tzinfo=datetime.UTC)
     page = {"AvailabilityZone": ZONE, "InstanceType": "c7i.large", "SpotPrice": "0.04", "Timestamp": at}
     with Stubber(client) as stub:

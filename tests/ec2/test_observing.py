@@ -43,6 +43,7 @@ def machine(order: Order, host: str, hours: float, ending: Ending, *, since_h: f
         until_s=since_s + hours * HOUR,
         usd_per_hour=0.1,
         extras_usd_per_hour=0.01,
+        on_demand=host == "d",
     )
 
 

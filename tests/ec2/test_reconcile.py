@@ -177,10 +177,10 @@ class World:
                 assert set(ids) <= {machine.id for machine in before.machines}, "only what was granted"
                 assert before.placed_s < self.now_s, "the others have been told, and seen since"
                 self.ended |= set(ids)
-            case Rent(roles=roles, zone=zone):
+            case Rent(roles=roles):
                 self.check_rent(before, action)
                 if not self.empty:
-                    new = self.grant(roles, zone, duty="waits")
+                    new = self.grant(roles, self.state.zone, duty="waits")
                     self.state = self.state.model_copy(update={"machines": (*self.state.machines, *new)})
             case Place(spec=spec):
                 self.spec = spec

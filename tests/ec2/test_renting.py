@@ -176,7 +176,7 @@ def test_a_group_that_keeps_its_machines_apart_is_refused(
     with pytest.raises(CloudRefused, match="does not let its machines reach each other") as told:
         order_for(security_group=group)
     assert f"authorize-security-group-ingress --group-id {group}" in str(told.value.hint)
-    with pytest.raises(CloudRefused, match="there is no security group"):
+    with pytest.raises(CloudRefused, match="sg-0123456789abcdef0"):
         order_for(security_group="sg-0123456789abcdef0")
     with pytest.raises(CloudRefused, match="not all of the subnets"):
         order_for(subnets=(NOWHERE,))
@@ -188,7 +188,9 @@ def test_subnets_where_the_regions_prices_do_not_hold_are_refused(
 ) -> None:
     """The budget would be bounded by a price that is not theirs."""
     be_unkind(kinds={"us-east-1b": kind})
-    with pytest.raises(BadInput, match=f"is in us-east-1b, a {kind}: types, prices and spot machines there are not"):
+    with pytest.raises(
+        BadInput, match=f"{subnet['SubnetId']} is on an Outpost, or in a local or Wavelength zone: types, prices"
+    ):
         order_for(subnets=(subnet["SubnetId"],))
 
 

@@ -22,7 +22,7 @@ from benchmarks.box.authorizations import Place, authorizations
 from benchmarks.box.iam import allows, other_actions
 from hetopt.api.account import Setup, checks
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.objects import PART_BYTES, PriceHistory, S3Objects
+from hetopt.backends.ec2.objects import PART_BYTES, S3Objects, ask_prices, prices_client
 from hetopt.backends.ec2.renter import doctor
 from hetopt.backends.ec2.renter.bucket_doctor import Asked, several
 from hetopt.backends.ec2.renter.calls import END_ROLE
@@ -239,7 +239,7 @@ def test_machines_use_what_they_are_granted_and_no_more(cloud: BotoEdge, tmp_pat
     assert objects.names("ckpt/") == []
     begun = objects.client.create_multipart_upload(Bucket=BUCKET, Key="runs/r/ckpt/x")  # as boto3 does where one fails
     objects.client.abort_multipart_upload(Bucket=BUCKET, Key="runs/r/ckpt/x", UploadId=begun["UploadId"])
-    assert PriceHistory.connect(region=REGION)(["c7i.large"], time.time()) is not None
+    assert ask_prices(prices_client(REGION), ["c7i.large"], time.time()) is not None
     told = account_truth()
     assert not told["refused"]
     granted = {one for statement in node["Statement"] if statement["Effect"] == "Allow" for one in statement["Action"]}
@@ -438,7 +438,7 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
 @pytest.mark.parametrize(
     ("unkind", "name", "said", "hint"),
     [
-        ({"subnets": "none"}, "order", "no default subnet", "aws ec2 create-default-vpc"),
+        ({"subnets": "none"}, "order", "no zone of the region has all of", "aws ec2 create-default-vpc"),
         ({"quotas": {}}, "quota L-34B43A08", "6 vCPUs are needed", "request-service-quota-increase"),
         (
             {"refuses": {"RunInstances": ["UnauthorizedOperation", SCP]}},

@@ -19,12 +19,12 @@ systemd 252, which Amazon Linux 2023 has):
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import StringConstraints, model_validator
+from pydantic import StringConstraints
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.host.protocol import Digest, Terms
@@ -94,28 +94,23 @@ WantedBy=multi-user.target
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timer:
-    """The timer of a machine's own end, as the boot script has set it.
+def set_timer(
+    end_s: float, *, run: Callable[[list[str]], bool], units: Path, clock: Callable[[], float] = time.time
+) -> None:
+    """End the machine at a time by the timer that the boot script has set, and not when it was said before.
 
-    Attributes:
+    Args:
+        end_s: when, in seconds since the epoch.
         run: carries out a command; says whether that went well.
         units: where the system's units are.
         clock: seconds since the epoch.
     """
-
-    run: Callable[[list[str]], bool]
-    units: Path
-    clock: Callable[[], float]
-
-    def set(self, end_s: float) -> None:
-        """End the machine at a time, and not when it was said before."""
-        now_s = self.clock()
-        write_atomically(self.units / END_TIMER, end_timer(str(math.floor(max(end_s, now_s + _SOONEST_S)))))
-        reloaded = self.run(["systemctl", "daemon-reload"])
-        if not (self.run(["systemctl", "restart", END_TIMER]) and reloaded):
-            # Without the timer, the other way that systems have to end at a time.
-            self.run(["shutdown", "-h", f"+{max(1, math.floor((end_s - now_s) / 60))}"])
+    now_s = clock()
+    write_atomically(units / END_TIMER, end_timer(str(math.floor(max(end_s, now_s + _SOONEST_S)))))
+    reloaded = run(["systemctl", "daemon-reload"])
+    if not (run(["systemctl", "restart", END_TIMER]) and reloaded):
+        # Without the timer, the other way that systems have to end at a time.
+        run(["shutdown", "-h", f"+{max(1, math.floor((end_s - now_s) / 60))}"])
 
 
 CONFIG_FILE = "node.json"
@@ -142,12 +137,6 @@ class NodeConfig(Terms):
     version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+-]{1,40}$")]
     proxy: Annotated[str, StringConstraints(pattern=rf"^({PROXY_PATTERN.strip('^$')})?$")] = ""
 
-    @model_validator(mode="after")
-    def _ends(self) -> Self:
-        if self.end_s > self.latest_end_s:
-            raise ValueError(f"end_s cannot be {self.end_s}, and the latest {self.latest_end_s}")
-        return self
-
     @property
     def prefix(self) -> str:
         """The prefix of the run's objects in the bucket."""
@@ -165,16 +154,12 @@ export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY
 
 
 def user_data(config: NodeConfig) -> str:
-    """Return the script that a rented machine runs as root when it boots (EC2 user data).
-
-    Raises:
-        ValueError: longer than EC2 takes.
-    """
+    """Return the script that a rented machine runs as root when it boots (EC2 user data)."""
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
     torch = f'\n        "${{pip[@]}}" --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt" &&'
     python = facts.PYTHON
-    text = f"""#!/bin/bash
+    return f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
 
 # The end comes first: from here on nothing can make this machine outlive its budget, not even a reboot.
@@ -295,6 +280,3 @@ PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.agen
 echo "the agent ended with $status"
 shutdown -h now
 """
-    if len(text.encode()) > facts.USER_DATA_BYTES:
-        raise ValueError(f"user data of {len(text.encode())} bytes is more than EC2 takes")
-    return text

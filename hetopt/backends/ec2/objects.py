@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +119,9 @@ class S3Objects(Objects):
         """Return the sorted names of all objects with a prefix; empty where S3 does not answer."""
         place = {"Bucket": self.bucket, "Prefix": f"{self.prefix}/{prefix}", "ExpectedBucketOwner": self.account_id}
         try:
-            listing = self.client.get_paginator("list_objects_v2").paginate(**place).build_full_result()
+            return sorted(entry["Key"].removeprefix(f"{self.prefix}/") for entry in _listed(self.client, **place))
         except failures():
             return []
-        return sorted(entry["Key"].removeprefix(f"{self.prefix}/") for entry in listing.get("Contents", ()))
 
 
 def _client(service: str, region: str, **config: Any) -> Any:
@@ -146,21 +145,6 @@ def _in_parts() -> Any:
     return TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)
 
 
-@dataclass
-class _Count:
-    """Bytes that are here; many threads add to it."""
-
-    bytes: int = 0
-    stopped: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, count: int) -> None:
-        if self.stopped:
-            raise InterruptedError
-        with self._lock:
-            self.bytes += count
-
-
 def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_s: float = 1.0) -> bool:
     """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder. What is there already in its size is not fetched.
 
@@ -180,17 +164,24 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
     """
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/") + "/" if prefix else ""
-    objects = list(_listed(client, bucket, prefix))
+    # Consoles show folders by objects whose names end so.
+    listed = [entry for entry in _listed(client, Bucket=bucket, Prefix=prefix) if not entry["Key"].endswith("/")]
+    objects = [(entry["Key"], int(entry["Size"])) for entry in listed]
     if not objects:
         raise BadInput(f"there is nothing in {url}.", hint=READABLE)
     places = [(inside(folder, key.removeprefix(prefix), what="object", any_text=True), key, n) for key, n in objects]
     new = [(path, key, size) for path, key, size in places if not (path.is_file() and path.stat().st_size == size)]
-    total, count = sum(size for _, size in objects), _Count()
-    count.bytes = total - sum(size for _, _, size in new)
+    total, stopped = sum(size for _, size in objects), threading.Event()
+    here = [total - sum(size for _, _, size in new)]  # what many threads append to: bytes as they arrive
+
+    def count(arrived: int) -> None:
+        if stopped.is_set():
+            raise InterruptedError
+        here.append(arrived)
 
     def download(path: Path, key: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        client.download_file(bucket, key, str(path), Callback=count.add)
+        client.download_file(bucket, key, str(path), Callback=count)
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         left: set[Future[None]] = {pool.submit(download, path, key) for path, key, _ in new}
@@ -199,20 +190,17 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
                 done, left = wait(left, timeout=look_every_s, return_when=FIRST_COMPLETED)
                 for each in done:
                     each.result()
-                if not goes_on(count.bytes, total):
+                if not goes_on(sum(here), total):
                     return False
         finally:
-            count.stopped = True
+            stopped.set()
             pool.shutdown(cancel_futures=True)
     return goes_on(total, total)
 
 
-def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yield the names and sizes of objects, without those by which consoles show folders."""
-    listing = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).build_full_result()
-    for entry in listing.get("Contents", ()):
-        if not entry["Key"].endswith("/"):
-            yield entry["Key"], int(entry["Size"])
+def _listed(client: Any, **place: str) -> list[Mapping[str, Any]]:
+    listing = client.get_paginator("list_objects_v2").paginate(**place).build_full_result()
+    return list(listing.get("Contents", ()))
 
 
 def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
@@ -249,24 +237,16 @@ _WITHIN_S = 5
 """The agent waits for it, and heeds notices every five seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PriceHistory:
-    """EC2's price history, by the credentials of a machine's role; no answer where it may not be read or reached."""
+def prices_client(region: str) -> Any:
+    """Return a client of EC2's price history with the credentials of the machine's role."""
+    once = {"total_max_attempts": 1}
+    return _client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S)
 
-    client: Any
 
-    @classmethod
-    def connect(cls, *, region: str) -> PriceHistory:
-        """Connect to EC2's price history with the credentials of the machine's role."""
-        once = {"total_max_attempts": 1}
-        return cls(client=_client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S))
-
-    def __call__(self, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
-        """See `hetopt.backends.host.protocol.AskPrices`."""
-        try:
-            pages = self.client.get_paginator("describe_spot_price_history").paginate(
-                **history_parameters(types, from_s)
-            )
-            return changes_of(pages.build_full_result())
-        except failures():
-            return None
+def ask_prices(client: Any, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
+    """Return EC2's price changes, see `hetopt.backends.host.protocol.AskPrices`; None: they cannot be read."""
+    try:
+        pages = client.get_paginator("describe_spot_price_history").paginate(**history_parameters(types, from_s))
+        return changes_of(pages.build_full_result())
+    except failures():
+        return None

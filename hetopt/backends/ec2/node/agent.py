@@ -13,16 +13,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.bootstrap import CONFIG_FILE, UNITS_FOLDER, UNITS_VARIABLE, NodeConfig, Timer
-from hetopt.backends.ec2.objects import PriceHistory, S3Objects
+from hetopt.backends.ec2.bootstrap import CONFIG_FILE, UNITS_FOLDER, UNITS_VARIABLE, NodeConfig, set_timer
+from hetopt.backends.ec2.objects import S3Objects, ask_prices, prices_client
 from hetopt.backends.host.agent import Agent
 from hetopt.backends.host.protocol import MODELS_FOLDER
 from hetopt.core.artifact import read_record
@@ -51,8 +50,7 @@ def main(arguments: list[str]) -> int:
     instance_id = metadata(_PATHS["id"])
     if instance_id is None:
         raise BadInput("there is no metadata service here.", hint="the agent runs on rented machines only")
-    timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
-    prices = PriceHistory.connect(region=config.region)
+    units = Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER))
     return Agent(
         terms=config,
         id=instance_id,
@@ -60,8 +58,8 @@ def main(arguments: list[str]) -> int:
         objects=objects,
         models=models,
         is_taken=is_taken,
-        end_at=timer.set,
-        prices=prices,
+        end_at=partial(set_timer, run=_run, units=units),
+        prices=partial(ask_prices, prices_client(config.region)),
         notice_every_s=facts.NOTICE_EVERY_S,
     ).live()
 
@@ -69,40 +67,29 @@ def main(arguments: list[str]) -> int:
 _PATHS = facts.METADATA_PATHS
 _TIMEOUT_S = 2.0
 
-Response = tuple[int, bytes]
-Transport = Callable[[str, str, Mapping[str, str]], Response]
-"""Method, path and headers in; status and body out. Status 0: the service cannot be reached."""
 
-
-def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
-    """Request a path of the metadata service, past any proxy (its address is this machine); return status and body."""
+def _asked(method: str, path: str, headers: Mapping[str, str]) -> str | None:
+    """Return the metadata service's answer, past any proxy (its address is this machine); None: no value, or nobody."""
     base = os.environ.get(facts.METADATA_ENDPOINT_VARIABLE, facts.METADATA_ENDPOINT).rstrip("/")
     request = urllib.request.Request(f"{base}{path}", method=method, headers=dict(headers))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, b""
-    except (OSError, ValueError):
-        return 0, b""
-
-
-def metadata(path: str, transport: Transport = over_http) -> str | None:
-    """Return the metadata service's value at a path, by a token for this question; None: no value, or no answer."""
-    status, token = transport("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
-    if status != 200:
+            return str(response.read().decode("utf-8", errors="replace")).strip()
+    except (OSError, ValueError):  # 404 is one of the first
         return None
-    asker = {facts.METADATA_HEADERS["token"]: token.decode("ascii", errors="replace").strip()}
-    status, body = transport("GET", path, asker)
-    return body.decode("utf-8", errors="replace").strip() if status == 200 else None
 
 
-def is_taken(transport: Transport = over_http) -> bool:
+def metadata(path: str) -> str | None:
+    """Return the metadata service's value at a path, by a token for this question; None: no value, or no answer."""
+    token = _asked("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
+    return None if token is None else _asked("GET", path, {facts.METADATA_HEADERS["token"]: token})
+
+
+def is_taken() -> bool:
     """Return whether EC2 has announced that it takes this machine back."""
     try:
-        announced = json.loads(metadata(_PATHS["interruption"], transport) or "{}")
+        announced = json.loads(metadata(_PATHS["interruption"]) or "{}")
     except ValueError:
         return False
     return isinstance(announced, dict) and announced.get("action") in facts.TAKING_ACTIONS

@@ -75,18 +75,13 @@ def _sha256(path: Path) -> str:
 def _unpack_part(job: tuple[Path, Path, Path, int, int]) -> None:
     """Unpack every n-th file of a wheel."""
     path, site, prefix, part, parts = job
-    folders: dict[tuple[Path, str], Path] = {}
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist()[part::parts]:
             place = None if entry.is_dir() else _place(entry.filename, site, prefix)
             if place is None:
                 continue
-            root, (folder, _, name) = place[0], place[1].rpartition("/")
-            if (root, folder) not in folders:
-                directory = inside(root, folder, what="folder of a wheel", any_text=True) if folder else root
-                directory.mkdir(parents=True, exist_ok=True)
-                folders[root, folder] = directory
-            target = folders[root, folder] / name
+            target = inside(*place, what="file of a wheel", any_text=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(entry) as source, target.open("wb") as stream:
                 shutil.copyfileobj(source, stream, _PIECE_BYTES)
             if (entry.external_attr >> 16) & 0o111:

@@ -381,7 +381,16 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     loop = Loop(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
     written = read_lease(edge, order)
     ends_s = order.created_s + order.lifetime_s if written is None else written[0].end_s
-    loop.save(_seen(edge, loop, placements, ends_s))
+    # A machine that EC2 has forgotten ended more than an hour ago.
+    known = instances_in(edge(calls.addresses_call(order)))
+    there = {place.host: known[id_] for id_, place in placements.hosts.items() if id_ in known}
+    on_spot = {host: machine for host, machine in there.items() if machine.get("InstanceLifecycle") == "spot"}
+    held = {host: machine for host, machine in there.items() if host not in on_spot}
+    seen = ClusterState(time_s=now_s, generation=placements.generation, lease_end_s=ends_s)
+    moved = seen.model_copy(update={"on_demand": True})
+    machines = (*loop.granted(on_spot, seen), *loop.granted(held, moved))
+    update = {"zone": machines[0].zone if machines else order.zones[0].name, "machines": machines}
+    loop.save((seen if on_spot or not order.has_spot else moved).model_copy(update=update))
     record = Launch(
         created=plan.created,
         started_s=order.created_s,
@@ -393,28 +402,6 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     )
     record.save(run_dir / LAUNCH_FILE)
     return record
-
-
-def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) -> ClusterState:
-    """Return the cluster state by EC2's list of machines; one that it has forgotten ended more than an hour ago."""
-    order, hosts = loop.order, placements.hosts
-    known = instances_in(edge(calls.addresses_call(order)))
-    zone = order.zones[0]
-    for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
-        name = known[id_].get("Placement", {}).get("AvailabilityZone")
-        zone = next((other for other in order.zones if other.name == name), zone)
-    there = {place.host: known[id_] for id_, place in hosts.items() if id_ in known}
-    on_spot = {host: machine for host, machine in there.items() if machine.get("InstanceLifecycle") == "spot"}
-    held = {host: machine for host, machine in there.items() if host not in on_spot}
-    unseen = ClusterState(time_s=loop.clock())
-    return ClusterState(
-        time_s=loop.clock(),
-        zone=zone.name,
-        generation=placements.generation,
-        machines=(*loop.granted(on_spot, zone, unseen), *loop.granted(held, zone, unseen, on_demand=True)),
-        on_demand=order.has_spot and not on_spot,
-        lease_end_s=lease_end_s,
-    )
 
 
 def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:

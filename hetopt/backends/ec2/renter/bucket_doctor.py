@@ -15,10 +15,10 @@ True: it holds. False: it does not. None: what is known does not decide it, such
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetopt.backends.ec2 import facts
 
@@ -27,35 +27,27 @@ ACTIONS = ("s3:PutObject", "s3:GetObject")
 NETWORK_KEY = "aws:sourcevpc"
 
 
-class Denial(NamedTuple):
-    """The actions that one policy statement denies, and whether that is certain for every call."""
-
-    actions: tuple[str, ...]
-    is_certain: bool
-
-
-def denial_of(statement: Statement, networks: Collection[str], objects: str = "*") -> Denial | None:
-    """Return the calls of a run that a policy statement denies; None: it denies none.
+def denials(policy: Policy, network: str, objects: str) -> dict[str, bool | None]:
+    """Return whether a bucket's policy denies each action of a run; None: what is known does not decide it.
 
     Args:
-        statement: of the bucket's policy.
-        networks: ids of the machines' networks, one of which a call may come from.
+        policy: the bucket's own.
+        network: id of the machines' network, which a call may come from.
         objects: the run's objects, as a resource of a policy.
     """
 
     def possible(key: str) -> tuple[str | None, ...]:
         if key == NETWORK_KEY:
-            return None, *networks
+            return None, network
         return (None,) if key.startswith(facts.OF_HEADERS) else ()
 
-    if statement["Effect"] != "Deny":
-        return None
-    asked = [Asked(action=action, resource=objects, context=facts.EVERY_CALL_OF_S3) for action in ACTIONS]
-    holds = {call.action: concerns(statement, call, possible) for call in asked}
-    if certain := tuple(action for action, truth in holds.items() if truth):
-        return Denial(certain, is_certain=True)
-    unclear = tuple(action for action, truth in holds.items() if truth is None)
-    return Denial(unclear, is_certain=False) if unclear else None
+    denied: dict[str, bool | None] = {}
+    for action in ACTIONS:
+        call = Asked(action=action, resource=objects, context=facts.EVERY_CALL_OF_S3)
+        denying = [statement for statement in statements(policy) if statement["Effect"] == "Deny"]
+        truths = [concerns(statement, call, possible) for statement in denying]
+        denied[action] = True if True in truths else None if None in truths else False
+    return denied
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filt
 from hetopt.backends.ec2.renter.request import Edge, Request, if_there, read
 from hetopt.backends.host.protocol import Lease, Renewal
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
-from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.errors import CloudRefused
 
 END_ROLE = "hetopt-end"
 """The role that the scheduler ends machines in; see `hetopt setup`."""
@@ -103,18 +103,6 @@ def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False
         },
         purpose=f"ends {instance_id} at {end:%Y-%m-%d %H:%M} UTC, {unless}",
         tolerates=facts.GONE if moves else frozenset({facts.SCHEDULE_THERE}),
-    )
-
-
-def no_end_call(order: Order) -> Request:
-    """Return the call that removes the schedules of a run's life, which cannot be moved."""
-    return Request(
-        step="no-ends",
-        service="scheduler",
-        operation="delete_schedule_group",
-        parameters={"Name": group_name(order.run_id, order.life)},
-        purpose="ends that cannot be moved would end machines that train",
-        tolerates=facts.GONE,
     )
 
 
@@ -322,11 +310,7 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
 
 
 def _template_call(order: Order, kind: str, group: str, generation: int, end_s: float) -> Request:
-    if order.spec_sha256 is None:
-        raise BadInput(
-            "the run was ordered by an older version of hetopt, which did not say what its machines are to run.",
-            hint="launch its plan again",
-        )
+    assert order.spec_sha256 is not None, "an order of a run says what its machines are to run (`Order.of_run`)"
     step = f"template-{kind}"
     name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")
     script = user_data(
@@ -452,7 +436,7 @@ def lease_call(
             ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
         renewal: by what machines extend it themselves.
     """
-    lease = Lease(end_s=round(end_s, 1), stop_training_s=round(stop_training_s, 1), renewal=renewal)
+    lease = Lease(end_s=end_s, stop_training_s=stop_training_s, renewal=renewal)
     step, purpose = "lease", "until when the machines may live, by the budget"
     if lease.wishes_end:
         step, purpose = "stop", "the wish that the run ends, with a checkpoint"

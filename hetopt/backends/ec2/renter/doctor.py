@@ -23,6 +23,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from typing import Any, Literal
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import WHEELS_FOLDER
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.bucket_doctor import denial_of, statements
+from hetopt.backends.ec2.renter.bucket_doctor import denials
 from hetopt.backends.ec2.renter.calls import END_ROLE, fleet_call, machine_settings
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
@@ -163,12 +164,9 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
         plan: to be launched.
         now_s: seconds since the epoch.
     """
-    edge, kept = orders.edge, dict[str, Order]()
-    try:
+    edge, kept, roles = orders.edge, dict[str, Order](), tuple[Role, ...]()
+    with suppress(HetoptError):  # which the order tells
         roles = roles_of(plan, orders.catalog, orders.options.substitutes)
-    except HetoptError as refused:
-        yield Check(name="types", verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
-        return
     for kind in dict.fromkeys(role.image_kind for role in roles):
         yield examined(f"image for {kind}", _image, edge, kind, orders.options.images.get(kind))
     yield from quota_checks(edge, orders.catalog, roles)
@@ -294,15 +292,11 @@ def _bucket_policy(edge: Edge, order: Order) -> Check:
     except CloudRefused as refused:
         return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
     objects = f"arn:aws:s3:::{order.bucket}/{order.prefix}/state/i-0.json"
-    denials = [
-        denial
-        for statement in ([] if answer is None else statements(json.loads(answer["Policy"])))
-        if (denial := denial_of(statement, {order.zones[0].vpc_id}, objects)) is not None
-    ]
-    if denied := sorted({action for denial in denials if denial.is_certain for action in denial.actions}):
+    found = {} if answer is None else denials(json.loads(answer["Policy"]), order.zones[0].vpc_id, objects)
+    if denied := sorted(action for action, truth in found.items() if truth):
         mend = f"its owner takes that out: {look}; or name a `bucket` that `hetopt setup --create-bucket` makes"
         return Check(name=name, verdict="bad", said=f"it denies {', '.join(denied)} as hetopt calls it", hint=mend)
-    if unclear := sorted({action for denial in denials for action in denial.actions}):
+    if unclear := sorted(action for action, truth in found.items() if truth is None):
         mend = f"see that it lets you and {order.instance_profile} in: {look}"
         return Check(name=name, verdict="unknown", said=f"it may deny {', '.join(unclear)}", hint=mend)
     return Check(name=name, verdict="good", said="it denies nothing that a run does")

@@ -13,7 +13,7 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,6 @@ from hetopt.backends.ec2.renter.order import (
     has_failed,
     judged,
     last_seen,
-    places_of,
     price_request,
     rebilled,
     remember,
@@ -59,9 +58,7 @@ from hetopt.backends.ec2.renter.reconcile import (
     Rent,
     Stop,
     moved,
-    must_end,
     reconcile,
-    renewal_of,
 )
 from hetopt.backends.ec2.renter.removal import LOOK_S, Found, Remover
 from hetopt.backends.ec2.renter.request import (
@@ -79,12 +76,22 @@ from hetopt.backends.ec2.renter.request import (
     read,
     read_ledger,
 )
-from hetopt.backends.host.protocol import LOG_TAIL_BYTES, Latest, Lease, Renewal, placement_json, ranked_spec, without
+from hetopt.backends.host.protocol import (
+    LOG_TAIL_BYTES,
+    Latest,
+    Lease,
+    Place as Seat,
+    Renewal,
+    placement_json,
+    ranked_spec,
+    without,
+)
 from hetopt.backends.processes import locks
 from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.interruption import stopping
 from hetopt.core.paths import inside
 from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec, host_names
@@ -105,8 +112,6 @@ UNLISTED_S = 900.0
 LARGEST_EVENTS_BYTES = 256 * 2**20
 """Machines send what a log has gained in seconds; what is larger is none of their parts."""
 
-PRICES_HOLD = "The prices that were seen last are taken to hold."
-
 _MOST_ROUNDS = 16
 """Of decisions upon one look: far more than any run needs."""
 
@@ -119,10 +124,6 @@ _ATTEMPTS_AN_ASK = 100
 Tell = Callable[[str], None]
 Accept = Callable[[RunSpec], bool]
 """Whether a run may begin as it would be on what was granted."""
-
-
-class NoCapacity(CloudRefused):
-    """The error of a pool with insufficient capacity. What it gave all the same has been given back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +149,6 @@ class Loop:
     tell: Tell = lambda _: None
     accept: Accept | None = None
     patience_s: float = _STOP_PATIENCE_S
-    _granted: list[str] = field(default_factory=list, repr=False, compare=False)
-    """Machines that answers have named, and that are not given back."""
 
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
         """Rent all machines, tell them who they are, and write down what each costs, beside those of earlier lives.
@@ -163,74 +162,53 @@ class Loop:
             CloudRefused: it cannot be had; everything that was made on the way has been removed.
         """
         before = last_seen(self.run_dir)
-        generation = before.generation + 1 if before.machines else 0
-        resume_from = latest_checkpoint(self.edge, self.order) if generation else None
         try:
-            for request in calls.object_calls(self.order, contents, bundle):
-                self.edge(request)
+            written = {request.step: self.edge(request) for request in calls.object_calls(self.order, contents, bundle)}
             zone, ids, left = self._somewhere(spec, self._templates(self.order.network.security_group or self._group()))
-            ends = self._end_outside(ids.values())
+            self.order.of_run(left).save(self.run_dir / ORDER_FILE)
+            self._end_outside(ids.values())
+            state = ClusterState(
+                time_s=self.clock(),
+                zone=zone.name,
+                generation=before.generation + 1 if before.machines else 0,
+                lease_end_s=self.order.created_s + self.order.lifetime_s,
+                lease_tag=written["lease"]["ETag"],
+            )
             self.tell("waiting for the machines' addresses")
-            assigned = self.machines_of(ids)
-            places = places_of(assigned)
-            ends = ends and self.end_later(list(places), self.order.outside_end_s())
-            placed = ranked_spec(left, places.values())
-            self.edge(calls.placement_call(self.order, placement_json(placed, places, generation, resume_from)))
+            machines = (*before.machines, *self.granted(self.machines_of(ids), state))
+            return self._place(state.model_copy(update={"machines": machines}), left)
         except BaseException as error:
             self._clear_after(error)
             raise
-        self.order.of_run(placed).save(self.run_dir / ORDER_FILE)
-        write_spec(self.run_dir, placed)
-        outside = {"ends_outside_s": self.order.outside_end_s() if ends else None}
-        granted = self.granted(assigned, zone, ClusterState(time_s=self.clock()))
-        seen = ClusterState(
-            time_s=self.clock(),
-            zone=zone.name,
-            generation=generation,
-            machines=(*before.machines, *(machine.model_copy(update=outside) for machine in granted)),
-            ends_outside=ends,
-            lease_end_s=self.order.created_s + self.order.lifetime_s,
-        )
-        self.save(seen)
-        return seen
 
     def granted(
-        self,
-        assigned: Mapping[str, Answer],
-        zone: Zone,
-        seen: ClusterState,
-        *,
-        on_demand: bool = False,
-        duty: Duty = "serves",
-    ) -> tuple[MachineState, ...]:
-        """Return the records of machines that are on the bill from now on.
+        self, assigned: Mapping[str, Answer], seen: ClusterState, duty: Duty = "serves"
+    ) -> Iterator[MachineState]:
+        """Yield the records of machines that are on the bill from now on.
 
         Args:
             assigned: what EC2 says of the machines, by the host that each is or is to be.
-            zone: where they are.
-            seen: the prices that are known.
-            on_demand: all of them, whatever the order says.
+            seen: the prices that are known, and whether all are on demand, whatever was ordered.
             duty: whether they have their place.
         """
-        now_s = self.clock()
-
-        markets = {host: "on-demand" if on_demand else self.order.market_of(host) for host in assigned}
-        return tuple(
-            MachineState(
+        ordered = {host: role.market for role in self.order.roles for host in role.hosts}
+        for host, machine in assigned.items():
+            zone = self.order.zone(machine["Placement"]["AvailabilityZone"])
+            market = "on-demand" if seen.on_demand else ordered[host]
+            yield MachineState(
                 id=machine["InstanceId"],
                 host=host,
+                address=machine.get("PrivateIpAddress", ""),
                 instance_type=machine["InstanceType"],
                 state="pending",
-                since_s=now_s,
+                since_s=self.clock(),
                 zone=zone.name,
-                usd_per_hour=seen.usd_per_hour(zone, machine["InstanceType"], markets[host]),
+                usd_per_hour=seen.usd_per_hour(zone, machine["InstanceType"], market),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
-                on_demand=markets[host] == "on-demand",
+                on_demand=market == "on-demand",
                 duty=duty,
                 life=self.order.life,
             )
-            for host, machine in assigned.items()
-        )
 
     def save(self, seen: ClusterState) -> None:
         """Write the observed cluster into the run's folder."""
@@ -344,31 +322,20 @@ class Loop:
             CloudRefused: the cloud does not answer, or too little is left to go on. The next look tries again.
         """
         for _ in range(_MOST_ROUNDS):
-            before, now_s = state, self.clock()
-            try:
-                observed = self._observed(state, now_s)
-            except BadInput:
-                # What ends a run in time needs none of its folder.
-                ending = must_end(self.order, state, now_s, patience_s=self.patience_s)
-                if ending is None:
-                    raise
-                return self.act(ending)
+            before, now_s, events = state, self.clock(), last_events(self.run_dir)
+            observed = Observed(
+                state=state,
+                spec=read_spec(self.run_dir),
+                stopped_s=stopped_s(events),
+                is_finished=is_finished(events),
+                has_failed=has_failed(self.order, events, now_s),
+            )
             actions = reconcile(self.order, observed, now_s, patience_s=self.patience_s)
             for action in actions:
                 state = self.act(action)
             if state == before or any(isinstance(action, Clear) for action in actions):
                 break
         return state
-
-    def _observed(self, state: ClusterState, now_s: float) -> Observed:
-        events = last_events(self.run_dir)
-        return Observed(
-            state=state,
-            spec=read_spec(self.run_dir),
-            stopped_s=stopped_s(events),
-            is_finished=is_finished(events),
-            has_failed=has_failed(self.order, events, now_s),
-        )
 
     def act(self, action: Action) -> ClusterState:
         """Carry out one action; return the cluster state that was recorded.
@@ -396,9 +363,16 @@ class Loop:
             case Pause():
                 self._tell_places(state, read_spec(self.run_dir), pauses=True)
             case Place():
-                state = self._outlive(state, state.lease_end_s)
-                state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
-                write_spec(self.run_dir, self._tell_places(state, action.spec))
+                return self._place(state, action.spec)
+        self.save(state)
+        return state
+
+    def _place(self, state: ClusterState, spec: RunSpec) -> ClusterState:
+        """Begin the next generation on the machines that serve; return the cluster state that was recorded."""
+        state = self._outlive(state, state.lease_end_s or self.order.created_s + self.order.lifetime_s)
+        if state.generation:
+            state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
+        write_spec(self.run_dir, self._tell_places(state, spec))
         self.save(state)
         return state
 
@@ -413,10 +387,8 @@ class Loop:
             stop_training_s: until when they train.
             renewal: by what they extend that themselves; None: not by themselves.
         """
-        grows = state.lease_end_s is None or end_s >= state.lease_end_s
-        if grows:
-            state = self._outlive(state, end_s)
-        if renewal is not None and self._ends_outside(state):
+        state = self._outlive(state, max(end_s, state.lease_end_s or end_s))
+        if renewal is not None and self.order.end_role is not None:
             outside_s = min(machine.ends_outside_s or 0.0 for machine in state.alive)
             renewal = renewal.model_copy(update={"latest_end_s": max(0.0, outside_s - SHUTDOWN_S)})
         call = calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag, renewal=renewal)
@@ -426,16 +398,12 @@ class Loop:
             if refused.code == facts.WRITTEN_MEANWHILE:
                 return state  # the next look reads what it was
             raise
-        granted = state.model_copy(
-            update={"lease_end_s": end_s, "lease_tag": answer["ETag"], "lease_renews": renewal is not None}
-        )
+        lease = {"lease_end_s": end_s, "lease_tag": answer["ETag"], "lease_renews": renewal is not None}
+        granted = self._outlive(state.model_copy(update=lease), end_s)
         self.save(granted)
-        return granted if grows else self._outlive(granted, end_s)
+        return granted
 
-    def _ends_outside(self, state: ClusterState) -> bool:
-        return self.order.end_role is not None and state.ends_outside
-
-    def _outlive(self, state: ClusterState, lease_end_s: float | None) -> ClusterState:
+    def _outlive(self, state: ClusterState, lease_end_s: float) -> ClusterState:
         """Have the account end machines with a place later than their lease: before that grows, after it has shrunk.
 
         Each move is a call for each machine, so that they are moved when half of the slack is used up.
@@ -443,38 +411,26 @@ class Loop:
         Raises:
             CloudRefused: it may end them sooner, so that their lease must not grow.
         """
-        first_s = self.order.created_s + self.order.lifetime_s
-        ends_s = first_s if lease_end_s is None else lease_end_s
-        outside_s = self.order.outside_end_s(ends_s)
-        soonest_s = (outside_s + ends_s + SHUTDOWN_S) / 2
+        if self.order.end_role is None:
+            return state
+        outside_s = self.order.outside_end_s(lease_end_s)
+        soonest_s = (outside_s + lease_end_s + SHUTDOWN_S) / 2
         due = [
-            machine
+            machine.id
             for machine in state.serving
             if machine.ends_outside_s is None or not soonest_s <= machine.ends_outside_s <= math.ceil(outside_s)
         ]
-        if not due or not self._ends_outside(state):
-            return state
-        ends = self.end_later([machine.id for machine in due], outside_s)
-        state = state.with_machines([machine.id for machine in due], ends_outside_s=outside_s if ends else None)
-        state = state.model_copy(update={"ends_outside": ends})
-        self.save(state)
-        return state
+        for id_ in due:
+            self.edge(calls.end_call(self.order, id_, outside_s, moves=True))
+        return state.with_machines(due, ends_outside_s=outside_s)
 
     def billed(self, state: ClusterState) -> ClusterState:
-        """Bill machines on spot at what their pools have cost since the last time, if prices are due to be asked for.
-
-        Where nobody tells, they stay billed at the prices that were told last.
-        """
+        """Bill machines on spot at what their pools have cost since the last time, if prices are due."""
         order, now_s = self.order, self.clock()
-        if not are_due(order, state, now_s):
-            return state
-        try:
+        if are_due(order, state, now_s):
             history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
             state = rebilled(order, state, history, now_s)
-        except CloudRefused as refused:
-            self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
-            state = state.model_copy(update={"prices_asked_s": now_s})
-        self.save(state)
+            self.save(state)
         return state
 
     def clear(self, state: ClusterState, reason: str | None = None) -> ClusterState:
@@ -498,30 +454,49 @@ class Loop:
             state = self.machines_now(state)
         state = state.model_copy(update={"cleared": not state.alive})
         self.save(state)
-        state = self.billed(state)  # nobody looks at it again
-        if state.cleared:
-            try:
+        try:
+            state = self.billed(state)  # nobody looks at it again
+            if state.cleared:
                 remember(state, self.order, self.run_dir)
-            except (BadInput, OSError) as error:  # the run ends all the same
-                self.tell(f"What this run has seen of its spot pools is not kept: {error}")
+        except (HetoptError, OSError) as error:  # the run ends all the same
+            self.tell(f"What this run has last seen of its spot pools is not kept: {error}")
         return state
 
     def _rent(self, action: Rent) -> ClusterState:
-        """Ask for machines. Before anything is rented: whatever ends this process, the next ask has other tokens."""
-        state, zone = action.state, self.order.zone(action.zone)
-        self.save(state)
-        granted, missing = self.ask(action.roles, zone, ask=state.asks, end_s=state.lease_end_s)
+        """Ask for machines, which end when the others do. Each time has tokens and templates of its own.
+
+        Raises:
+            CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
+        """
+        state, before = action.state, self._machines_made()
+        self.save(state)  # before anything is rented: whatever ends this process, the next ask has other tokens
+        try:
+            group = self.order.network.security_group or self._group_again()
+            templates = self._templates(group, state.asks, state.lease_end_s)
+            zone, attempt = self.order.zone(state.zone), state.asks * _ATTEMPTS_AN_ASK
+            ids, _ = self._in_zone(action.roles, zone, attempt, templates, together=False)
+            self._end_outside(ids.values(), state.lease_end_s)
+            machines = tuple(self.granted(self.machines_of(ids), state, "waits"))
+        except BaseException as error:
+            # Nobody would know them, and they would be paid until they end by themselves.
+            new = self._machines_made() - before
+            self._or_also(error, "machines that were granted could not be ended", partial(self.give_back, list(new)))
+            raise
+        missing = [host for role in action.roles for host in role.hosts if host not in ids]
         if missing:
             self.tell(f"there is no capacity for {', '.join(missing)}; it is asked for again in {ASK_AGAIN_S:.0f} s")
-        new = self.granted(granted, zone, state, on_demand=state.on_demand, duty="waits")
-        state = state.model_copy(update={"machines": (*state.machines, *new)})
+        state = state.model_copy(update={"machines": (*state.machines, *machines)})
         self.save(state)
         return state
 
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
         """Write the placement of the machines that serve; return the run as they rank its workers."""
-        ids = {machine.host: machine.id for machine in state.serving}
-        places = places_of(self.machines_of({host: ids[host] for host in host_names(spec)}))
+        hosts = host_names(spec)
+        places = {
+            machine.id: Seat(host=machine.host, address=machine.address)
+            for machine in state.serving
+            if machine.host in hosts
+        }
         ranked = ranked_spec(spec, places.values())
         body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
         self.edge(calls.placement_call(self.order, body))
@@ -577,18 +552,18 @@ class Loop:
             if not refused:
                 return zone, ids, spec
             if together:
-                for error in refused:
-                    reasons.setdefault(error.message, []).append(zone.name)
-                hint = next((error.hint for error in refused), hint)
+                reasons.setdefault(refused[0].message, []).append(zone.name)
+                hint = refused[0].hint
             elif (left := self._on_fewer(spec, ids, refused)) is not None:
                 if self.accept is not None and self.accept(left):
                     return zone, ids, left
                 hint = "launch again later, or plan with other types"
                 break
             if ids:
-                # Other groups of the same zone were granted: they are paid for, and of no use alone.
-                self._release()
-        why = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
+                # Other groups of the same zone are of no use alone, and count against the quota until they have ended.
+                known = self._given(ids.values())
+                known.remove([Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids.values()])
+        why = " ".join(f"{', '.join(zones)}: {message}" for message, zones in reasons.items())
         raise CloudRefused(f"no zone has all machines of the plan. {why}", hint=hint)
 
     def _in_zone(
@@ -599,24 +574,24 @@ class Loop:
         templates: Mapping[str, str],
         *,
         together: bool,
-    ) -> tuple[dict[str, str], list[NoCapacity]]:
+    ) -> tuple[dict[str, str], list[CloudRefused]]:
         """Rent roles in a zone; return the ids of the machines by host, and the refusals of the others.
 
         Where only all of them together are of use, the first role that it has not ends the asking.
         """
         ids: dict[str, str] = {}
-        refused: list[NoCapacity] = []
+        refused: list[CloudRefused] = []
         for role in roles:
-            try:
-                # The hosts of a role are alike.
-                ids |= zip(role.hosts, sorted(self._fleet(role, zone, attempt, templates)), strict=True)
-            except NoCapacity as error:
-                refused.append(error)
+            granted, refusal = self._fleet(role, zone, attempt, templates)
+            # The hosts of a role are alike.
+            ids |= zip(role.hosts, sorted(granted), strict=False)
+            if refusal is not None:
+                refused.append(refusal)
                 if together:
                     break
         return ids, refused
 
-    def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[NoCapacity]) -> RunSpec | None:
+    def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[CloudRefused]) -> RunSpec | None:
         """Return the run on the hosts that a zone has; None: they cannot hold its batch."""
         for error in refused:
             self.tell(error.message)
@@ -626,119 +601,40 @@ class Loop:
             self.tell(error.message)
             return None
 
-    def ask(
-        self, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
-    ) -> tuple[Mapping[str, Answer], list[str]]:
-        """Rent for a run that goes on; return the granted machines by host, and the hosts that could not be had.
-
-        Args:
-            roles: with the hosts that are wanted.
-            zone: where.
-            ask: how often it was asked: each time has tokens and templates of its own.
-            end_s: when the machines end, as the others do; absent: when the order's do.
+    def _fleet(
+        self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]
+    ) -> tuple[list[str], CloudRefused | None]:
+        """Rent the machines of one role; return their ids, or why the zone has not all of them.
 
         Raises:
-            CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
-        """
-        try:
-            group = self.order.network.security_group or self._group_again()
-            templates = self._templates(group, ask, end_s)
-            attempt = ask * _ATTEMPTS_AN_ASK
-            ids, _ = self._in_zone(roles, zone, attempt, templates, together=False)
-            if ids:
-                self._end_outside(ids.values(), end_s)
-            assigned = self.machines_of(ids) if ids else {}
-        except BaseException as error:
-            # Nobody would know them, and they would be paid until they end by themselves.
-            self._or_also(error, "machines that were granted could not be ended", self.give_back)
-            raise
-        return assigned, [host for role in roles for host in role.hosts if host not in assigned]
-
-    def _fleet(self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]) -> list[str]:
-        """Rent the machines of one role; return their ids. Fewer than that are given back at once.
-
-        Raises:
-            NoCapacity: the zone has not all of them.
             CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
         """
         request = calls.fleet_call(self.order, role, zone, templates[role.image_kind], attempt=attempt)
         try:
             answer = self.edge(request)
         except ApiRefused as refused:
-            if refused.reaction == "elsewhere":
-                raise NoCapacity(refused.message, hint=refused.hint) from None
-            raise
+            if refused.reaction != "elsewhere":
+                raise
+            return [], refused
         ids = [id_ for group in answer.get("Instances", ()) for id_ in group["InstanceIds"]]
-        self._granted.extend(ids)
-        if len(ids) >= role.machines:
-            self.give_back(ids[role.machines :])
-            return ids[: role.machines]
-        why = self._why_short(request, answer, len(ids), role)
-        try:
-            # All or none is what was asked for, but refusals have come with machines all the same.
-            self.give_back(ids)
-        except CloudRefused as stayed:
-            raise CloudRefused(
-                f"{why.message} {len(ids)} machines were granted all the same, and could not be ended: "
-                f"{stayed.message}",
-                hint="end them at once: `hetopt gc --on ec2 --remove`",
-            ) from None
-        raise why
+        needed = role.machines if len(ids) >= role.machines else 0
+        # All or none is what was asked for, but refusals have come with machines all the same.
+        self.give_back(ids[needed:])
+        return ids[:needed], None if needed else _why_short(request, answer, len(ids), role)
 
-    def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> bool:
-        """Have the account end machines that come to no place; return whether it may have heard of any."""
+    def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> None:
+        """Have the account end machines that come to no place, if it has the role for that."""
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
-        requests = calls.end_calls(self.order, ids, at_s)
-        for request in requests:
-            try:
-                self.edge(request)
-            except CloudRefused as refused:
-                self._tell_no_end(refused)
-                return request is not requests[0]
-        return len(requests) > 0
+        for request in calls.end_calls(self.order, ids, at_s):
+            self.edge(request)
 
-    def end_later(self, ids: Sequence[str], at_s: float) -> bool:
-        """Have the account end machines at another time; return whether it does.
-
-        Raises:
-            CloudRefused: it may end them sooner, as its answers are not heard.
-        """
-        try:
-            for id_ in ids:
-                self.edge(calls.end_call(self.order, id_, at_s, moves=True))
-        except ApiRefused as refused:
-            self.edge(calls.no_end_call(self.order))
-            self._tell_no_end(refused)
-            return False
-        return True
-
-    def _tell_no_end(self, refused: CloudRefused) -> None:
-        self.tell(f"nothing outside the machines ends them: {refused.message} {refused.hint or ''}".rstrip())
-
-    def give_back(self, ids: Sequence[str] | None = None) -> None:
-        """End machines by the ids that answers named; absent: all that are left of what was granted.
+    def give_back(self, ids: Sequence[str]) -> None:
+        """End machines by the ids that answers have just named.
 
         Raises:
             CloudRefused: they cannot be ended.
         """
-        ids = list(self._granted if ids is None else ids)
-        self._remover(ids).end_machines(ids)
-        self._granted[:] = [id_ for id_ in self._granted if id_ not in ids]
-
-    def _why_short(self, request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
-        """Return the error of a fleet request that was accepted, and not filled: its errors are inside the answer."""
-        errors = [
-            ApiRefused(request, str(problem.get("ErrorCode")), str(problem.get("ErrorMessage", "")))
-            for problem in answer.get("Errors", ())
-        ]
-        if stops := [error for error in errors if error.reaction == "stop"]:
-            return stops[0]
-        if errors:
-            return NoCapacity(errors[0].message, hint=errors[0].hint)
-        return NoCapacity(
-            f"{granted} of {role.machines} {role.instance_types[0]} were granted, without a reason.",
-            hint="wait some minutes and launch again",
-        )
+        self._given(ids).end_machines(ids)
 
     def machines_of(self, ids: Mapping[str, str]) -> dict[str, Answer]:
         """Return EC2's descriptions of machines, by host, once it knows all of them and their addresses.
@@ -774,22 +670,12 @@ class Loop:
             )
         return machines
 
-    def _release(self) -> None:
-        """Give back machines, and keep what the next zone needs. Ids in hand go first: lists lag."""
-        ids = list(self._granted)
-        remover = self._remover(ids)
-        self.give_back()
-        listed = [resource for resource in remover.look(self.order.run_id).found if resource.kind == "instance"]
-        # They count against the quota until they have ended.
-        named = [Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids]
-        remover.remove(list({resource.id: resource for resource in (*named, *listed)}.values()))
-
     def _clear_after(self, error: BaseException) -> None:
         """Remove what was made before it went wrong; the first reason stays the one that is told."""
         known, run_id = self.made, self.order.run_id
         soon = "; EC2 may take a minute to list all of it" if known.hanging else ""
         self.tell(f"removing what was made{soon}")
-        remover = self._remover(dict.fromkeys((*self._granted, *known.ids)), hanging=known.hanging)
+        remover = Remover(edge=self.edge, sleep=self.sleep, made=known)
         self._or_also(error, f"something may be left of run {run_id}", partial(remover.remove_run, run_id))
 
     def _or_also(self, error: BaseException, otherwise: str, step: Callable[[], None]) -> None:
@@ -809,9 +695,12 @@ class Loop:
             else:
                 self.tell(also)
 
-    def _remover(self, ids: Iterable[str], *, hanging: bool = False) -> Remover:
-        known = Made(ids=tuple(ids), settles_s=SETTLES_S, hanging=hanging)
-        return Remover(edge=self.edge, sleep=self.sleep, made=known)
+    def _given(self, ids: Iterable[str]) -> Remover:
+        """Return the remover of machines that were just granted: ids in hand are surer than lists, which lag."""
+        return Remover(edge=self.edge, sleep=self.sleep, made=Made(ids=tuple(ids), settles_s=SETTLES_S))
+
+    def _machines_made(self) -> set[str]:
+        return {id_ for id_ in self.made.ids if id_.startswith("i-")}
 
 
 def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
@@ -860,6 +749,23 @@ def _updated(
     )
 
 
+def _why_short(request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
+    """Return why a fleet request was accepted, and not filled: its errors are inside the answer.
+
+    Raises:
+        ApiRefused: trying elsewhere cannot help.
+    """
+    errors = [
+        ApiRefused(request, str(problem.get("ErrorCode")), str(problem.get("ErrorMessage", "")))
+        for problem in answer.get("Errors", ())
+    ]
+    for error in errors:
+        if error.reaction == "stop":
+            raise error
+    said = f"{granted} of {role.machines} {role.instance_types[0]} were granted, without a reason."
+    return errors[0] if errors else CloudRefused(said, hint="wait some minutes and launch again")
+
+
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
     """Return the name of the newest complete checkpoint; None: there is none yet."""
     answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))
@@ -902,21 +808,19 @@ class Ec2Launcher:
         Raises:
             CloudRefused: it cannot be had. Nothing is left.
         """
-        order = Order.load(run_dir / ORDER_FILE).of_run(spec)
-        order.save(run_dir / ORDER_FILE)
-        loop = self._opened(run_dir)
+        Order.load(run_dir / ORDER_FILE).of_run(spec).save(run_dir / ORDER_FILE)
         # What other terminals need to look after the run.
         objects = {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()}
-        state = loop.begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
-        renewal = renewal_of(order, state, self.clock())
+        state = self._opened(run_dir).begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
         try:
-            written = None if renewal is None else read_lease(loop.edge, order)
-            if written is not None and not written[0].wishes_end:
-                lease, tag = written  # from here on machines extend it, where nobody follows the run
-                tagged = state.model_copy(update={"lease_tag": tag})
-                loop.extend(tagged, lease.end_s, lease.stop_training_s, renewal)
+            self._opened(run_dir).settle(state)  # from here on machines extend it, where nobody follows the run
         except CloudRefused as refused:
             self.tell(f"{refused.message} {refused.hint or ''} Its machines extend nothing until somebody looks at it.")
+        except BaseException:
+            name = run_dir.name
+            with stopping(f"the rented machines of {name}", f"hetopt gc --on ec2 --run {name} --remove", self.tell):
+                self.stop(RunHandle(run_dir=run_dir))
+            raise
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:

@@ -18,19 +18,19 @@ from __future__ import annotations
 import datetime
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.backends.backend import is_given_up
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import changes_of, history_parameters
 from hetopt.backends.ec2.renter.request import Answer, Request, read
-from hetopt.backends.host.protocol import PRICES_EVERY_S, Place, Stay, spec_digest, spent_usd
+from hetopt.backends.host.protocol import PRICES_EVERY_S, Stay, spec_digest, spent_usd
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -234,18 +234,6 @@ class Order(Artifact):
     checkpoint_s: NonNegativeFloat
     lifetime_s: PositiveFloat
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        types = {name for role in self.roles for name in role.instance_types}
-        if any(types - zone.rates.keys() for zone in self.zones):
-            raise ValueError("a type has no price in one of the zones")
-        if any(role.image_kind not in self.images for role in self.roles):
-            raise ValueError("a role has no image")
-        hosts = [host for role in self.roles for host in role.hosts]
-        if len(set(hosts)) != len(hosts):
-            raise ValueError("every machine needs a name of its own")
-        return self
-
     @property
     def tags(self) -> AwsTags:
         """The tags on everything that is made for the run, as AWS takes them; moments are ISO 8601 in UTC."""
@@ -272,10 +260,6 @@ class Order(Artifact):
     def zone(self, name: str) -> Zone:
         """Return the zone of a name; the first zone, where none has it."""
         return next((zone for zone in self.zones if zone.name == name), self.zones[0])
-
-    def market_of(self, host: str) -> Market:
-        """Return the market on which a host's machine is rented, until the run moves."""
-        return next(role.market for role in self.roles if host in role.hosts)
 
     @property
     def has_spot(self) -> bool:
@@ -339,18 +323,6 @@ def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> floa
     )
 
 
-def places_of(assigned: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
-    """Return the places of machines in the run, by their ids.
-
-    Args:
-        assigned: what EC2 says of each machine, by its host.
-    """
-    return {
-        machine["InstanceId"]: Place(host=host, address=machine["PrivateIpAddress"])
-        for host, machine in assigned.items()
-    }
-
-
 SEEN_FILE = "seen.json"
 
 Ending = Literal["finished", "stopped by us", "interrupted", "unknown"]
@@ -364,6 +336,7 @@ class MachineState(Stay):
 
     id: str
     host: HostName
+    address: str = Field(default="", description="among the others")
     instance_type: str
     state: Told = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
     reason: Told | None = None
@@ -425,7 +398,6 @@ class ClusterState(Artifact):
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
     lease_renews: bool = Field(default=False, description="whether machines may extend that lease by themselves")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
-    ends_outside: bool = Field(default=True, description="the account ends machines where it has the role for it")
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: Told | None = None
     given_up: tuple[str, ...] = Field(
@@ -438,7 +410,6 @@ class ClusterState(Artifact):
         default_factory=dict, description="by zone and type, volume and address included; absent: as it was ordered"
     )
     prices_seen_s: NonNegativeFloat | None = Field(default=None, description="when they were seen last")
-    prices_asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
     paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
@@ -491,15 +462,16 @@ class ClusterState(Artifact):
         return spent_usd(self.machines if machines is None else machines, now_s)
 
 
+_ENDINGS: dict[str, Ending] = {
+    facts.ENDED_BY_ITSELF: "finished",
+    facts.ENDED_BY_US: "stopped by us",
+    facts.TAKEN_BACK: "interrupted",
+}
+
+
 def ending_of(code: str) -> Ending:
-    """Return the cause of a machine's end, by the code of EC2's StateReason."""
-    if code == facts.ENDED_BY_ITSELF:
-        return "finished"
-    if code == facts.ENDED_BY_US:
-        return "stopped by us"
-    if code.startswith(facts.TAKEN_BACK):
-        return "interrupted"
-    return "unknown"
+    """Return the cause of a machine's end, by the code of EC2's StateReason, which may go on behind what is known."""
+    return next((ending for beginning, ending in _ENDINGS.items() if code.startswith(beginning)), "unknown")
 
 
 def price_request(names: Sequence[str], from_s: float) -> Request:
@@ -518,11 +490,11 @@ def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
 
     Of machines that have all ended they are asked for once more, for their bill.
     """
-    asked_s = order.created_s if seen.prices_asked_s is None else seen.prices_asked_s
+    seen_s = billed_from_s(order, seen)
     if seen.alive:
         on_spot = any(not machine.on_demand for machine in seen.alive)
-        return on_spot and seen.stop_wished_s is None and now_s >= asked_s + PRICES_EVERY_S
-    return any(not machine.on_demand and (machine.until_s or 0.0) > asked_s for machine in seen.machines)
+        return on_spot and seen.stop_wished_s is None and now_s >= seen_s + PRICES_EVERY_S
+    return any(not machine.on_demand and (machine.until_s or 0.0) > seen_s for machine in seen.machines)
 
 
 def billed_from_s(order: Order, seen: ClusterState) -> float:
@@ -560,7 +532,6 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
             "machines": tuple(machines),
             "spot_usd_per_hour": usd_per_hour,
             "prices_seen_s": now_s,
-            "prices_asked_s": now_s,
         }
     )
 
@@ -571,15 +542,9 @@ TOGETHER_S = 300.0
 
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
     """Return the spot pools observed in this life of a run; those of earlier lives were counted at resumption."""
-    spot = {host for role in order.roles if role.market == "spot" for host in role.hosts}
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
     for machine in seen.machines:
-        if (
-            machine.host in spot
-            and not machine.on_demand
-            and machine.since_s >= order.created_s
-            and machine.until_s is not None
-        ):
+        if not machine.on_demand and machine.since_s >= order.created_s and machine.until_s is not None:
             pools[machine.instance_type, machine.zone or seen.zone].append(machine)
     return tuple(
         ObservedPool(
@@ -643,13 +608,11 @@ def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> 
 
 def last_words(run_dir: Path) -> str | None:
     """Return the last lines of the newest boot log; None: there is none."""
-    folder = run_dir / BOOT_FOLDER
-    logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
-    for path in reversed(logs):
-        lines = [line.strip()[:_LINE_CHARACTERS] for line in read_tail(path).splitlines() if line.strip()]
-        if lines:
-            return " | ".join(lines[-_LINES:])
-    return None
+    logs = (run_dir / BOOT_FOLDER).glob("*.log")
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    text = "" if newest is None else read_tail(newest)
+    lines = [line.strip()[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-_LINES:]) or None
 
 
 def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
@@ -660,13 +623,15 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
         machines: at least one.
     """
     named = ", ".join(dict.fromkeys(f"{machine.host} ({machine.instance_type})" for machine in machines))
-    reason = next((machine.reason for machine in machines if machine.reason), None)
+    said = f"EC2 says: {_reason(machines) or 'nothing'}"
     if all(machine.heartbeat_s is not None for machine in machines):
-        words, said = last_log_line(run_dir, machines[-1].host), f"EC2 says: {reason or 'nothing'}"
-        return f"{named} ended before a step was done; {words or said}"
+        return f"{named} ended before a step was done; {last_log_line(run_dir, machines[-1].host) or said}"
     words = last_words(run_dir)
-    detail = f"the newest boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
-    return f"{named} ended before it had booted; {detail}"
+    return f"{named} ended before it had booted; {f'the newest boot log ends: {words}' if words else said}"
+
+
+def _reason(machines: Sequence[MachineState]) -> str | None:
+    return next((machine.reason for machine in machines if machine.reason), None)
 
 
 _LOSSES_SHOW_S = 180.0
@@ -721,11 +686,5 @@ def _last_words(run_dir: Path, seen: ClusterState) -> str | None:
     taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
     if taken:
         return f"EC2 took {', '.join(machine.host for machine in taken)} back"
-    line = last_log_line(run_dir)
-    if line is not None:
-        return line
     unbooted = failed(seen.machines)
-    if unbooted:
-        return why_failed(run_dir, unbooted)
-    reasons = [machine.reason for machine in seen.machines if machine.reason]
-    return reasons[0] if reasons else None
+    return last_log_line(run_dir) or (why_failed(run_dir, unbooted) if unbooted else _reason(seen.machines))

@@ -8,10 +8,9 @@ which booting relies on.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import changes_of
@@ -61,9 +60,7 @@ def image_kind(found: InstanceType) -> ImageKind:
     Raises:
         BadInput: its accelerator is not one that torch or the image drives, or its architecture is not known.
     """
-    if found.architecture is None:
-        raise BadInput(f"the architecture of {found.name} is not known.", hint="plan with other types")
-    objection = pinned().objection(found)
+    objection = "architecture is not known" if found.architecture is None else pinned().objection(found)
     if found.accelerator is not None and not found.accelerator.is_cuda:
         objection = f"{found.accelerator.name} is one that hetopt cannot train on"
     if objection is not None:
@@ -171,9 +168,12 @@ def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
             "account allows some alone, `aws ec2 get-allowed-images-settings` tells which",
         )
     root = str(images[0].get("RootDeviceName") or facts.ROOT_DEVICE)
-    disks = images[0].get("BlockDeviceMappings", ())
-    stay = [disk["DeviceName"] for disk in disks if disk.get("Ebs", {}).get("DeleteOnTermination") is False]
-    if others := [name for name in stay if name != root]:
+    others = [
+        disk["DeviceName"]
+        for disk in images[0].get("BlockDeviceMappings", ())
+        if disk["DeviceName"] != root and disk.get("Ebs", {}).get("DeleteOnTermination") is False
+    ]
+    if others:
         raise BadInput(
             f"the image {id_} brings {', '.join(others)}, which stays, and is paid for, when its machine has ended.",
             hint="make an image whose disks go with their machine (DeleteOnTermination), or leave "
@@ -220,7 +220,10 @@ def zones_for(
     spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
     have_all = sorted(zone for zone in subnets if all((name, zone) in offered for name in names))
     if not have_all:
-        raise _no_zone(names, {name for name, _ in offered}, subnets, named)
+        raise CloudRefused(
+            f"no zone of the region has all of {', '.join(names)} and {'one of the' if named else 'default'} subnets.",
+            hint=f"plan again with `hetopt recommend PROFILE --exclude TYPE`; {MAKE_SUBNETS}",
+        )
     zones = (
         Zone(
             name=zone,
@@ -250,21 +253,6 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
     return Rate(
         usd_per_hour=(on_demand.usd_per_hour if spot is None else spot) + extras_usd,
         worst_usd_per_hour=worst + extras_usd,
-    )
-
-
-def _no_zone(
-    names: Sequence[str], offered: Collection[str], subnets: Mapping[str, Any], named: Sequence[str]
-) -> CloudRefused:
-    if not subnets:
-        said = "none of the subnets is available" if named else "the region has no default subnet to put machines in"
-        return CloudRefused(f"{said}.", hint="name other `subnets`" if named else MAKE_SUBNETS)
-    absent = [name for name in names if name not in offered]
-    where = "one of the subnets" if named else "a default subnet"
-    said = f"no zone of the region has all of {', '.join(names)} and {where}."
-    return CloudRefused(
-        f"{', '.join(absent)} cannot be rented in this region." if absent else said,
-        hint="plan again with `hetopt recommend PROFILE --exclude TYPE`",
     )
 
 
@@ -306,16 +294,14 @@ def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
         BadInput: one of them is elsewhere.
     """
     zones = edge(read("ec2", "describe_availability_zones", "whether the subnets are in the region itself"))
-    kinds = {str(zone["ZoneName"]): str(zone.get("ZoneType", "")) for zone in zones["AvailabilityZones"]}
-    for subnet in subnets:
-        kind = kinds.get(str(subnet["AvailabilityZone"]), facts.USUAL_ZONE)
-        if "OutpostArn" in subnet or kind != facts.USUAL_ZONE:
-            where = "on an Outpost" if "OutpostArn" in subnet else f"in {subnet['AvailabilityZone']}, a {kind}"
-            raise BadInput(
-                f"the subnet {subnet['SubnetId']} is {where}: types, prices and spot machines there are not the "
-                "region's.",
-                hint="name `subnets` in availability zones of the region, or leave `subnets` out",
-            )
+    usual = {zone["ZoneName"] for zone in zones["AvailabilityZones"] if zone.get("ZoneType") == facts.USUAL_ZONE}
+    away = [each["SubnetId"] for each in subnets if "OutpostArn" in each or each["AvailabilityZone"] not in usual]
+    if away:
+        raise BadInput(
+            f"{', '.join(away)} is on an Outpost, or in a local or Wavelength zone: types, prices and spot machines "
+            "there are not the region's.",
+            hint="name `subnets` in availability zones of the region, or leave `subnets` out",
+        )
 
 
 def _check_tenancy(edge: Edge, network: str) -> None:
@@ -342,13 +328,7 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
         CloudRefused: it does not.
     """
     asked = read("ec2", "describe_security_groups", "the group of the machines", GroupIds=[group])
-    answer = if_there(edge, asked, facts.NOT_KNOWN_YET)
-    if answer is None:
-        raise CloudRefused(
-            f"there is no security group {group} in this region.",
-            hint="`aws ec2 describe-security-groups` lists them: name another, or leave `security_group` out",
-        )
-    [described] = answer["SecurityGroups"]
+    [described] = edge(asked)["SecurityGroups"]
     if described["VpcId"] != vpc_id:
         raise CloudRefused(
             f"the security group {group} is in the network {described['VpcId']}, and the machines are in {vpc_id}.",

@@ -124,9 +124,6 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
 ASK_AGAIN_S = 300.0
 """A pool that had nothing is asked again so much later: outages last for minutes or for hours."""
 
-GATHERED_WITHIN_S = 300.0
-"""Machines that were asked for at the same time boot within so long, or the others do not wait for them."""
-
 PAUSE_PATIENCE_S = 300.0
 """Machines that have not saved their checkpoint by then are told their new places all the same."""
 
@@ -151,12 +148,6 @@ class Observed:
     stopped_s: float | None = None
     is_finished: bool = False
     has_failed: bool = False
-
-    @property
-    def lost(self) -> list[str]:
-        """Hosts of the run that no living machine is."""
-        there = {machine.host for machine in self.state.serving}
-        return [host for host in host_names(self.spec) if host not in there]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,15 +179,9 @@ class End(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Rent(Action):
-    """Ask for machines; those that are granted wait for their places. The state is kept before anything is asked.
-
-    Attributes:
-        roles: the machines.
-        zone: where, by its name.
-    """
+    """Ask for machines of roles; those that are granted wait for their places. The state is kept before that."""
 
     roles: tuple[Role, ...]
-    zone: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +234,7 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
         CloudRefused: those that are left cannot hold the batch.
     """
     state = observed.state
-    ending = must_end(order, state, now_s, patience_s=patience_s)
+    ending = _must_end(order, state, now_s, patience_s=patience_s)
     if ending is not None or state.stop_wished_s is not None:
         return [] if ending is None else [ending]
     # Those that wait would take over from machines that were all lost.
@@ -273,15 +258,8 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
     return [*ends]
 
 
-def must_end(order: Order, state: ClusterState, now_s: float, *, patience_s: float) -> Action | None:
-    """Return the action that ends a run in time, whatever its folder says of it otherwise; None: none is due.
-
-    Args:
-        order: what was rented, and the budget for it.
-        state: the run's machines.
-        now_s: seconds since the epoch.
-        patience_s: as for `reconcile`.
-    """
+def _must_end(order: Order, state: ClusterState, now_s: float, *, patience_s: float) -> Action | None:
+    """Return the action that ends a run in time; None: none is due."""
     if state.cleared:
         return None
     if not state.alive:
@@ -315,7 +293,9 @@ def _ends(state: ClusterState, now_s: float) -> list[End]:
 
 def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
     """Return the next action towards the wanted cluster; empty: none can be taken now."""
-    state, lost = observed.state, observed.lost
+    state = observed.state
+    there = {machine.host for machine in state.serving}
+    lost = [host for host in host_names(observed.spec) if host not in there]
     hosts = [] if observed.is_finished else wanted_hosts(order, state)
     useless = [
         machine.id for machine in state.waiting if machine.host not in hosts or not fits(state, machine.host, machine)
@@ -364,7 +344,7 @@ def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float)
     if not roles:
         return None
     how = "on demand" if state.on_demand else "again"
-    return Rent(state=asked, roles=tuple(roles), zone=state.zone, say=f"asking for {', '.join(hosts)} {how}")
+    return Rent(state=asked, roles=tuple(roles), say=f"asking for {', '.join(hosts)} {how}")
 
 
 def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
@@ -410,7 +390,7 @@ def _wait_for(
 def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
     """Return the action by which new machines join: those that train pause first; where none do, at once."""
     state = observed.state
-    new = {machine.host for machine in joining(state, now_s)}
+    new = {machine.host for machine in state.waiting if machine.heartbeat_s is not None}
     if not new:
         return None
     named, all_are_lost = ", ".join(sorted(new)), not state.serving
@@ -437,20 +417,6 @@ def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: 
     placed = without(whole, {worker.host for worker in order.workers if worker.host not in there})
     after = _with(state, generation=state.generation + 1, placed_s=now_s, paused_s=None)
     return Place(state=after, spec=placed, say=say)
-
-
-def joining(state: ClusterState, now_s: float) -> list[MachineState]:
-    """Return the machines that have said that they live, and are given a place now.
-
-    What was lost is missed, and comes back as soon as it can. Those that relieve others come together, but for one that
-    takes too long: each time costs all of them a pause.
-    """
-    there = {machine.host for machine in state.serving}
-    relieving = [machine for machine in state.waiting if machine.host in there]
-    in_time = state.asked_s is not None and now_s < state.asked_s + GATHERED_WITHIN_S
-    if in_time and any(machine.heartbeat_s is None for machine in relieving):
-        return [machine for machine in state.waiting if machine.heartbeat_s is not None and machine.host not in there]
-    return [machine for machine in state.waiting if machine.heartbeat_s is not None]
 
 
 def with_places(state: ClusterState, hosts: Collection[str]) -> ClusterState:

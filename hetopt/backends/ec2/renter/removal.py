@@ -119,18 +119,13 @@ def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
     """Return the schedule groups. Whoever may not list them has made none; they cost nothing, and go by themselves."""
     prefix = NAMED if run_id is None else prefix_of(run_id)
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
-    try:
-        groups = edge(request)["ScheduleGroups"]
-        there = [group for group in groups if group["State"] != facts.SCHEDULES_GO]
-        tags_of = [
-            edge(read("scheduler", "list_tags_for_resource", "whose schedules they are", ResourceArn=group["Arn"]))
-            for group in there
-        ]
-    except ApiRefused as refused:
-        if refused.code.startswith(facts.DENIED):
-            return []
-        raise
-    return [_found("schedule-group", group["Name"], order) for group, order in zip(there, tags_of, strict=True)]
+    listed = if_there(edge, request, (f"{facts.DENIED}Exception",)) or {"ScheduleGroups": ()}
+    tags = partial(read, "scheduler", "list_tags_for_resource", "whose schedules they are")
+    return [
+        _found("schedule-group", group["Name"], edge(tags(ResourceArn=group["Arn"])))
+        for group in listed["ScheduleGroups"]
+        if group["State"] != facts.SCHEDULES_GO
+    ]
 
 
 def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
@@ -214,17 +209,15 @@ class Remover:
         """
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
-        by_kind: dict[str, list[str]] = {}
-        for resource in found:
-            by_kind.setdefault(resource.kind, []).append(resource.id)
-        instances = by_kind.get("instance", [])
+        instances = [resource.id for resource in found if resource.kind == "instance"]
         attempt(partial(self.end_machines, instances))
         if instances and not refused:
             attempt(partial(self._wait_for_end, instances))
         for kind, service, operation, key in _DELETED:
-            # Disks go with their machines: the next look finds what did not.
-            for id_ in () if kind == "volume" and instances else by_kind.get(kind, ()):
-                attempt(partial(self._until_known, [id_], partial(self._delete, service, operation, key)))
+            for resource in found:
+                # Disks go with their machines: the next look finds what did not.
+                if resource.kind == kind and not (kind == "volume" and instances):
+                    attempt(partial(self._until_known, [resource.id], partial(self._delete, service, operation, key)))
         if refused:
             raise refused[0]
 

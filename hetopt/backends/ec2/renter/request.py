@@ -5,9 +5,9 @@ the next command to try, and whether trying again can help (``errors.toml``); th
 stand for what goes wrong before a call leaves this machine.
 
 botocore tries calls again by itself, and capacity that is not there arrives as a fault of the server: it would ask an
-exhausted pool five times. So it gets one attempt for everything that makes or removes, and `Retrying` decides: the same
-call with the same token, later, and never at an exhausted pool. What makes things carries a token, or a name that only
-one thing can have, so the second call answers what the first one made. What removes is the same twice.
+exhausted pool five times. So it gets one attempt, and `Retrying` decides: the same call with the same token, later, and
+never at an exhausted pool. What makes things carries a token, or a name that only one thing can have, so the second
+call answers what the first one made. What removes is the same twice.
 
 The ledger is written before a call leaves this machine and flushed to the disk, so that whatever ends the process, the
 names of everything that may exist are known: the line before says what was about to be made, the line after its ids.
@@ -21,15 +21,18 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, Protocol
 
+from pydantic import ValidationError
+
 from hetopt.backends.ec2 import facts
+from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
-from hetopt.core.paths import parse_json
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.market.quota import quota_of
 
@@ -137,7 +140,6 @@ class ApiRefused(CloudRefused):
 
     Attributes:
         code: of the API.
-        text: what the API said.
         reaction: whether trying again can help.
         is_known: whether the table has the code.
         may_be_done: whether it, or an attempt before the one that was refused, may have been carried out.
@@ -149,8 +151,6 @@ class ApiRefused(CloudRefused):
         hint = next((denier["hint"] for denier in _READ["denier"] if denier["text"] in text), row.hint)
         super().__init__(f"{row.cause.format_map(words)}.", hint=hint.format_map(words))
         self.code = code
-        self.text = text
-        self.request = request
         self.reaction = row.reaction
         self.is_known = row is not UNKNOWN
         self.may_be_done = row.reaction == "again"
@@ -223,8 +223,7 @@ SETTLES_S = 60.0
 """EC2 may not list for seconds what it has just made, nor know its id."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Record):
     """One line of the ledger.
 
     Attributes:
@@ -274,19 +273,19 @@ class LedgerEdge:
         self._write(request, call, "done", ids=tuple(made_ids(request, answer)))
         return answer
 
-    def _write(self, request: Request, call: int, event: str, **more: object) -> None:
+    def _write(self, request: Request, call: int, event: str, **more: Any) -> None:
         """Write down how a call stands, and what it made, or why it did not; see `Entry`."""
-        line: dict[str, object] = {
-            "call": call,
-            "event": event,
-            "time_s": round(self.clock(), 3),
-            "step": request.step,
-            "api_name": request.api_name,
-            "region": self.region,
-            "makes": request.makes,
+        entry = Entry(
+            call=call,
+            event=event,
+            time_s=round(self.clock(), 3),
+            step=request.step,
+            api_name=request.api_name,
+            region=self.region,
+            makes=request.makes,
             **more,
-        }
-        append_durably(self.path, json.dumps({key: value for key, value in line.items() if value is not None}))
+        )
+        append_durably(self.path, entry.model_dump_json(exclude_defaults=True))
 
 
 _ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
@@ -303,8 +302,11 @@ def made_ids(request: Request, answer: Answer) -> list[str]:
 
 def read_ledger(path: Path) -> list[Entry]:
     """Read the entries of a ledger. A last line that was being written when the process died is passed over."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    return [entry for line in text.splitlines() if (entry := _entry(line)) is not None]
+    entries = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValidationError):
+            entries.append(Entry.model_validate_json(line))
+    return entries
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
@@ -387,14 +389,6 @@ def append_durably(path: Path, line: str) -> None:
         ) from None
 
 
-def _entry(line: str) -> Entry | None:
-    try:
-        fields: Any = parse_json(line, origin="the ledger")
-        return Entry(**{**fields, "ids": tuple(fields.get("ids", ()))})
-    except (BadInput, ValueError, TypeError, AttributeError):
-        return None
-
-
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
 
@@ -402,7 +396,7 @@ _READ_TIMEOUT_S = 60
 class BotoEdge:
     """The edge of one region by boto3. Clients are made when they are needed first."""
 
-    def __init__(self, region: str, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
+    def __init__(self, region: str) -> None:
         """Prepare, without a call.
 
         Raises:
@@ -413,7 +407,6 @@ class BotoEdge:
         except ImportError:
             raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws")) from None
         self.region = region
-        self._connect_timeout_s = connect_timeout_s
         self._session_class = boto3.Session
         self._session: Any = None
         self._clients: dict[str, Any] = {}
@@ -429,8 +422,7 @@ class BotoEdge:
 
         endpoint = os.environ.get("AWS_ENDPOINT_URL", f"{request.service} in {self.region}")
         try:
-            client = self._client(request.service, reads=request.reads_only)
-            answer: dict[str, Any] = self._call(client, request)
+            answer: dict[str, Any] = self._call(self._client(request.service), request)
         except ClientError as error:
             refusal = error.response.get("Error", {})
             raise ApiRefused(
@@ -455,15 +447,13 @@ class BotoEdge:
             answer["Body"] = body.read()
         return answer
 
-    def _client(self, service: str, *, reads: bool) -> Any:
+    def _client(self, service: str) -> Any:
         from botocore.config import Config
 
-        name = f"{service} {reads}"
-        if name not in self._clients:
-            retries = {"mode": "adaptive", "total_max_attempts": 5} if reads else {"total_max_attempts": 1}
+        if service not in self._clients:
             config = Config(
-                retries=retries,
-                connect_timeout=self._connect_timeout_s,
+                retries={"total_max_attempts": 1},
+                connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=_READ_TIMEOUT_S,
                 user_agent_extra="hetopt",
                 # A pool of sockets for each client of a command that lives for seconds is not worth its keep.
@@ -471,8 +461,8 @@ class BotoEdge:
             )
             if self._session is None:
                 self._session = self._session_class(region_name=self.region)
-            self._clients[name] = self._session.client(service, config=config)
-        return self._clients[name]
+            self._clients[service] = self._session.client(service, config=config)
+        return self._clients[service]
 
 
 ATTEMPTS = 6
