@@ -55,7 +55,7 @@ from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, average_parameters, weights_by_samples
 from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
@@ -326,7 +326,6 @@ class ModelVector:
         self._tensors = [*parameters, *(b for b in model.buffers() if b.is_floating_point() and b.numel())]
         self.parameters = sum(p.numel() for p in parameters)
         """Elements that are parameters; the first ones."""
-        self._own: Tensor | None = None
 
     def read(self) -> Tensor:
         """Return a copy of all elements, [elements]."""
@@ -338,26 +337,6 @@ class ModelVector:
             parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
             for tensor, part in zip(self._tensors, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
-
-    @contextmanager
-    def replaced_by(self, flat: Tensor) -> Iterator[None]:
-        """Write ``flat`` into the model inside the block, and restore the model afterwards."""
-        self._own = self.read()
-        self.write(flat)
-        try:
-            yield
-        finally:
-            self.write(self._own)
-            self._own = None
-
-    @property
-    def is_replaced(self) -> bool:
-        """True while other values are in the model's place."""
-        return self._own is not None
-
-    def own(self) -> Tensor:
-        """Return the elements of the model itself, whatever is in its place, [elements]."""
-        return self.read() if self._own is None else self._own
 
 
 class OuterStep:
@@ -420,9 +399,10 @@ class Synchronizer:
         self._outer = OuterStep(
             self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
         )
-        self._rounded: RoundedSum | None = None
+        self._rounded: Exchange | None = None
         if compression.name != "identity":
-            self._rounded = RoundedSum(compression, self._vector.parameters, device=self._base.device)
+            self._rounded = Exchange(compression, self._vector.parameters, device=self._base.device)
+        self._own: Tensor | None = None  # while the average is in the model's place
         self._channel = channel
         self._stopwatch = stopwatch
         self._workers, self._rank = (c := channel()).workers, c.rank
@@ -486,15 +466,20 @@ class Synchronizer:
     def averaged(self) -> Iterator[None]:
         """Make the model the average of all workers' inside, running statistics included; may be nested."""
         is_settled = self._local_steps == 0 and self._rounded is None
-        if self._vector.is_replaced or is_settled:
+        if self._own is not None or is_settled:
             yield
             return
         samples = self._samples if self._local_steps else (1,) * self._workers
         mean, base = self._vector.read(), self._base.clone()
         weight = weights_by_samples(samples)[self._rank]
         average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
-        with self._vector.replaced_by(mean):
+        self._own = self._vector.read()
+        self._vector.write(mean)
+        try:
             yield
+        finally:
+            self._vector.write(self._own)
+            self._own = None
 
     def event(self, step: int) -> Event:
         """Return the number of averages, the bytes sent and the workers' divergence since the last call."""
@@ -520,12 +505,12 @@ class Synchronizer:
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
-            "own": self._vector.own(),
+            "own": self._vector.read() if self._own is None else self._own,
             "base": self._base,
             "outer": self._outer.velocity,
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
-            "held_back": {} if self._rounded is None else self._rounded.residual.state(),
+            "held_back": {} if self._rounded is None else self._rounded.state(),
             "local_steps": self._local_steps,
             "mean": self._change.mean,
             "change": self._change.change,
@@ -544,7 +529,7 @@ class Synchronizer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._samples = tuple(int(count) for count in state["samples"])
         if self._rounded is not None:
-            self._rounded.residual.load_state(state["held_back"])
+            self._rounded.load_state(state["held_back"])
         self._local_steps = int(state["local_steps"])
         self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
         rows = state["votes"]
