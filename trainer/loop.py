@@ -17,11 +17,10 @@ from torch import nn
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
+from hetopt.trainer.agreement import Gathering, gather_texts
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
     CheckpointSaver,
-    Found,
     copied,
     is_due,
     leave_model,
@@ -164,18 +163,11 @@ class _Run(Training):
 
     def _resume_from_disk(self) -> None:
         context, folder = self.context, CheckpointFolder(self.context.run_dir)
-        newest = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
-        for torn, reason in newest.torn:
-            context.events.write("checkpoint_skipped", step=torn, reason=reason)
-        step = int(gather_numbers([-1 if newest.step is None else newest.step], context.world_size)[0][0])
-        if step < 0:
-            return
-        shared = folder.load_shared(step)
-        rank_state = folder.load_own(
-            step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size
-        )
-        self.take_over(shared, rank_state, f"the checkpoint of step {step}")
-        self._checkpoint_step = self._saver.saved_step = step
+        newest = folder.load_newest(run_digest(context.spec), context.rank, context.world_size, context.events)
+        if newest is not None:
+            shared, rank_state = newest
+            self.take_over(shared, rank_state, f"the checkpoint of step {shared.step}")
+            self._checkpoint_step = self._saver.saved_step = shared.step
 
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""

@@ -42,7 +42,7 @@ from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
+from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import ErrorFeedback, Turn, own_momentum
@@ -70,7 +70,6 @@ from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
 from hetopt.trainer.steps.local_batch import BatchReader, Injector, SampleFeed, samples_of_step
 from hetopt.trainer.steps.step import (
-    Autocast,
     DoesNotFit,
     FusedStep,
     LossModule,
@@ -286,12 +285,7 @@ def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
-        tensors = [*model.parameters(), *model.buffers()]
-        with torch.no_grad():
-            for tensor in tensors:
-                staged = tensor.detach().cpu()
-                dist.broadcast(staged, src=0)
-                tensor.copy_(staged)
+        take_parameters([*model.parameters(), *model.buffers()])
     model.train()
     return model
 
@@ -541,7 +535,7 @@ class Training(Engine):
         exchange, self.computes = make_step(
             context,
             task,
-            LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
+            LossModule(model, task.loss, spec.precision),
             own_momentum(spec.compression, self.optimizer),
             feed=self.feed,
             stopwatch=stopwatch,
@@ -788,9 +782,7 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
     optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
     rate.apply(optimizer, training.epoch, training.learning_rate_scale)
     step = FusedStep(
-        module=LossModule(
-            model, task.loss, Autocast(device_type=context.device.type, precision=context.spec.precision)
-        ),
+        module=LossModule(model, task.loss, context.spec.precision),
         reader=reader,
         stopwatch=Stopwatch(context.device),
         pace=training.pace,

@@ -31,7 +31,7 @@ from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, parts_of, switch_between, trainable_parameters
+from hetopt.trainer.steps.step import FusedStep, LossModule, parts_of, switch_between, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import build_model
@@ -72,7 +72,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
     losses = {"counted": toy_task.sum_of_chosen}
 
     def form(kind: str, model: nn.Module) -> FusedStep:
-        module = LossModule(model, losses.get(kind, task.loss), Autocast(device_type="cpu", precision="fp32"))
+        module = LossModule(model, losses.get(kind, task.loss), "fp32")
         module.follow(counts=kind in losses, targets_per_sample=0.0)
         if kind == "bucketed":
             return FusedStep(
@@ -110,7 +110,7 @@ def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size:
     device = torch.device("cpu")
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
     model = build_model(task, device, seed=0)
-    module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+    module = LossModule(model, task.loss, "fp32")
     dense = DenseBuckets(Guard("dense"))
     bucketed = FusedStep(module=module, reader=reader, in_buckets=dense, stopwatch=Stopwatch(), pace=Slowdown())
     part = MicroBatch(epoch=0, indices=range(4))
@@ -138,7 +138,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
     model = build_model(task, device, seed=0)
     numel = sum(parameter.numel() for parameter in model.parameters())
-    module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+    module = LossModule(model, task.loss, "fp32")
     parts = parts_of(trainable_parameters(model))
     part = MicroBatch(epoch=0, indices=range(4 * rank, 4 * rank + 4))
     candidates = Candidates(

@@ -193,7 +193,7 @@ def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
         folder.newest("of another run")
     path = folder.path(1) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
-    with pytest.raises(BadInput, match="another version of hetopt"):
+    with pytest.raises(BadInput, match="schema 3, which this hetopt cannot read"):
         folder.newest(DIGEST)
 
 

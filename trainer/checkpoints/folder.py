@@ -48,7 +48,8 @@ from torch.utils._pytree import tree_map_only
 
 from hetopt.core.artifact import Artifact, Record, write_atomically
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.paths import MissingFile, inside, parse_json, read_text
+from hetopt.core.events.log import EventLog
+from hetopt.core.paths import inside
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import LOG_ROOM_BYTES
@@ -332,8 +333,7 @@ class CheckpointFolder:
         """Find the newest checkpoint all of whose files are as they were written; reads them all.
 
         Raises:
-            BadInput: it belongs to another run or another version of hetopt, or there are checkpoints and none is
-                whole.
+            BadInput: it belongs to another run, or there are checkpoints and none is whole.
         """
         torn: list[tuple[int, str]] = []
         for step in reversed(self._steps()):
@@ -394,6 +394,29 @@ class CheckpointFolder:
         shutil.rmtree(self.path(steps[0]), ignore_errors=True)
         return not self.path(steps[0]).exists()
 
+    def load_newest(
+        self, digest: str, rank: int, workers: int, events: EventLog
+    ) -> tuple[SharedState, RankState] | None:
+        """Load the newest checkpoint that rank 0 finds whole, on all workers; None: there was never one.
+
+        Args:
+            digest: of the run, see `run_digest`.
+            rank: of this worker.
+            workers: of the run now.
+            events: told which newer ones were passed over.
+
+        Raises:
+            BadInput: see `newest`, or it is damaged.
+        """
+        found = self.newest(digest) if rank == 0 else Found(step=None)
+        for torn, reason in found.torn:
+            events.write("checkpoint_skipped", step=torn, reason=reason)
+        step = int(gather_numbers([-1 if found.step is None else found.step], workers)[0][0])
+        if step < 0:
+            return None
+        shared = self.load_shared(step)
+        return shared, self.load_own(step, rank, workers_then=len(shared.shares), workers_now=workers)
+
     def load_shared(self, step: int) -> SharedState:
         """Load the state that all workers share from the checkpoint of a step.
 
@@ -422,25 +445,11 @@ class CheckpointFolder:
         return _steps_of(path for path in self._folder.glob("step-*") if path.suffix != _PARTIAL)
 
     def _manifest(self, step: int) -> Manifest | str:
-        """Read the manifest of a checkpoint, or say what is wrong with it.
-
-        Raises:
-            BadInput: another version of hetopt wrote it.
-        """
-        path = self.path(step) / MANIFEST_FILE
+        """Read the manifest of a checkpoint, or say what is wrong with it: as if its files were torn."""
         try:
-            text = read_text(path)
-            version = parse_json(text, origin=str(path))["schema_version"]
-        except MissingFile:
-            return f"{MANIFEST_FILE} is missing"
-        except (BadInput, KeyError, TypeError):
-            return f"{MANIFEST_FILE} is damaged"
-        if version != Manifest.VERSION:
-            raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))
-        try:
-            return Manifest.from_json(text, origin=str(path))
-        except BadInput:
-            return f"{MANIFEST_FILE} is damaged"
+            return Manifest.load(self.path(step) / MANIFEST_FILE)
+        except BadInput as error:
+            return error.message.removesuffix(".")
 
     def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
         manifest, path = self._manifest(step), self.path(step) / name

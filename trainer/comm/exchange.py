@@ -33,7 +33,7 @@ from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel, Message
-from hetopt.trainer.comm.compressor import ALIKE, NoResidual, Residual, State, check_state
+from hetopt.trainer.comm.compressor import ALIKE, Residual, State, check_state
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.comm.topk import Levels, kept_energies
@@ -160,9 +160,7 @@ class Exchange:
         if compression != self.compression:
             self._begin(compression)
 
-    def run(
-        self, flat: Tensor, look_at: Sequence[float] = (), *, channel: Channel | None = None
-    ) -> ExchangeStats:
+    def run(self, flat: Tensor, look_at: Sequence[float] = (), *, channel: Channel | None = None) -> ExchangeStats:
         """Replace the weighted local gradient by the sum over all workers, in place.
 
         If a collective fails, nothing has been committed and the residual is that of the step before. A gradient
@@ -185,7 +183,7 @@ class Exchange:
             channel = channel or Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
             prepared = residual.prepare(flat)
-            there = None if isinstance(residual, NoResidual) and not look_at else energy(prepared)
+            there = None if not residual.kept() and not look_at else energy(prepared)
             looked, looking_s = _look(prepared, look_at, channel)
             sent = self._chain.run(prepared, flat, channel, self._step)
             held_back = residual.commit(prepared, sent)
@@ -323,7 +321,7 @@ Span = tuple[int, int]
 """Where a parameter begins in the flat gradient, and where it ends."""
 
 
-class DenseBuckets(NoResidual):
+class DenseBuckets(Residual):
     """The dense sum of buckets under the backward pass.
 
     Args:

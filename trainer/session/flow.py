@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.agreement import gather_numbers, take_parameters
 from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
@@ -44,7 +44,6 @@ from hetopt.trainer.session.guards import (
     inspect_loader,
     inspect_wrappers,
     replica_marks,
-    take_parameters,
 )
 from hetopt.trainer.session.loaders import SessionLoader, Splits
 from hetopt.trainer.session.turns import Turns

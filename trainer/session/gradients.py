@@ -23,6 +23,7 @@ from hetopt.core.comm.cost import DIRECT_BYTES
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.engine import parameters_of
 from hetopt.trainer.script.batches import Found
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.step import Buckets, Part, all_finite
@@ -348,10 +349,9 @@ def named_parameters(
         optimizer: whose.
         names: of parameters, by identity.
     """
-    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [
         (names.get(id(parameter)) or f"number {index} of the optimizer", parameter)
-        for index, parameter in enumerate(listed)
+        for index, parameter in enumerate(parameters_of(optimizer))
         if parameter.requires_grad
     ]
 

@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hetopt.core.batch_partition import first_shares
 from hetopt.core.errors import BadInput
@@ -37,7 +37,6 @@ from hetopt.trainer.data.fetch import (
     Batch,
     MapDataset,
     changes_with_epoch,
-    each_tensor,
     fetch,
     set_epoch,
     to_device,
@@ -118,7 +117,7 @@ class Injector:
         self._samples += sum(given) * (channel.workers - 1)
         mixed = iter([torch.cat(part) for part in parts])
         held = tuple(count + sum(given) - gift for count, gift in zip(drawn, given, strict=True))
-        return each_tensor(own[0], lambda _: next(mixed)), held
+        return tree_map_only(Tensor, lambda _: next(mixed), own[0]), held
 
     def event(self) -> Event:
         """Return the samples and bytes that all workers handed over since the last call, and this one's seconds."""
@@ -244,7 +243,7 @@ class BatchReader:
     def read_for_later(self, part: MicroBatch) -> Batch:
         """Read the samples of a micro-batch on the host, pinned where the device is a GPU."""
         batch = self.read_on_host(part)
-        return each_tensor(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
+        return tree_map_only(Tensor, Tensor.pin_memory, batch) if self.device.type == "cuda" else batch
 
     def read_on_host(self, part: MicroBatch) -> Batch:
         """Read the samples of a micro-batch on the host."""
@@ -353,7 +352,7 @@ class SampleFeed:
 
     def _on_host(self, part: MicroBatch) -> Batch:
         if self._mixed is not None:
-            return each_tensor(self._mixed, lambda tensor: tensor[part.indices])
+            return tree_map_only(Tensor, lambda tensor: tensor[part.indices], self._mixed)
         if self._ahead is not None:
             return self._ahead.next(part)
         return self._reader.read_on_host(part)

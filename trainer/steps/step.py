@@ -49,7 +49,7 @@ from hetopt.core.comm.options import Option
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.memory import Precision
-from hetopt.trainer.comm.compressor import NoResidual, Resumable
+from hetopt.trainer.comm.compressor import Residual
 from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators
@@ -63,17 +63,9 @@ from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Autocast:
-    """The number format of each operator in a precision (parameters and gradients stay fp32)."""
-
-    device_type: str
-    precision: Precision
-
-    def __call__(self) -> AbstractContextManager[object]:
-        """Return a context for one forward pass."""
-        dtype = _DTYPES.get(self.precision)
-        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
+def autocast(device_type: str, precision: Precision) -> AbstractContextManager[object]:
+    """Return a context for one forward pass in a precision (parameters and gradients stay fp32)."""
+    return torch.autocast(device_type, dtype=_DTYPES.get(precision), enabled=precision in _DTYPES)
 
 
 AMPERE = (8, 0)
@@ -167,11 +159,11 @@ class LossModule(nn.Module):
         count: of the last batch where the loss is counted, a double on the device.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], autocast: Autocast) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], precision: Precision) -> None:
         super().__init__()
         self.model = model
         self._loss = loss
-        self._autocast = autocast
+        self._precision = precision
         self.is_counted = False
         self.count: Tensor | None = None
         self._targets_per_sample = 0.0
@@ -188,7 +180,7 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the mean loss over the batch, by samples or by what is counted."""
-        with self._autocast():
+        with autocast(next(self.model.parameters()).device.type, self._precision):
             result = self._loss(self.model, batch)
         loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, Tensor) or loss.dim() != 0:
@@ -502,10 +494,10 @@ class FusedStep:
         self._runs = self.proven = 0
 
     @property
-    def residual(self) -> Resumable:
+    def residual(self) -> Exchange | BucketSum | Residual:
         """The residual state of the exchange."""
         in_use = self._exchange if self.in_buckets is None or self._switch is not None else self.in_buckets
-        return in_use or NoResidual()
+        return in_use or Residual()
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch once, discard its gradient, and restore all else.
