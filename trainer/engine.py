@@ -437,14 +437,8 @@ class Milestones:
 
     def steps_left(self, step: int, samples_seen: int) -> int | None:
         """Return the steps until a limit is reached, at least 1; None where a target may end the run before."""
-        if self.stop.target:
-            return None
-        limits = []
-        if self.stop.max_steps is not None:
-            limits.append(self.stop.max_steps - step)
-        if self.stop.max_epochs is not None:
-            limits.append(self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
-        return max(1, min(limits)) if limits else None
+        limits = self._limits(step, samples_seen)
+        return None if self.stop.target or not limits else max(1, min(limits))
 
     def evaluation_due(self, samples_before: int, samples_seen: int) -> bool:
         """Return whether an evaluation point was passed between two positions."""
@@ -467,12 +461,15 @@ class Milestones:
         if step_time_s is not None and steps * step_time_s > LONGEST_PERIOD_S:
             steps = int(LONGEST_PERIOD_S / step_time_s)
         next_evaluation = self._samples((self._evaluations(samples_seen) + 1) * self.evaluate_every_epochs)
-        steps = min(steps, self._steps_to(next_evaluation, samples_seen))
+        to_evaluation = self._steps_to(next_evaluation, samples_seen)
+        return max(1, min(steps, to_evaluation, *self._limits(step, samples_seen)))
+
+    def _limits(self, step: int, samples_seen: int) -> list[int]:
+        """Return the steps to each limit that the run has."""
+        limits = [] if self.stop.max_steps is None else [self.stop.max_steps - step]
         if self.stop.max_epochs is not None:
-            steps = min(steps, self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
-        if self.stop.max_steps is not None:
-            steps = min(steps, self.stop.max_steps - step)
-        return max(1, steps)
+            limits.append(self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
+        return limits
 
     def _samples(self, epochs: float) -> int:
         return math.ceil(epochs * self.dataset_size * (1 - _ROUNDING))

@@ -116,7 +116,6 @@ class _Run(Training):
         self._decisions = 0
         self._evaluation_owed = False
         self._checkpoint_s = context.clock()
-        self._checkpoint_step: int | None = None
         self._evaluated_step: int | None = None
         self._metrics: dict[str, float] = {}
 
@@ -167,7 +166,7 @@ class _Run(Training):
         if newest is not None:
             shared, rank_state = newest
             self.take_over(shared, rank_state, f"the checkpoint of step {shared.step}")
-            self._checkpoint_step = self._saver.saved_step = shared.step
+            self._saver.saved_step = shared.step
 
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
@@ -179,7 +178,6 @@ class _Run(Training):
             shares=self.balance.shares,
             step=self.step,
         )
-        self.feed.begin(self.balance.shares)
         if self.replay is not None:
             self.replay.begin()
         context.events.write("training_started", step=self.step)
@@ -287,9 +285,9 @@ class _Run(Training):
             evaluation_s=round(context.clock() - begun_s, 6),
         )
 
-    def _begin_checkpoint(self) -> None:
+    def _begin_checkpoint(self, *, keeps: int = 1) -> None:
         context = self.context
-        if self._checkpoint_step == self.step:
+        if self._saver.begun_step == self.step:
             return
         begun_s = context.clock()
         with self.one_model():
@@ -299,13 +297,7 @@ class _Run(Training):
                     f"the model is no longer finite at step {self.step}.",
                     hint="lower the learning rate",
                 )
-            self._saver.begin(
-                self.shared_state(),
-                self.own_state(),
-                digest=run_digest(context.spec),
-                begun_s=begun_s,
-            )
-        self._checkpoint_step = self.step
+            self._saver.begin(self.shared_state(), self.own_state(), begun_s=begun_s, keeps=keeps)
         self._checkpoint_s = context.clock()
 
     def _finish_checkpoint(self, *, stopped: bool) -> None:
@@ -314,15 +306,11 @@ class _Run(Training):
         Raises:
             RunFailed: a run that is stopped is to go on from it, and a worker's disk refuses.
         """
-        while self._saver.saved_step != self.step:
-            self._checkpoint_step = None  # one that was begun here may have been given up
-            self._begin_checkpoint()
-            problem = self._saver.finish(keeps=int(stopped))
-            if problem is None or self._saver.made_room:
-                continue
-            if stopped:
+        if self._saver.saved_step != self.step:
+            self._begin_checkpoint(keeps=int(stopped))
+            problem = self._saver.finish()
+            if problem is not None and stopped:
                 raise unsaved(problem)
-            return
 
     def _finish(self, reason: str) -> None:
         context = self.context

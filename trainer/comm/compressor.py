@@ -380,7 +380,7 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 DEFAULT_MOMENTUM = 0.9
 
 
-class MomentumCorrection(Residual):
+class MomentumCorrection(ErrorFeedback):
     """Velocity and accumulated velocity, both cleared where they were sent. Sixteen bytes a parameter.
 
     Momentum is accumulated before the gradient is sparsified, so that what is sent late is not stale:
@@ -415,12 +415,11 @@ class MomentumCorrection(Residual):
         clip_norm: float | None = None,
         device: torch.device | None = None,
     ) -> None:
+        super().__init__(numel, device=device)
         self._momentum = momentum
         self._clip_norm = clip_norm
-        self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
-        self._unsent = torch.zeros_like(self._velocity)
-        self._next_velocity = torch.zeros_like(self._velocity)
-        self._prepared = torch.zeros_like(self._velocity)
+        self._velocity = torch.zeros_like(self._residual)
+        self._next_velocity = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
         """Return the velocity accumulated since it was last sent, this gradient included (see `Residual`)."""
@@ -429,20 +428,18 @@ class MomentumCorrection(Residual):
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
             gradient = gradient * scale if scale < 1 else gradient
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
-        return torch.add(self._unsent, self._next_velocity, out=self._prepared)
+        return super().prepare(self._next_velocity)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
         """Keep the unsent part of what was prepared, and clear the velocity of the sent part (see `Residual`)."""
-        sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
-        self._unsent, self._prepared = self._prepared, self._unsent
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
-        return energy(self._unsent)
+        return super().commit(prepared, sent)
 
     def kept(self) -> State:
         """Return the velocity and what is unsent of it, as ``{"velocity": ..., "unsent": ...}``."""
-        return {"velocity": self._velocity, "unsent": self._unsent}
+        return {"velocity": self._velocity, "unsent": self._residual}
 
 
 def hand_over_momentum(optimizer: Optimizer) -> float:

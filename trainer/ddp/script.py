@@ -49,7 +49,7 @@ from torch.utils.data import DataLoader, Sampler, dataloader
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
-from hetopt.trainer.context import Generators
+from hetopt.trainer.context import Generators, States
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.ddp.comm_hook import (
     REPLICA,
@@ -65,7 +65,7 @@ from hetopt.trainer.ddp.comm_hook import (
     whole_state,
 )
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, States, own_items
+from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, own_items
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig

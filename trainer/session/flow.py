@@ -33,9 +33,9 @@ from hetopt.trainer.agreement import gather_numbers, take_parameters
 from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.context import Generators
+from hetopt.trainer.context import Generators, States
 from hetopt.trainer.engine import parameters_of
-from hetopt.trainer.script.batches import LEAST_WORKERS, AuditRecord, Audits, Part, ShareTable, States, draw_by_rank
+from hetopt.trainer.script.batches import LEAST_WORKERS, AuditRecord, Audits, Part, ShareTable, draw_by_rank
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters

@@ -41,7 +41,7 @@ from hetopt.trainer.checkpoints.folder import (
     unsaved,
 )
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.script.batches import States
+from hetopt.trainer.context import States
 from hetopt.trainer.script.plan import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
@@ -248,7 +248,7 @@ class Session(Flow):
             "sources": [source.state() for source in self._sources],
         }
         rank_state = replace(RankState.now(memory, self.device), script=script)
-        saver.begin(shared, rank_state, digest=shared.digest, begun_s=begun_s)
+        saver.begin(shared, rank_state, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
         """Resume from the newest checkpoint in the session's folder, if any; all workers call it just before the loop.

@@ -216,21 +216,6 @@ LEAST_SAVING = 0.05
 """Of a step, that is worth another collective at the same ratio."""
 
 
-class ControllerState(Record):
-    """The state of an adaptive controller in a checkpoint.
-
-    Attributes:
-        policy: name of the ratio policy.
-        policy_state: what it remembers.
-        ratio, key: the candidate that was in use.
-    """
-
-    policy: str
-    policy_state: dict[str, Any]
-    ratio: float
-    key: str
-
-
 class AdaptiveController:
     """The ratio policy of a run with its state, the same on every rank.
 
@@ -414,31 +399,29 @@ class AdaptiveController:
 
     def state(self) -> Mapping[str, object]:
         """Return the state for a checkpoint, as plain JSON."""
-        return ControllerState(
-            policy=self._name,
-            policy_state=self._state.model_dump(mode="json"),
-            ratio=self.candidate.ratio,
-            key=self.candidate.key,
-        ).model_dump(mode="json")
+        return {
+            "policy": self._name,
+            "policy_state": self._state.model_dump(mode="json"),
+            "ratio": self.candidate.ratio,
+            "key": self.candidate.key,
+        }
 
-    def resume(self, saved: Mapping[str, object]) -> None:
+    def resume(self, saved: Mapping[str, Any]) -> None:
         """Restore the state in a checkpoint, where it suits the policy and the cluster that the run has now.
 
         The network is not part of it: it was measured anew.
         """
-        state = ControllerState.model_validate(saved)
-        if state.policy != self._name:
+        if saved["policy"] != self._name:
             return
+        policy_state, ratio, key = saved["policy_state"], saved["ratio"], saved["key"]
         kind = type(self._policy.initial())
         # What another version of the policy remembered besides means nothing to this one.
-        self._state = kind.model_validate(
-            {k: value for k, value in state.policy_state.items() if k in kind.model_fields}
-        )
-        matching = [each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.key == state.key]
+        self._state = kind.model_validate({k: value for k, value in policy_state.items() if k in kind.model_fields})
+        matching = [each for each in (*self.candidates.at(ratio), *self.candidates.all) if each.key == key]
         if matching:
             self.candidate = matching[0]
-            option = state.key if self._name in WEIGHS_WAYS else None
-            self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
+            option = key if self._name in WEIGHS_WAYS else None
+            self._decision = RatioDecision(ratio=ratio, option=option, measure_gain=True)
         if isinstance(self._state, GravacState):
             assert isinstance(self._policy, Gravac)
             self._decision = self._policy.payload(self._state)
@@ -529,15 +512,12 @@ class ExchangeConfig:
 
     def follow(self) -> None:
         """Exchange by the controller's candidate from the next step on."""
-        assert self.steering is not None
-        assert self.exchange is not None
-        self.exchange.use(self.steering.candidate.compression)
+        if self.steering is not None and self.exchange is not None:
+            self.exchange.use(self.steering.candidate.compression)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
         """Restore the controller's state in a checkpoint, whose residual the step has already."""
-        if self.steering is None:
-            return
-        if state is not None:
+        if self.steering is not None and state is not None:
             self.steering.resume(state)
         self.follow()
 

@@ -65,7 +65,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[object]:
     """Return a context for one forward pass in a precision (parameters and gradients stay fp32)."""
-    return torch.autocast(device_type, dtype=_DTYPES.get(precision), enabled=precision in _DTYPES)
+    dtype = _DTYPES.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
 AMPERE = (8, 0)

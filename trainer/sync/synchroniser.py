@@ -62,23 +62,6 @@ from hetopt.trainer.steps.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SyncObservation:
-    """The state of a run after a step, by which parameters are averaged or not.
-
-    Attributes:
-        step: steps done since the run began, this one included.
-        local_steps: of them, those since the last synchronisation, this one included.
-        changes: relative change of the norm of each worker's gradient, in rank order, of this step or of the one
-            before (`Synchronization.vote_lag`); None: nobody asked, or there is none yet. Not a number: taken as
-            infinite, for whoever meets that had better say so.
-    """
-
-    step: int
-    local_steps: int
-    changes: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SyncDecision:
     """The decision after a step whether to average parameters, and whose.
 
@@ -123,9 +106,11 @@ class Periodic:
     initial: ClassVar[type[Rounds]] = Rounds
     """The state before the first round."""
 
-    def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
+    def decide(
+        self, state: Rounds, step: int, local_steps: int, changes: tuple[float, ...] | None
+    ) -> tuple[Rounds, SyncDecision]:
         """Return whether the round is over, and whose parameters count (see `SyncPolicy`)."""
-        if observation.local_steps < self.every_steps:
+        if local_steps < self.every_steps:
             return state, SyncDecision(synchronise=False)
         return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
 
@@ -220,23 +205,25 @@ class SelSync:
             return self.delta
         return None if state.log_delta is None else math.exp(state.log_delta)
 
-    def decide(self, state: SelSyncState, observation: SyncObservation) -> tuple[SelSyncState, SyncDecision]:
+    def decide(
+        self, state: SelSyncState, step: int, local_steps: int, changes: tuple[float, ...] | None
+    ) -> tuple[SelSyncState, SyncDecision]:
         """Decide by the workers' votes (see `SyncPolicy`)."""
-        change = None if observation.changes is None else self._decisive(observation.changes)
+        change = None if changes is None else self._decisive(changes)
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
-        overdue = self.max_local_steps is not None and observation.local_steps > self.max_local_steps
+        overdue = self.max_local_steps is not None and local_steps > self.max_local_steps
         if self.delta is None:
-            return self._paced(state, observation, change, voted=voted, overdue=overdue)
-        in_window = observation.step <= self.window and threshold != math.inf
+            return self._paced(state, step, local_steps, change, voted=voted, overdue=overdue)
+        in_window = step <= self.window and threshold != math.inf
         return state, SyncDecision(synchronise=voted or overdue or in_window)
 
     def _paced(
-        self, state: SelSyncState, observation: SyncObservation, change: float | None, *, voted: bool, overdue: bool
+        self, state: SelSyncState, step: int, gap: int, change: float | None, *, voted: bool, overdue: bool
     ) -> tuple[SelSyncState, SyncDecision]:
         """Decide where delta is steered: an average not too soon after the last one, nor too late."""
-        mean, gap = 1 / self.synchronised_share, observation.local_steps
-        early = 1 + GROWTH * observation.step
+        mean = 1 / self.synchronised_share
+        early = 1 + GROWTH * step
         if early < mean:
             return self._begun(state, change), SyncDecision(synchronise=overdue or gap >= early)
         due = gap >= MOST_GAP * mean
@@ -267,7 +254,10 @@ class SelSync:
 
 
 SyncPolicy: TypeAlias = Periodic | SelSync
-"""Decides after every step, with the same arguments on every rank."""
+"""Decides after every step, with the same arguments on every rank: its state; the steps done since the run began and
+since the last average, this one included; and the relative change of the norm of each worker's gradient, in rank order,
+of this step or of the one before (`Synchronization.vote_lag`). None: nobody asked, or there is none yet. Not a number:
+taken as infinite, for whoever meets that had better say so."""
 
 
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
@@ -278,8 +268,8 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
 
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
-) -> SyncPolicy | None:
-    """Return the policy that says when parameters are averaged; None for ``bsp``, which never averages them.
+) -> SyncPolicy:
+    """Return the policy that says when parameters are averaged, which ``bsp`` never does.
 
     Args:
         sync: the choice.
@@ -298,7 +288,7 @@ def choose_sync_policy(
                 workers=workers,
                 seed=seed,
             )
-        case "selsync":
+        case _:
             deltas = {"auto": None, "never": math.inf}
             return SelSync(
                 delta=deltas[sync.delta] if isinstance(sync.delta, str) else sync.delta,
@@ -307,8 +297,6 @@ def choose_sync_policy(
                 window=sync.window,
                 max_local_steps=sync.max_local_steps,
             )
-        case _:
-            return None
 
 
 VOTE_BYTES = 8
@@ -425,8 +413,7 @@ class Synchronizer:
         """
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
-        seen = SyncObservation(step=step, local_steps=self._local_steps, changes=self._voted(trace))
-        self._state, decision = self._policy.decide(self._state, seen)
+        self._state, decision = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
         if decision.synchronise:
@@ -572,7 +559,6 @@ def make_synchroniser(
         dataset_size=dataset_size,
         global_batch_size=samples_of_step(spec),
     )
-    assert policy is not None
     return Synchronizer(
         model,
         optimizer,
