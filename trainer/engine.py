@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import first_shares, micro_batch_size, within_memory
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec, StopRule
+from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
@@ -142,6 +143,20 @@ class Period:
     def diverged(self) -> bool:
         """True where some worker met a loss that is NaN or infinite."""
         return not math.isfinite(self.loss)
+
+    @property
+    def noise(self) -> Moments | None:
+        """The moments of the gradient in one step; None where its norms were not measured."""
+        rows = self.traffic.rows
+        if len(rows) < 2 or min(row.norm_samples for row in rows) < 1:
+            return None
+        batch = int(sum(row.norm_samples for row in rows))
+        # What a worker adds to the sum is b / B of its mean gradient.
+        weighted = sum(batch**2 * row.own_norm / row.norm_samples for row in rows)
+        try:
+            return pooled_noise(len(rows), batch, weighted, rows[0].sum_norm)
+        except ValueError:  # a script weighs its gradients in another way
+            return None
 
     @property
     def drifted(self) -> tuple[int, ...]:
@@ -553,6 +568,12 @@ class Engine:
         steering = self.exchange.steering
         return steering.look_at if steering is not None and self._done + 1 == self._told else ()
 
+    @property
+    def wants_norms(self) -> bool:
+        """True where the next step is to tell the norms of its gradient: once a period, where it is summed as it is."""
+        summed_whole = self.exchange.is_dense and self.synchroniser is None and self.context.world_size > 1
+        return summed_whole and self._done + 1 == self._told
+
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
         """Log a step that the optimizer has done on every worker, and average parameters where the policy says so.
 
@@ -564,6 +585,8 @@ class Engine:
         self.step += 1
         if self.synchroniser is not None:
             trace = self.synchroniser.after(self.step, trace, samples)
+        if trace.norms is not None:
+            trace = replace(trace, norms=(*trace.norms[:2], samples[self.context.rank]))
         if counts:
             self.log.add(trace)
         else:
@@ -606,6 +629,7 @@ class Engine:
             **period.event(step=step, epoch=epoch, samples_seen=samples_seen),
             control_s=round(self.control_s / period.steps, 7),
             **self.exchange.event(period.traffic),
+            **({} if period.noise is None else {"noise": vars(period.noise)}),
             **({} if self.synchroniser is None else self.synchroniser.event(step)),
             **more,
         )

@@ -681,7 +681,9 @@ class Training(Engine):
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
-                trace = self.computes.run(parts, sum(held), None if scale is None else scale.value, self.look_at)
+                trace = self.computes.run(
+                    parts, sum(held), None if scale is None else scale.value, self.look_at, self.wants_norms
+                )
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
     device = torch.device("cpu")
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0, max_samples=20)
     gradients: dict[str, torch.Tensor] = {}
+    norms: dict[str, Any] = {}
 
     losses = {"counted": toy_task.sum_of_chosen}
 
@@ -98,10 +100,12 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             batch = SampleCursor(len(reader.dataset), 0).take(shares)
             if shares is splits[0]:
                 step.warm_up(reader.cut(batch, rank)[0])
-            step.run(reader.cut(batch, rank), len(batch), None)
+            trace = step.run(reader.cut(batch, rank), len(batch), None, wants_norms=True)
+            norms[f"{kind} {shares}"] = trace.norms
             flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
             gradients[f"{kind} {shares}"] = torch.cat(flat).clone()
     torch.save(gradients, folder / f"gradients-{rank}.pt")
+    (folder / f"norms-{rank}.json").write_text(json.dumps(norms))
 
 
 def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size: int) -> None:

@@ -504,12 +504,16 @@ class DdpRun:
         samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
         waited_s, state.waited_s = state.waited_s, 0.0
         stats = state.take_stats()
-        trace = periods.trace(loss * samples, stats, hidden=state.exchange.is_dense, waited_s=waited_s)
+        trace = periods.trace(
+            loss * samples, stats, hidden=state.exchange.is_dense, waited_s=waited_s, norms=state.norms.take()
+        )
         counts = part.shares == periods.shares and not part.is_audit
         learning_rate = float(optimizer.param_groups[0]["lr"])
         if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate, epoch=self._passes):
             raise Stopped
         periods.begun = periods.stopwatch.mark()
+        if periods.engine is not None and len(self._modules) == 1:
+            state.norms.ask(periods.engine.wants_norms)
 
     @property
     def shares_batches(self) -> bool:

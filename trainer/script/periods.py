@@ -155,6 +155,7 @@ class Periods:
         hidden: bool,
         waited_s: float = 0.0,
         energy: float | None = None,
+        norms: tuple[float, float, float] | None = None,
     ) -> StepTrace:
         """Return the trace of the step that ends here.
 
@@ -164,6 +165,7 @@ class Periods:
             hidden: whether it was under backward.
             waited_s: for others, in all of them but the last.
             energy: squared norm of this worker's gradient, where workers train for themselves.
+            norms: of this worker's weighted gradient and of the sum, squared; None: they were not wanted.
         """
         now, computed, self.computed = self.stopwatch.mark(), self.computed, None
         assert self.engine is not None
@@ -177,6 +179,7 @@ class Periods:
             exchange=stats,
             under_backward=stats is not None and hidden,
             gradient_energy=energy,
+            norms=norms,
         )
 
     def after(
