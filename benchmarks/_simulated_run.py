@@ -27,6 +27,7 @@ from hetopt.trainer.elastic.rendezvous import (
     Member,
     Patience,
     Presence,
+    RendezvousStore,
     Version,
     meet_again,
     want,
@@ -152,7 +153,7 @@ class _StoreLost(Exception):
     """The error of a store whose host is gone; there is another store, which is empty."""
 
 
-class _Store:
+class _Store(RendezvousStore):
     """A rendezvous store in memory; whoever is cut off waits."""
 
     def __init__(self, number: int) -> None:

@@ -6,7 +6,6 @@ import datetime
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -34,7 +33,7 @@ from hetopt.core.profile import (
     StepTime,
 )
 from hetopt.core.run_spec import ProbeSchedule
-from hetopt.core.training_laws import Moments, SmoothedNoise
+from hetopt.core.training_laws import Moments, smoothed
 from hetopt.profiler.records import (
     EVENTS,
     FINISHED,
@@ -243,8 +242,8 @@ def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
         Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
         for sample in samples
     )
-    _, *smoothed = accumulate(moments, SmoothedNoise.add, initial=SmoothedNoise())
-    return tuple(sample.model_copy(update=vars(now.moments)) for sample, now in zip(samples, smoothed, strict=True))
+    pairs = zip(samples, smoothed(moments), strict=True)
+    return tuple(sample.model_copy(update=vars(average)) for sample, average in pairs)
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:

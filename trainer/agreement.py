@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from hetopt.core.errors import BadInput
@@ -70,6 +71,15 @@ def join_group(store: Store, rank: int, world_size: int, device: object, timeout
     devices = [store.get(f"hetopt/device/{other}").decode() for other in range(world_size)]
     timeout = datetime.timedelta(seconds=timeout_s)
     dist.init_process_group(choose_backend(devices), store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def take_parameters(tensors: Iterable[Tensor]) -> None:
+    """Copy rank 0's values of parameters and buffers to all workers."""
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        staged = real.cpu().contiguous()
+        dist.broadcast(staged, src=0)
+        real.copy_(staged)
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:

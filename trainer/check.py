@@ -18,7 +18,7 @@ from torch import nn
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
-from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.task import Task, TaskData, is_judged_by_loss, make_model, make_optimizer, mean_of
 from hetopt.trainer.tasks.load import first_line, line_in, load_task
 from hetopt.trainer.training import TOLERANCE, probe_loss
@@ -136,7 +136,7 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
     """Check that a task's loss is a finite scalar of the model, and that parts of a batch add up to the whole."""
     where = place(task.loss)
     model.eval()  # without dropout, and BatchNorm by its running statistics
-    module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+    module = LossModule(model, task.loss, "fp32")
     loss = float(run(task.loss, lambda: module(batch), "The task's loss").detach())
     if not math.isfinite(loss):
         hint = "check the data for values that are not finite, and the loss for logarithms of 0"

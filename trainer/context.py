@@ -5,11 +5,14 @@ And where torch's random sequences of it stand.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
@@ -56,10 +59,9 @@ class Generators:
     @staticmethod
     def at(device: torch.device) -> Generators:
         """Return the present states of the random generators of the CPU and of a device."""
-        on_gpu = device.type == "cuda"
         return Generators(
             cpu_generator=torch.get_rng_state(),
-            cuda_generator=torch.cuda.get_rng_state(device) if on_gpu else None,
+            cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         )
 
     def restore_generators(self, device: torch.device) -> None:
@@ -75,3 +77,43 @@ class Generators:
         return any(
             current is not None and other is not None and not torch.equal(current, other) for current, other in pairs
         )
+
+
+_WORDS = 625, 624
+"""Of the states of Python's and NumPy's Mersenne twisters; four numbers more stand behind them."""
+
+
+@dataclass
+class States:
+    """The states of the three generators that scripts draw from: torch's, Python's and NumPy's."""
+
+    torch: Tensor
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> States:
+        """Return the present states of torch's, Python's and NumPy's generators."""
+        return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
+
+    def vector(self) -> Tensor:
+        """Return the states as float64 numbers, which checkpoints keep and workers send."""
+        _, words, gauss = self.python
+        _, keys, place, has_gauss, cached = self.numpy
+        rest = [float("nan") if gauss is None else gauss, place, has_gauss, cached]
+        return torch.cat([torch.tensor([*words, *keys, *rest], dtype=torch.float64), self.torch.double()])
+
+    @classmethod
+    def of(cls, vector: Tensor) -> States:
+        """Return the states that `vector` gave."""
+        words, keys, rest, torch_state = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
+        gauss, place, has_gauss, cached = rest.tolist()
+        python = (3, tuple(map(int, words.tolist())), None if gauss != gauss else gauss)
+        numpy = ("MT19937", keys.numpy().astype(np.uint32), int(place), int(has_gauss), cached)
+        return cls(torch=torch_state.byte(), python=python, numpy=numpy)
+
+    def use(self) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import first_shares, micro_batch_size, within_memory
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec, StopRule
+from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
@@ -142,6 +143,20 @@ class Period:
     def diverged(self) -> bool:
         """True where some worker met a loss that is NaN or infinite."""
         return not math.isfinite(self.loss)
+
+    @property
+    def noise(self) -> Moments | None:
+        """The moments of the gradient in one step; None where its norms were not measured."""
+        rows = self.traffic.rows
+        if len(rows) < 2 or min(row.norm_samples for row in rows) < 1:
+            return None
+        batch = int(sum(row.norm_samples for row in rows))
+        # What a worker adds to the sum is b / B of its mean gradient.
+        weighted = sum(batch**2 * row.own_norm / row.norm_samples for row in rows)
+        try:
+            return pooled_noise(len(rows), batch, weighted, rows[0].sum_norm)
+        except ValueError:  # a script weighs its gradients in another way
+            return None
 
     @property
     def drifted(self) -> tuple[int, ...]:
@@ -437,14 +452,8 @@ class Milestones:
 
     def steps_left(self, step: int, samples_seen: int) -> int | None:
         """Return the steps until a limit is reached, at least 1; None where a target may end the run before."""
-        if self.stop.target:
-            return None
-        limits = []
-        if self.stop.max_steps is not None:
-            limits.append(self.stop.max_steps - step)
-        if self.stop.max_epochs is not None:
-            limits.append(self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
-        return max(1, min(limits)) if limits else None
+        limits = self._limits(step, samples_seen)
+        return None if self.stop.target or not limits else max(1, min(limits))
 
     def evaluation_due(self, samples_before: int, samples_seen: int) -> bool:
         """Return whether an evaluation point was passed between two positions."""
@@ -467,12 +476,15 @@ class Milestones:
         if step_time_s is not None and steps * step_time_s > LONGEST_PERIOD_S:
             steps = int(LONGEST_PERIOD_S / step_time_s)
         next_evaluation = self._samples((self._evaluations(samples_seen) + 1) * self.evaluate_every_epochs)
-        steps = min(steps, self._steps_to(next_evaluation, samples_seen))
+        to_evaluation = self._steps_to(next_evaluation, samples_seen)
+        return max(1, min(steps, to_evaluation, *self._limits(step, samples_seen)))
+
+    def _limits(self, step: int, samples_seen: int) -> list[int]:
+        """Return the steps to each limit that the run has."""
+        limits = [] if self.stop.max_steps is None else [self.stop.max_steps - step]
         if self.stop.max_epochs is not None:
-            steps = min(steps, self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
-        if self.stop.max_steps is not None:
-            steps = min(steps, self.stop.max_steps - step)
-        return max(1, steps)
+            limits.append(self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
+        return limits
 
     def _samples(self, epochs: float) -> int:
         return math.ceil(epochs * self.dataset_size * (1 - _ROUNDING))
@@ -556,6 +568,12 @@ class Engine:
         steering = self.exchange.steering
         return steering.look_at if steering is not None and self._done + 1 == self._told else ()
 
+    @property
+    def wants_norms(self) -> bool:
+        """True where the next step is to tell the norms of its gradient: once a period, where it is summed as it is."""
+        summed_whole = self.exchange.is_dense and self.synchroniser is None and self.context.world_size > 1
+        return summed_whole and self._done + 1 == self._told
+
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
         """Log a step that the optimizer has done on every worker, and average parameters where the policy says so.
 
@@ -567,6 +585,8 @@ class Engine:
         self.step += 1
         if self.synchroniser is not None:
             trace = self.synchroniser.after(self.step, trace, samples)
+        if trace.norms is not None:
+            trace = replace(trace, norms=(*trace.norms[:2], samples[self.context.rank]))
         if counts:
             self.log.add(trace)
         else:
@@ -609,6 +629,7 @@ class Engine:
             **period.event(step=step, epoch=epoch, samples_seen=samples_seen),
             control_s=round(self.control_s / period.steps, 7),
             **self.exchange.event(period.traffic),
+            **({} if period.noise is None else {"noise": vars(period.noise)}),
             **({} if self.synchroniser is None else self.synchroniser.event(step)),
             **more,
         )

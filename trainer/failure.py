@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from itertools import dropwhile
 from pathlib import Path
 from textwrap import shorten
@@ -118,7 +119,7 @@ class OthersFailed(RunFailed):
     """The end of this worker because another one ended, who or whose host says why."""
 
 
-class FailureReport:
+class FailureReport(AbstractContextManager["FailureReport"]):
     """The context of a worker's whole life, which logs ``run_failed`` when that ends with an error.
 
     Every rank may write (one short line is appended whole); the first reason of an attempt is the one that counts. A
@@ -130,9 +131,6 @@ class FailureReport:
         self._run_dir = run_dir
         self._rank = rank
         self.exit_code = 0
-
-    def __enter__(self) -> FailureReport:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -165,9 +163,7 @@ class FailureReport:
 
 def is_peer_loss(error: Exception) -> bool:
     """Return whether an error only says that another worker is gone."""
-    if isinstance(error, HetoptError):
-        return isinstance(error, OthersFailed)
-    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
+    if isinstance(error, (OthersFailed, dist.DistNetworkError, dist.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_LOST)
 

@@ -17,11 +17,10 @@ from torch import nn
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
+from hetopt.trainer.agreement import Gathering, gather_texts
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
     CheckpointSaver,
-    Found,
     copied,
     is_due,
     leave_model,
@@ -117,7 +116,6 @@ class _Run(Training):
         self._decisions = 0
         self._evaluation_owed = False
         self._checkpoint_s = context.clock()
-        self._checkpoint_step: int | None = None
         self._evaluated_step: int | None = None
         self._metrics: dict[str, float] = {}
 
@@ -164,18 +162,11 @@ class _Run(Training):
 
     def _resume_from_disk(self) -> None:
         context, folder = self.context, CheckpointFolder(self.context.run_dir)
-        newest = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
-        for torn, reason in newest.torn:
-            context.events.write("checkpoint_skipped", step=torn, reason=reason)
-        step = int(gather_numbers([-1 if newest.step is None else newest.step], context.world_size)[0][0])
-        if step < 0:
-            return
-        shared = folder.load_shared(step)
-        rank_state = folder.load_own(
-            step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size
-        )
-        self.take_over(shared, rank_state, f"the checkpoint of step {step}")
-        self._checkpoint_step = self._saver.saved_step = step
+        newest = folder.load_newest(run_digest(context.spec), context.rank, context.world_size, context.events)
+        if newest is not None:
+            shared, rank_state = newest
+            self.take_over(shared, rank_state, f"the checkpoint of step {shared.step}")
+            self._saver.saved_step = shared.step
 
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
@@ -187,7 +178,6 @@ class _Run(Training):
             shares=self.balance.shares,
             step=self.step,
         )
-        self.feed.begin(self.balance.shares)
         if self.replay is not None:
             self.replay.begin()
         context.events.write("training_started", step=self.step)
@@ -295,9 +285,9 @@ class _Run(Training):
             evaluation_s=round(context.clock() - begun_s, 6),
         )
 
-    def _begin_checkpoint(self) -> None:
+    def _begin_checkpoint(self, *, keeps: int = 1) -> None:
         context = self.context
-        if self._checkpoint_step == self.step:
+        if self._saver.begun_step == self.step:
             return
         begun_s = context.clock()
         with self.one_model():
@@ -307,13 +297,7 @@ class _Run(Training):
                     f"the model is no longer finite at step {self.step}.",
                     hint="lower the learning rate",
                 )
-            self._saver.begin(
-                self.shared_state(),
-                self.own_state(),
-                digest=run_digest(context.spec),
-                begun_s=begun_s,
-            )
-        self._checkpoint_step = self.step
+            self._saver.begin(self.shared_state(), self.own_state(), begun_s=begun_s, keeps=keeps)
         self._checkpoint_s = context.clock()
 
     def _finish_checkpoint(self, *, stopped: bool) -> None:
@@ -322,15 +306,11 @@ class _Run(Training):
         Raises:
             RunFailed: a run that is stopped is to go on from it, and a worker's disk refuses.
         """
-        while self._saver.saved_step != self.step:
-            self._checkpoint_step = None  # one that was begun here may have been given up
-            self._begin_checkpoint()
-            problem = self._saver.finish(keeps=int(stopped))
-            if problem is None or self._saver.made_room:
-                continue
-            if stopped:
+        if self._saver.saved_step != self.step:
+            self._begin_checkpoint(keeps=int(stopped))
+            problem = self._saver.finish()
+            if problem is not None and stopped:
                 raise unsaved(problem)
-            return
 
     def _finish(self, reason: str) -> None:
         context = self.context

@@ -20,15 +20,13 @@ import hashlib
 import json
 import math
 import os
-import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -42,14 +40,14 @@ from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
+from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import ErrorFeedback, Turn, own_momentum
 from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.comm.topk import TopK
-from hetopt.trainer.context import Generators, WorkerContext
+from hetopt.trainer.context import Generators, States, WorkerContext
 from hetopt.trainer.data.cursor import (
     NEED_LABELS,
     AnyCursor,
@@ -70,7 +68,6 @@ from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
 from hetopt.trainer.steps.local_batch import BatchReader, Injector, SampleFeed, samples_of_step
 from hetopt.trainer.steps.step import (
-    Autocast,
     DoesNotFit,
     FusedStep,
     LossModule,
@@ -179,21 +176,27 @@ def probe_loss(
     if samples < 2:
         return LossTest()
     first = max(1, samples // 3)
-    batches, sizes = _batches(read, samples, first), (samples, first, samples - first)
-    if samples_in(batches[0]) != samples:
+    drawn = States.now()
+    whole = read(range(samples))
+    drawn.use()  # samples that are changed at random are changed alike in the parts
+    batches, sizes = (whole, read(range(first)), read(range(first, samples))), (samples, first, samples - first)
+    if samples_in(whole) != samples:
         return LossTest()
 
     def computed() -> list[_Computed]:
         return [_compute(model, loss, batch, size) for batch, size in zip(batches, sizes, strict=True)]
 
-    with _as_before(model):
+    device = next(model.parameters()).device
+    with ExitStack() as undo:
+        undo.callback(remembered(model, device))
+        for module in model.modules():
+            undo.callback(setattr, module, "training", module.training)
         model.eval()
-        device = next(model.parameters()).device
         before = Generators.at(device)
         still = computed()
         draws = before.has_drawn(device)
         kind, off = _kind(still, draws=draws)
-        targets = still[0].targets / samples if kind == "mean" else 0.0
+        targets = still[0].count / samples if kind == "mean" else 0.0
         if kind != "coupled" and not draws and first >= least_samples(model):
             for norm in batch_norms(model):
                 norm.train()
@@ -203,46 +206,41 @@ def probe_loss(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Computed:
+    """The gradient of a part of a batch, with its samples and its count: what the loss states, or its targets."""
+
     gradient: Tensor
     samples: int
-    count: float | None
-    targets: float
+    count: float
+    is_stated: bool
 
     def weight(self, by: Kind) -> float:
-        if by == "sum":
-            return 1.0
-        return float(self.samples) if by != "counted" else self.targets if self.count is None else self.count
+        return {"sum": 1.0, "counted": self.count}.get(by, float(self.samples))
 
 
 def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, samples: int) -> _Computed:
     returned = loss(model, batch)
-    count = float(returned[1]) if isinstance(returned, tuple) else None
     mean = mean_of(returned)
-    targets = cross_entropy_weight(mean)
+    is_stated = isinstance(returned, tuple)
+    count = returned[1] if is_stated else cross_entropy_weight(mean)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
     pieces = [
-        (torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten()
+        (torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten().cpu().double()
         for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
-    return _Computed(
-        gradient=torch.cat(pieces).double(),
-        samples=samples,
-        count=count,
-        targets=0.0 if targets is None else float(targets),
-    )
+    return _Computed(gradient=torch.cat(pieces), samples=samples, count=float(count or 0.0), is_stated=is_stated)
 
 
 def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
     """Return the kind of a loss by the parts' gradients, and their relative difference from the whole."""
     whole, *parts = computed
-    per_sample = whole.targets / whole.samples
-    uneven = any(abs(part.targets - per_sample * part.samples) > TOLERANCE * whole.targets for part in parts)
-    kind: Kind = "counted" if whole.count is not None or uneven else "mean"
+    per_sample = whole.count / whole.samples
+    uneven = any(abs(part.count - per_sample * part.samples) > TOLERANCE * whole.count for part in parts)
+    kind: Kind = "counted" if whole.is_stated or uneven else "mean"
     off = 0.0 if draws else _off(computed, by=kind)
     if off <= TOLERANCE:
         return kind, off
-    is_sum = whole.count is None and _off(computed, by="sum") <= TOLERANCE
+    is_sum = not whole.is_stated and _off(computed, by="sum") <= TOLERANCE
     return "sum" if is_sum else "coupled", off
 
 
@@ -254,29 +252,6 @@ def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
     return float((mean - whole.gradient).norm() / whole.gradient.norm().clamp(min=1e-30))
 
 
-def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -> list[Batch]:
-    """Read the whole batch and its parts; samples that are changed at random are changed alike in both."""
-    drawn, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    whole = read(range(samples))
-    torch.set_rng_state(drawn)
-    random.setstate(python)
-    np.random.set_state(numpy)
-    return [whole, read(range(first)), read(range(first, samples))]
-
-
-@contextmanager
-def _as_before(model: nn.Module) -> Iterator[None]:
-    """Restore modes, buffers and random numbers after the block."""
-    modes = [(module, module.training) for module in model.modules()]
-    restore = remembered(model, next(model.parameters()).device)
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        restore()
-
-
 FEWEST_TRIED = 4
 """Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
 
@@ -286,12 +261,7 @@ def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
-        tensors = [*model.parameters(), *model.buffers()]
-        with torch.no_grad():
-            for tensor in tensors:
-                staged = tensor.detach().cpu()
-                dist.broadcast(staged, src=0)
-                tensor.copy_(staged)
+        take_parameters([*model.parameters(), *model.buffers()])
     model.train()
     return model
 
@@ -392,7 +362,8 @@ def make_step(
         asked = compression.model_dump_json(exclude={"name", "ratio"})
         meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}", Channel())
     # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
-    _fit(feed, FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace).warm_up, 2, context.rank)
+    samples = max(samples, FEWEST_TRIED)
+    _fit(feed, FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace).warm_up, samples, context.rank)
     module.zero_grad(set_to_none=True)
     _try_loss(context, task, module, feed, samples)
     # What a loss counts is known when backward begins: too late for buckets that are on their way by then.
@@ -445,19 +416,27 @@ def make_step(
         way="" if is_alone else way_name(compression),
         counts="alone" if is_alone else "all",
     )
-    _fit(feed, step.warm_up, samples, context.rank)
     return config, step
 
 
 def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: SampleFeed, samples: int) -> None:
-    """Probe the loss's denominator on rank 0 with its first samples; all ranks then know it.
+    """Probe the loss's denominator on rank 0 with as many first samples as fit into memory; all ranks then know it.
 
     Raises:
         BadInput: the loss is a sum over samples; on all ranks.
     """
-    result = LossTest()
-    if context.is_leader:
-        result = _tried_loss(task, module, feed, min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
+
+    def read(places: Sequence[int]) -> Batch:
+        return feed.read(MicroBatch(epoch=0, indices=places))
+
+    result, tried = LossTest(), len(feed.first_part(min(samples, MOST_SAMPLES))) if context.is_leader else 0
+    while tried > 1 and result.kind == "untested":
+        try:
+            result = probe_loss(module.model, task.loss, read, tried)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        tried //= 2
     test = LossTest(**json.loads(gather_texts(json.dumps(asdict(result)), context.world_size)[0]))
     if test.problem is not None and (context.world_size > 1 or feed.max_samples is not None):
         raise test.problem
@@ -466,34 +445,14 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
         print(f"hetopt: {test.note}; {test.hint}.", file=sys.stderr, flush=True)
 
 
-def _tried_loss(task: Task, module: LossModule, feed: SampleFeed, samples: int) -> LossTest:
-    """Probe the denominator of the loss on the first ``samples`` samples, or as many of them as fit into memory."""
-    places = list(feed.first_part(samples).indices)
-
-    def read(some: Sequence[int]) -> Batch:
-        return feed.read(MicroBatch(epoch=0, indices=[places[at] for at in some]))
-
-    tried = len(places)
-    while tried > 1:
-        try:
-            return probe_loss(module.model, task.loss, read, tried)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        tried //= 2
-    return LossTest()
-
-
 def _fit(feed: SampleFeed, compute: Callable[[MicroBatch], None], samples: int, rank: int) -> None:
     """Compute a share of ``samples`` samples, or as much of it as fits into memory at once."""
     while True:
         try:
             compute(feed.first_part(samples))
-        except DoesNotFit as error:
-            too_many = error.samples
-        else:
             return
-        feed.learn_bound(half_of(too_many, rank))
+        except DoesNotFit as error:
+            feed.learn_bound(half_of(error.samples, rank))
 
 
 class Training(Engine):
@@ -541,7 +500,7 @@ class Training(Engine):
         exchange, self.computes = make_step(
             context,
             task,
-            LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
+            LossModule(model, task.loss, spec.precision),
             own_momentum(spec.compression, self.optimizer),
             feed=self.feed,
             stopwatch=stopwatch,
@@ -722,7 +681,9 @@ class Training(Engine):
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
-                trace = self.computes.run(parts, sum(held), None if scale is None else scale.value, self.look_at)
+                trace = self.computes.run(
+                    parts, sum(held), None if scale is None else scale.value, self.look_at, self.wants_norms
+                )
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
@@ -788,9 +749,7 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
     optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
     rate.apply(optimizer, training.epoch, training.learning_rate_scale)
     step = FusedStep(
-        module=LossModule(
-            model, task.loss, Autocast(device_type=context.device.type, precision=context.spec.precision)
-        ),
+        module=LossModule(model, task.loss, context.spec.precision),
         reader=reader,
         stopwatch=Stopwatch(context.device),
         pace=training.pace,

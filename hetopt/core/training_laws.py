@@ -37,6 +37,7 @@ sample's gradient. A mean over ``b`` independent samples has ``E|g|^2 = |G|^2 + 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hetopt.core.profile import LearningRateRule
@@ -134,6 +135,14 @@ class SmoothedNoise:
     def moments(self) -> Moments:
         """The averages, once a sample was added."""
         return Moments(gradient_variance=self.variance_sum / self.weight, gradient_square=self.square_sum / self.weight)
+
+
+def smoothed(moments: Iterable[Moments]) -> Iterator[Moments]:
+    """Yield the averages after each of some moments."""
+    average = SmoothedNoise()
+    for one_step in moments:
+        average = average.add(one_step)
+        yield average.moments
 
 
 COEFFICIENT = 0.12

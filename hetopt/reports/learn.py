@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 
 import numpy as np
@@ -18,14 +19,18 @@ from hetopt.core.artifact import faults
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, RunStarted, StepsLogged, TrainingStarted
-from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile, Provisioned
+from hetopt.core.profile import Evaluation, NoiseSample, Pilot, PilotCompression, PilotSync, Profile, Provisioned
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization import spell_sync
+from hetopt.core.training_laws import Moments, smoothed
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.step_time.model import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
 """That one stretch of equal shares becomes: enough to show how steps scatter, and no more than that."""
+
+NOISE_SAMPLES = 40
+"""That one run becomes."""
 
 IDENTITY = "identity"
 
@@ -64,10 +69,13 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
             f"the event log of {launch.run_id} has values that no profile allows: {faults(error)[0]}.",
             hint="its lines are damaged; learn from another run",
         ) from None
+    noise = _noise(history)
+    if not noise or (profile.noise and profile.noise[-1].step >= noise[-1].step):
+        noise = profile.noise
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
     seen = _provisioned(launch, history)
     launches = [seen] if seen is not None and seen.run not in {earlier.run for earlier in profile.provisioned} else []
-    if not samples and not pilots and not launches:
+    if not samples and not pilots and not launches and noise == profile.noise:
         raise BadInput(
             f"{launch.run_id} measured nothing that the profile lacks.",
             hint="step times are learned from rented machines or your own, steps to the target from evaluations",
@@ -77,11 +85,14 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
         cluster = formatting.cluster((node.workers, node.type) for node in samples[0].nodes)
         news.append(f"{formatting.counted(len(samples), 'step time')} of {cluster}")
     news += [f"provisioning of {formatting.duration(launched.took_s)}" for launched in launches]
+    if noise != profile.noise:
+        news.append(f"the gradient's noise over {noise[-1].step} steps")
     news += [f"a run of {formatting.counted(pilot.global_batch_size, 'sample')} a step" for pilot in pilots]
     changed = profile.model_copy(
         update={
             "samples": (*profile.samples, *samples),
             "pilots": (*profile.pilots, *pilots),
+            "noise": noise,
             "provisioned": (*profile.provisioned, *launches),
         }
     )
@@ -191,6 +202,20 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
         if spec.is_local
         else None,
     )
+
+
+def _noise(history: RunHistory) -> tuple[NoiseSample, ...]:
+    """Return the smoothed moments of the gradient at even distances over a run that began with its first step."""
+    told = [(event, event.noise) for event in history.steps if event.noise is not None]
+    if history.run.first_step:
+        return ()
+    averages = smoothed(Moments(**asdict(noise)) for _, noise in told)
+    samples = [
+        NoiseSample(step=event.step, samples_seen=event.step * sum(event.local_batch_sizes), **vars(average))
+        for (event, _), average in zip(told, averages, strict=True)
+    ]
+    places = np.linspace(0, len(samples) - 1, min(NOISE_SAMPLES, len(samples))).astype(int)
+    return tuple(samples[place] for place in places)
 
 
 def _evaluations(history: RunHistory, metric: str) -> dict[int, float]:

@@ -129,7 +129,8 @@ def _training(profile: Profile) -> list[str]:
             Moments(gradient_variance=last_sample.gradient_variance, gradient_square=last_sample.gradient_square)
         )
         sentences.append(
-            f"gradient noise scale: {formatting.counted(round(scale), 'sample')}; larger batches save few steps"
+            f"gradient noise scale: {formatting.counted(round(scale), 'sample')} at step {last_sample.step}; it grows "
+            "while a model learns, and runs measure it (`hetopt report --learn`)"
             if scale is not None
             else "gradient noise scale: unknown, as the gradient was mostly noise when last measured"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +16,7 @@ from hetopt.core.artifact import Record, Told
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, SyncTold
+from hetopt.core.training_laws import Moments, noise_scale, smoothed
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """[rows], or [rows, workers]."""
@@ -144,6 +145,12 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         yield sent("sent", "gradients", of(attrgetter("sent_bytes"), "exchange"))
     if compressed:
         yield sent("dense", "in fp32", of(attrgetter("dense_bytes"), "exchange"))
+    told = [(place, row.noise) for place, row in enumerate(rows) if row.noise is not None]
+    if told:
+        scales = np.full(len(rows), np.nan)
+        averages = smoothed(Moments(**asdict(noise)) for _, noise in told)
+        scales[[place for place, _ in told]] = [noise_scale(average) or np.nan for average in averages]
+        yield curve("noise", "gradient noise scale (samples)", "number", _held(scales), wide=True)
     if any(row.sync is not None for row in rows):
 
         def a_step(sync: SyncTold) -> int:

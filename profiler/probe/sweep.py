@@ -30,7 +30,7 @@ from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import Autocast, LossModule, matrices_in, trainable_parameters
+from hetopt.trainer.steps.step import LossModule, matrices_in, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 from hetopt.trainer.task import Task, make_optimizer
 from hetopt.trainer.training import build_model
@@ -84,7 +84,7 @@ class Replica:
         optimizer = make_optimizer(task, model)
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        loss = LossModule(model, task.loss, Autocast(device_type=device.type, precision="fp32"))
+        loss = LossModule(model, task.loss, "fp32")
         return cls(loss=loss, optimizer=optimizer, gradient=gradient, task=task, device=device)
 
     @property
@@ -94,8 +94,7 @@ class Replica:
 
     def computing_in(self, precision: Precision) -> Replica:
         """Return a replica of the same model that computes in another precision."""
-        autocast = Autocast(device_type=self.device.type, precision=precision)
-        return replace(self, loss=LossModule(self.loss.model, self.task.loss, autocast))
+        return replace(self, loss=LossModule(self.loss.model, self.task.loss, precision))
 
     def step(self, batch: Batch, mark: Callable[[], object] = lambda: None) -> None:
         """Take one step up to the optimizer's, without any exchange.

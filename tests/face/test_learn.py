@@ -19,6 +19,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import OWN, Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.learn import learn
+from hetopt.reports.series import over_time
 from tests.logs import history_of
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
@@ -121,6 +122,25 @@ def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
     pilot = learned.pilots[-1]
     assert len(learned.pilots) == len(first.profile.pilots) + 1
     assert (pilot.global_batch_size, pilot.steps_to_target) == (256, 800)
+
+
+def test_the_noise_of_a_whole_run_takes_the_place_of_a_profile_s_first_steps(first: Plan) -> None:
+    """Noise that grows tenfold: smoothed, at even distances, and a curve on the run's page."""
+    launch = launched(first)
+    events = log_of(launch, 0.01)
+    for event in events:
+        if event["event"] == "step":
+            growth = 1 + 9 * event["step"] / STEPS
+            event["noise"] = {"gradient_square": 1.0, "gradient_variance": 50.0 * growth}
+    history = history_of(events)
+    learned, news = learn(first.profile, launch, history)
+    scales = [noise.gradient_variance / noise.gradient_square for noise in learned.noise]
+    assert scales == sorted(scales)
+    assert scales[0] < 100 < 400 < scales[-1] < 500
+    assert learned.noise[-1].samples_seen == STEPS * 256
+    assert any("noise over 2000 steps" in text for text in news)
+    curve = over_time(history).values("noise")
+    assert curve[-1] == pytest.approx(scales[-1], rel=1e-3)
 
 
 def test_provisioning_is_learned_of_rented_machines_alone(first: Plan) -> None:

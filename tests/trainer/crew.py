@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, parts_of, switch_between, trainable_parameters
+from hetopt.trainer.steps.step import FusedStep, LossModule, parts_of, switch_between, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import build_model
@@ -68,11 +69,12 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
     device = torch.device("cpu")
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0, max_samples=20)
     gradients: dict[str, torch.Tensor] = {}
+    norms: dict[str, Any] = {}
 
     losses = {"counted": toy_task.sum_of_chosen}
 
     def form(kind: str, model: nn.Module) -> FusedStep:
-        module = LossModule(model, losses.get(kind, task.loss), Autocast(device_type="cpu", precision="fp32"))
+        module = LossModule(model, losses.get(kind, task.loss), "fp32")
         module.follow(counts=kind in losses, targets_per_sample=0.0)
         if kind == "bucketed":
             return FusedStep(
@@ -98,10 +100,12 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             batch = SampleCursor(len(reader.dataset), 0).take(shares)
             if shares is splits[0]:
                 step.warm_up(reader.cut(batch, rank)[0])
-            step.run(reader.cut(batch, rank), len(batch), None)
+            trace = step.run(reader.cut(batch, rank), len(batch), None, wants_norms=True)
+            norms[f"{kind} {shares}"] = trace.norms
             flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
             gradients[f"{kind} {shares}"] = torch.cat(flat).clone()
     torch.save(gradients, folder / f"gradients-{rank}.pt")
+    (folder / f"norms-{rank}.json").write_text(json.dumps(norms))
 
 
 def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size: int) -> None:
@@ -110,7 +114,7 @@ def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size:
     device = torch.device("cpu")
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
     model = build_model(task, device, seed=0)
-    module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+    module = LossModule(model, task.loss, "fp32")
     dense = DenseBuckets(Guard("dense"))
     bucketed = FusedStep(module=module, reader=reader, in_buckets=dense, stopwatch=Stopwatch(), pace=Slowdown())
     part = MicroBatch(epoch=0, indices=range(4))
@@ -138,7 +142,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
     model = build_model(task, device, seed=0)
     numel = sum(parameter.numel() for parameter in model.parameters())
-    module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+    module = LossModule(model, task.loss, "fp32")
     parts = parts_of(trainable_parameters(model))
     part = MicroBatch(epoch=0, indices=range(4 * rank, 4 * rank + 4))
     candidates = Candidates(

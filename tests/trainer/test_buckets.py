@@ -21,7 +21,7 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import Autocast, DoesNotFit, FusedStep, LossModule, parts_of
+from hetopt.trainer.steps.step import DoesNotFit, FusedStep, LossModule, parts_of
 from hetopt.trainer.steps.stopwatch import FORWARD, Slowdown, Stopwatch
 
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ class Steps(Slowdown):
             return nn.functional.mse_loss(model(batch[0]), batch[1])
 
         self.step = FusedStep(
-            module=LossModule(self.model, loss, Autocast(device_type="cpu", precision="fp32")),
+            module=LossModule(self.model, loss, "fp32"),
             reader=BatchReader(dataset=pairs, device=CPU, seed=0),
             in_buckets=DenseBuckets(Guard("dense")),
             stopwatch=Stopwatch(),

@@ -36,7 +36,6 @@ from hetopt.trainer.checkpoints.folder import (
     parameters_sha256,
     rank_file,
     run_digest,
-    save_model,
     save_tensors,
 )
 
@@ -100,7 +99,7 @@ def one(tmp_path: Path) -> Iterator[CheckpointSaver]:
 
 
 def begin(one: CheckpointSaver, step: int) -> None:
-    one.begin(shared(step), own(0), digest=DIGEST, begun_s=0.0)
+    one.begin(shared(step), own(0), begun_s=0.0)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -193,7 +192,7 @@ def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
         folder.newest("of another run")
     path = folder.path(1) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
-    with pytest.raises(BadInput, match="another version of hetopt"):
+    with pytest.raises(BadInput, match="schema 3, which this hetopt cannot read"):
         folder.newest(DIGEST)
 
 
@@ -220,7 +219,7 @@ def test_a_model_keeps_every_name_of_its_state(tmp_path: Path) -> None:
     model[2].weight = model[0].weight
     model[0].weight.data = torch.arange(9.0).view(3, 3).t()
     before = parameters_sha256(model.named_parameters())
-    save_model(tmp_path / "model.safetensors", model.state_dict())
+    leave_model(tmp_path, model.state_dict(), stopped=False)
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o077 == 0, "what was learned is its owner's alone"
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     loaded = load_file(tmp_path / "model.safetensors")
@@ -236,7 +235,7 @@ def test_what_is_written_is_what_was_when_it_began(tmp_path: Path, one: Checkpoi
     state = shared(4)
     gate = threading.Event()
     one._thread.submit(gate.wait)
-    one.begin(state, own(0), digest=DIGEST, begun_s=0.0)
+    one.begin(state, own(0), begun_s=0.0)
     state.model["weight"].add_(1)  # training goes on
     assert one.progress == 0.0
     one.conclude([one.progress])
@@ -263,19 +262,18 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["write", "publish"])
+@pytest.mark.parametrize("where", ["save_tensors", "CheckpointFolder.publish"])
 def test_where_the_disk_is_full_an_older_checkpoint_gives_way_and_the_newest_whole_one_never(
     tmp_path: Path, one: CheckpointSaver, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     for step in (1, 2):
         begin(one, step)
         assert one.finish() is None
-    monkeypatch.setattr(CheckpointFolder, where, full_disk)
-    gives_way = where != "publish"  # what a worker writes is as large as a checkpoint, and its manifest is small
+    monkeypatch.setattr(f"hetopt.trainer.checkpoints.folder.{where}", full_disk)
+    gives_way = where == "save_tensors"  # what a worker writes is as large as a checkpoint, and its manifest is small
     for step in (3, 4):
         begin(one, step)
         assert one.finish() == "worker 0 on here: No space left on device"
-        assert one.made_room is (gives_way and step == 3)
         assert (one.saved_step, CheckpointFolder(tmp_path).newest(DIGEST)) == (2, Found(step=2))
     assert CheckpointFolder(tmp_path).path(1).exists() is not gives_way
 

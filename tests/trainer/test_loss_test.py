@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.steps.step import Autocast, LossModule
+from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.task import Loss
 from hetopt.trainer.training import LossTest, probe_loss
 
 SAMPLES, FEATURES, CLASSES = 12, 6, 5
-FP32 = Autocast(device_type="cpu", precision="fp32")
+FP32 = "fp32"
 
 
 def data() -> tuple[Tensor, Tensor, Tensor]:

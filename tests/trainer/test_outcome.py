@@ -164,6 +164,6 @@ def test_a_run_comes_to_its_end_with_its_model_and_what_else_there_is_room_for(
         assert status.state is RunState.FINISHED, status
         assert load_file(run_dir / MODEL_FILE)
         told = [event for event in read_events(run_dir / EVENTS_FILE) if event["event"].startswith("checkpoint_")]
-        assert "checkpoint_failed" in [event["event"] for event in told]
+        assert checkpoints or "checkpoint_failed" in [event["event"] for event in told]
         assert len(list(run_dir.glob("checkpoint/step-*/manifest.json"))) == checkpoints
         assert not checkpoints or told[-1] == {**told[-1], "event": "checkpoint_saved", "step": STEPS}

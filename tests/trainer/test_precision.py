@@ -16,7 +16,7 @@ from hetopt.profiler.probe.sweep import Replica
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, LossScale
+from hetopt.trainer.steps.step import FusedStep, LossModule, LossScale
 from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.task import Task
 from tests.trainer_pieces.runs import run_of
@@ -35,7 +35,7 @@ def gradient(parts: Sequence[MicroBatch], samples: int, precision: Precision) ->
     model = task.model()
     parameters = list(model.parameters())
     step = FusedStep(
-        module=LossModule(model, task.loss, Autocast(device_type="cpu", precision=precision)),
+        module=LossModule(model, task.loss, precision),
         reader=BatchReader(dataset=task.data(None).train, device=CPU, seed=0),
         exchange=Exchange(Compression(), sum(parameter.numel() for parameter in parameters)),
         stopwatch=Stopwatch(CPU),

@@ -205,7 +205,7 @@ def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
             stop_requested=lambda: False,
         )
         feed = make_feed(context, Material.load(spec).data.train)
-        assert (feed._reader.unit, feed._reads_ahead) == expected
+        assert (feed._reader.unit, feed._ahead is not None) == expected
 
 
 def test_workers_wait_for_each_other_as_long_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,14 @@ from . import toy_task
 from .scenarios import HALF_STEPS, SPLITS, STEERED_RUNS, TOPK, WORLD_SIZE, Crew, toy_spec
 
 
-def big_batch_gradient(samples: int, loss: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
-    """The gradient of one machine with the whole first global batch, in double precision."""
+def big_batch_gradient(
+    samples: int, loss: Callable[..., torch.Tensor] | None = None, *, of: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """The gradient of one machine with the whole first global batch, or a part of it, in double precision."""
     torch.manual_seed(0)
     task = toy_task.wide()
     model = task.model().double()
-    indices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take([samples]).slice(0).tolist()
+    indices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take([samples]).slice(0).tolist()[slice(*of or (None,))]
     inputs, targets, chosen = task.data(None).train.gather(indices)
     (loss or task.loss)(model, (inputs.double(), targets.double(), chosen)).backward()
     return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
@@ -40,6 +42,16 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(crew: Crew, form: str, 
     for rank in range(WORLD_SIZE):
         gradient = torch.load(crew.folder / f"gradients-{rank}.pt", weights_only=True)[f"{form} {shares}"]
         assert (gradient.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("form", ["bucketed", "fused"])
+@pytest.mark.parametrize("shares", SPLITS, ids=str)
+def test_norms_are_those_of_a_worker_s_part_and_of_the_sum(crew: Crew, form: str, shares: list[int]) -> None:
+    for rank, share in enumerate(shares):
+        norms = json.loads((crew.folder / f"norms-{rank}.json").read_text())[f"{form} {shares}"]
+        part = big_batch_gradient(sum(shares), of=(sum(shares[:rank]), sum(shares[: rank + 1]))) if share else None
+        own = 0.0 if part is None else float((share / sum(shares) * part).square().sum())
+        assert norms[:2] == pytest.approx([own, float(big_batch_gradient(sum(shares)).square().sum())], rel=1e-5)
 
 
 @pytest.mark.parametrize("shares", SPLITS, ids=str)

@@ -21,7 +21,7 @@ from hetopt.core.comm.composition import (
 )
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.compressor import AllReduce, Chain, NoResidual
+from hetopt.trainer.comm.compressor import AllReduce, Chain, Residual
 from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import Quantised
@@ -74,7 +74,7 @@ def gradients(workers: int, step: int) -> list[torch.Tensor]:
 
 def rounding_at_random(levels):
     """Without a residual."""
-    return NoResidual(), Chain(Quantised(at_random=True, levels=levels), AllReduce(), seed=1)
+    return Residual(), Chain(Quantised(at_random=True, levels=levels), AllReduce(), seed=1)
 
 
 every = pytest.mark.parametrize("combination", EVERY, ids=name_of)
@@ -276,7 +276,7 @@ def test_var_lets_the_worker_choose_that_has_most_to_say():
 def test_automatic_ar_topk_elects_while_one_worker_has_most_of_the_energy():
     compression = Compression(name="topk", ratio=0.01, collective="ar_topk")
     # Nothing is held back here: else what a worker could not send while it was loud would keep it loud.
-    group = Crew(4, lambda: (NoResidual(), make_chain(compression, NUMEL)))
+    group = Crew(4, lambda: (Residual(), make_chain(compression, NUMEL)))
     planned = wire_bytes("topk", NUMEL, 0.01, workers=4, collective=STAR)
 
     def elections(loudness: float) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
 from hetopt.core.comm.payload_bytes import LARGEST_SUM, index_bytes, summed_bits, summed_code_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.exchange import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.exchange import Exchange, average_parameters, weights_by_samples
 from hetopt.trainer.comm.low_rank import orthonormal
 from hetopt.trainer.comm.quantisation import nearest
 from hetopt.trainer.comm.topk import (
@@ -104,7 +104,7 @@ def test_rounded_averages_lose_nothing_and_leave_the_same_bits_on_all(name, work
     weights, group = weights_by_samples(samples), ThreadGroup(workers)
 
     def train(rank: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-        rounded = RoundedSum(Compression(name=name), parameters)
+        rounded = Exchange(Compression(name=name), parameters)
         own, base, apart = begun.clone(), begun.clone(), 0.0
         for move in moves[:, rank]:
             own += move

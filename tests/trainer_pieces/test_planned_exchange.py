@@ -25,7 +25,7 @@ from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
 from hetopt.optimizer.step_time.local_options import Communication, LocalOption
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController, is_steered
-from hetopt.trainer.steps.step import Autocast, initial_loss_scale, matrices_in
+from hetopt.trainer.steps.step import autocast, initial_loss_scale, matrices_in
 from tests.optimizer.profiles import make_device, make_profile
 
 from .test_steering import SLOW, network
@@ -139,7 +139,7 @@ def test_a_plans_precision_is_what_the_trainer_computes_in(
         if option.sync.is_local:
             assert (why_not_local(run) is None) == (precision != "fp16")
     assert any(option.sync.is_local for option in every_option)
-    with matrices_in(precision), Autocast(device_type="cpu", precision=precision)():
+    with matrices_in(precision), autocast("cpu", precision):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
         assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
     assert (initial_loss_scale(precision) is not None) == (precision == "fp16")

@@ -56,7 +56,6 @@ def feed_of(dataset: MapDataset, rank: int, *, ahead: bool) -> SampleFeed:
 
 def consume(feed: SampleFeed, steps: list[list[int]], bounds: dict[int, int] | None = None) -> list[list[int]]:
     """What a rank computes, sample and epoch; at some steps memory runs out after the first micro-batch."""
-    feed.begin(steps[0])
     computed = []
     for number, split in enumerate(steps):
         parts = feed.take(split)
@@ -88,7 +87,8 @@ def test_reading_ahead_changes_nothing(steps: list[list[int]], bounds: dict[int,
 
 def test_an_error_arrives_as_it_was_raised() -> None:
     parts = [MicroBatch(epoch=0, indices=[number]) for number in (4, 9, 11, 2)]
-    ahead = ReadAhead(BatchReader(dataset=opened(Sour), device=CPU, seed=0).read_for_later, iter(parts))
+    ahead = ReadAhead(BatchReader(dataset=opened(Sour), device=CPU, seed=0).read_for_later)
+    ahead.follow(iter(parts))
     ahead.next(parts[0])
     ahead.next(parts[1])
     with pytest.raises(SourError, match=r"^11$"):

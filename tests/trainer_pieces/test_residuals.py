@@ -16,7 +16,7 @@ from hetopt.trainer.comm.compressor import (
     ErrorFeedback,
     Identity,
     MomentumCorrection,
-    NoResidual,
+    Residual,
     Turn,
     hand_over_momentum,
     redistribute,
@@ -31,7 +31,7 @@ ALONE = Turn(Channel())
 
 class TestNoResidual(ResidualContract):
     def make(self):
-        return NoResidual()
+        return Residual()
 
 
 class TestErrorFeedback(ResidualContract):

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
-from hetopt.trainer.sync.synchroniser import GradientChange, SyncObservation, choose_sync_policy, votes_needed
+from hetopt.trainer.sync.synchroniser import GradientChange, choose_sync_policy, votes_needed
 
 from .runs import run_of
 
@@ -27,8 +27,7 @@ def run(sync: Synchronization, changes, *, steps: int):
         local += 1
         told = changes(step) if policy.votes else None
         state = type(state).model_validate(state.model_dump(mode="json"))  # as a checkpoint does
-        seen = SyncObservation(step=step, local_steps=local, changes=told)
-        state, decision = policy.decide(state, seen)
+        state, decision = policy.decide(state, step, local, told)
         if decision.synchronise:
             found[step], local = decision, 0
     return found, state

@@ -14,8 +14,7 @@ Saves checkpoints while training goes on: a copy is taken between two steps, and
 
 Training pauses for the copy alone. Each worker tells in its control row how far its part is; once every row says that
 it is on disk, the workers tell each other its hash and the leader makes it the newest checkpoint. A disk that refuses
-is told as an event, and the next checkpoint is tried when it is due. Where it is full, an older checkpoint gives way to
-the next.
+is told as an event, and the next checkpoint is tried when it is due. Where it is full, an older checkpoint gives way.
 
 Nested plain values and tensors as one safetensors file, in memory or on disk, and back.
 
@@ -31,9 +30,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -48,7 +46,8 @@ from torch.utils._pytree import tree_map_only
 
 from hetopt.core.artifact import Artifact, Record, write_atomically
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.paths import MissingFile, inside, parse_json, read_text
+from hetopt.core.events.log import EventLog
+from hetopt.core.paths import inside
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import LOG_ROOM_BYTES
@@ -332,8 +331,7 @@ class CheckpointFolder:
         """Find the newest checkpoint all of whose files are as they were written; reads them all.
 
         Raises:
-            BadInput: it belongs to another run or another version of hetopt, or there are checkpoints and none is
-                whole.
+            BadInput: it belongs to another run, or there are checkpoints and none is whole.
         """
         torn: list[tuple[int, str]] = []
         for step in reversed(self._steps()):
@@ -355,17 +353,41 @@ class CheckpointFolder:
             )
         return Found(step=None)
 
-    def write(self, step: int, name: str, state: SharedState | RankState) -> FileRecord:
+    def write(self, step: int, name: str, state: SharedState | RankState, *, keeps: int = 1) -> FileRecord:
         """Write the state that all workers share, or a worker's own, into the checkpoint under way.
+
+        Args:
+            step: of the checkpoint.
+            name: of the file.
+            state: to write.
+            keeps: this many older checkpoints stay, even where the disk is full.
 
         Raises:
             OSError: the disk refuses.
         """
-        folder = self.partial(step)
-        folder.mkdir(parents=True, exist_ok=True)
-        with _written_whole(folder / name) as partial:
-            save_tensors(partial, _flattened(vars(state)).items())
-            return FileRecord.of(partial.read_bytes())
+        path = self.partial(step) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.write_whole(path, _flattened(vars(state)), keeps=keeps)
+        return FileRecord.of(path.read_bytes())
+
+    def write_whole(self, path: Path, tensors: Mapping[str, Tensor], *, keeps: int) -> None:
+        """Write named tensors to a file, whole or not at all; where the disk is full, older checkpoints give way.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        partial = path.with_name(f".{path.name}.partial")
+        while True:
+            try:
+                save_tensors(partial, tensors.items())
+                _synced(partial)
+                os.replace(partial, path)
+                return
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # the disk, or a user's part of it
+                if not (is_full and self._give_way(keeps=keeps)):
+                    raise
 
     def publish(self, manifest: Manifest) -> None:
         """Make the checkpoint that was being written the newest, now that all of its files are on disk.
@@ -382,17 +404,36 @@ class CheckpointFolder:
         write_atomically(self._folder / LATEST_FILE, final.name + "\n")
         self._forget_old(manifest.step)
 
-    def give_way(self, *, keeps: int) -> bool:
-        """Remove the oldest checkpoint, to make room for a newer one or for the model; return whether there was one.
-
-        Args:
-            keeps: this many of the newest stay, whatever else has no room.
-        """
+    def _give_way(self, *, keeps: int) -> bool:
+        """Remove the oldest checkpoint if there are more than ``keeps``; return whether that was done."""
         steps = self._steps()
         if len(steps) <= keeps:
             return False
         shutil.rmtree(self.path(steps[0]), ignore_errors=True)
         return not self.path(steps[0]).exists()
+
+    def load_newest(
+        self, digest: str, rank: int, workers: int, events: EventLog
+    ) -> tuple[SharedState, RankState] | None:
+        """Load the newest checkpoint that rank 0 finds whole, on all workers; None: there was never one.
+
+        Args:
+            digest: of the run, see `run_digest`.
+            rank: of this worker.
+            workers: of the run now.
+            events: told which newer ones were passed over.
+
+        Raises:
+            BadInput: see `newest`, or it is damaged.
+        """
+        found = self.newest(digest) if rank == 0 else Found(step=None)
+        for torn, reason in found.torn:
+            events.write("checkpoint_skipped", step=torn, reason=reason)
+        step = int(gather_numbers([-1 if found.step is None else found.step], workers)[0][0])
+        if step < 0:
+            return None
+        shared = self.load_shared(step)
+        return shared, self.load_own(step, rank, workers_then=len(shared.shares), workers_now=workers)
 
     def load_shared(self, step: int) -> SharedState:
         """Load the state that all workers share from the checkpoint of a step.
@@ -422,25 +463,11 @@ class CheckpointFolder:
         return _steps_of(path for path in self._folder.glob("step-*") if path.suffix != _PARTIAL)
 
     def _manifest(self, step: int) -> Manifest | str:
-        """Read the manifest of a checkpoint, or say what is wrong with it.
-
-        Raises:
-            BadInput: another version of hetopt wrote it.
-        """
-        path = self.path(step) / MANIFEST_FILE
+        """Read the manifest of a checkpoint, or say what is wrong with it: as if its files were torn."""
         try:
-            text = read_text(path)
-            version = parse_json(text, origin=str(path))["schema_version"]
-        except MissingFile:
-            return f"{MANIFEST_FILE} is missing"
-        except (BadInput, KeyError, TypeError):
-            return f"{MANIFEST_FILE} is damaged"
-        if version != Manifest.VERSION:
-            raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))
-        try:
-            return Manifest.from_json(text, origin=str(path))
-        except BadInput:
-            return f"{MANIFEST_FILE} is damaged"
+            return Manifest.load(self.path(step) / MANIFEST_FILE)
+        except BadInput as error:
+            return error.message.removesuffix(".")
 
     def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
         manifest, path = self._manifest(step), self.path(step) / name
@@ -471,29 +498,18 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def save_model(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the tensors of a model's state dictionary by their names, whole or not at all.
+def leave_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:
+    """Write the model's tensors into the run's folder: of the trained one, or of that of a run that was stopped.
 
     `safetensors.torch.load_file` reads what ``model.load_state_dict`` takes. What a module keeps beside its tensors
     (``get_extra_state``) is in checkpoints alone: a file of safetensors has no room for it.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
-    """
-    tensors = ((name, value) for name, value in state.items() if isinstance(value, Tensor))
-    with _written_whole(path) as partial:
-        save_tensors(partial, tensors)
-
-
-def leave_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:
-    """Write the model into the run's folder: as the trained one, or as the one of a run that was stopped.
 
     Where the disk is full, older checkpoints give way: the model is in each, so its room is enough. The trained model
     is worth more than all of them; that of a stopped run less than the newest.
 
     Args:
         run_dir: of the run.
-        state: of the model, as `save_model` takes it.
+        state: dictionary of the model.
         stopped: before the planned end.
         number: of several models, from 1 on; the first has the name that everybody looks for.
 
@@ -504,37 +520,16 @@ def leave_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, numbe
         inside(run_dir, name if number == 1 else f"{Path(name).stem}-{number}{SUFFIX}")
         for name in (MODEL_FILE, UNFINISHED_MODEL_FILE)
     )
-    path, folder = so_far if stopped else done, CheckpointFolder(run_dir)
-    while True:
-        try:
-            save_model(path, state)
-            break
-        except OSError as error:
-            if has_no_room(error) and folder.give_way(keeps=int(stopped)):
-                continue
-            raise RunFailed(
-                f"the model cannot be written to {path}: {error.strerror}.",
-                hint="make room on the disk, then launch the run again: it resumes from its last checkpoint",
-            ) from None
-    (done if stopped else so_far).unlink(missing_ok=True)
-
-
-def has_no_room(error: BaseException | None) -> bool:
-    """Return whether a disk, or a user's part of it, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextmanager
-def _written_whole(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file to, and rename it to ``path`` once all of it is on disk."""
-    partial = path.with_name(f".{path.name}.partial")
+    path = so_far if stopped else done
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     try:
-        yield partial
-        _synced(partial)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+        CheckpointFolder(run_dir).write_whole(path, tensors, keeps=int(stopped))
+    except OSError as error:
+        raise RunFailed(
+            f"the model cannot be written to {path}: {error.strerror}.",
+            hint="make room on the disk, then launch the run again: it resumes from its last checkpoint",
+        ) from None
+    (done if stopped else so_far).unlink(missing_ok=True)
 
 
 def _synced(path: Path) -> None:
@@ -550,7 +545,7 @@ def _start_over(folder: Path) -> str:
     return f"bring an older checkpoint back to {folder}, or remove it to start over"
 
 
-WRITTEN, REFUSED, NO_ROOM = 1.0, -1.0, -2.0
+WRITTEN, REFUSED = 1.0, -1.0
 """What a control row says of the checkpoint under way; 0: nothing is, or its part is still being written."""
 
 
@@ -605,15 +600,10 @@ class CheckpointSaver:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._folder = CheckpointFolder(context.run_dir)
+        self._who = f"worker {context.rank} on {context.worker.host}"
         self._thread = ThreadPoolExecutor(1, "writes-checkpoints")
         self._under_way: _UnderWay | None = None
         self.saved_step: int | None = None
-        self.made_room = False
-        """Whether an older checkpoint has given way since the last one was refused."""
-
-    @property
-    def _who(self) -> str:
-        return f"worker {self._context.rank} on {self._context.worker.host}"
 
     @property
     def begun_step(self) -> int | None:
@@ -627,68 +617,71 @@ class CheckpointSaver:
 
     @property
     def progress(self) -> float:
-        """The state of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED`, `NO_ROOM` or 0."""
+        """The state of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED` or 0."""
         if self._under_way is None or not self._under_way.parts.done():
             return 0.0
-        error = self._under_way.parts.exception()
-        return WRITTEN if error is None else NO_ROOM if has_no_room(error) else REFUSED
+        return WRITTEN if self._under_way.parts.exception() is None else REFUSED
 
-    def begin(self, shared: SharedState, own: RankState, *, digest: str, begun_s: float) -> None:
-        """Copy the state and begin to write it; nothing may be under way."""
+    def begin(self, shared: SharedState, own: RankState, *, begun_s: float, keeps: int = 1) -> None:
+        """Copy the state and begin to write it; nothing may be under way.
+
+        Args:
+            shared: of all workers.
+            own: of this worker.
+            begun_s: when training was paused.
+            keeps: this many checkpoints stay where the disk is full.
+        """
         assert self._under_way is None
         step, of_all, of_mine = shared.step, shared.snapshot() if self._context.rank == 0 else None, own.snapshot()
 
         def write() -> dict[str, FileRecord]:
             states = ((rank_file(self._context.rank), of_mine), (STATE_FILE, of_all))
-            return {name: self._folder.write(step, name, state) for name, state in states if state is not None}
+            return {
+                name: self._folder.write(step, name, state, keeps=keeps) for name, state in states if state is not None
+            }
 
         parts = self._thread.submit(write)
         now_s = self._context.clock()
-        self._under_way = _UnderWay(step=step, digest=digest, parts=parts, pause_s=now_s - begun_s, begun_s=begun_s)
+        pause_s = now_s - begun_s
+        self._under_way = _UnderWay(step=step, digest=shared.digest, parts=parts, pause_s=pause_s, begun_s=begun_s)
 
-    def conclude(self, told: Sequence[float], *, keeps: int = 1) -> str | None:
+    def conclude(self, told: Sequence[float]) -> str | None:
         """Publish the checkpoint under way if every worker's part is on disk, or give it up if one was refused.
 
         Args:
             told: `progress` of every worker, in rank order, as the last control rows had it.
-            keeps: this many checkpoints stay where the leader's disk is full.
 
         Returns:
             Why it was given up; None: it was not.
         """
         if self._under_way is None or 0.0 in told:
             return None
-        problem = self._settle(self._under_way, told, keeps)
+        problem = self._settle(self._under_way, told)
         if problem is not None:
             self._context.events.write("checkpoint_failed", step=self._under_way.step, reason=problem)
         self._under_way = None
         return problem
 
-    def finish(self, *, keeps: int = 1) -> str | None:
+    def finish(self) -> str | None:
         """Wait for the checkpoint under way, and conclude it."""
         if self._under_way is None:
             return None
         wait([self._under_way.parts])
-        return self.conclude([row[0] for row in gather_numbers([self.progress], self._context.world_size)], keeps=keeps)
+        return self.conclude([row[0] for row in gather_numbers([self.progress], self._context.world_size)])
 
     def close(self) -> None:
         """End the thread that writes checkpoints, once it has written what it was at."""
         self._thread.shutdown()
 
-    def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float], keeps: int) -> str | None:
+    def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float]) -> str | None:
         """Publish or give up the checkpoint, all workers alike; return the problem, if there was any."""
         texts = gather_texts(self._account(under_way), self._context.world_size)
         problem = "; ".join(text for text, progress in zip(texts, progress_by_rank, strict=True) if progress < 0)
-        made_room = False
         if self._context.rank == 0:
             problem = problem or self._publish(under_way, texts) or ""
             if problem:
                 shutil.rmtree(self._folder.partial(under_way.step), ignore_errors=True)
-                made_room = NO_ROOM in progress_by_rank and self._folder.give_way(
-                    keeps=keeps if progress_by_rank[0] == NO_ROOM else 1
-                )
         problem = gather_texts(problem, self._context.world_size)[0]
-        self.made_room = bool(gather_numbers([made_room], self._context.world_size)[0][0])
         if not problem:
             self.saved_step = under_way.step
         return problem or None

@@ -197,22 +197,11 @@ class IndexChoice(Stateful):
         raise NotImplementedError
 
 
-class Resumable(Protocol):
-    """The state of a component that is saved with a run."""
+class Residual:
+    """The first link of a chain: adds what was withheld before to a new gradient, and keeps what is withheld now.
 
-    def state(self) -> State:
-        """Return a copy of the state to save."""
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave.
-
-        Raises:
-            BadInput: the state belongs to another residual or to another model.
-        """
-
-
-class Residual(Resumable, Protocol):
-    """The first link of a chain: adds what was withheld before to a new gradient, and keeps what is withheld now."""
+    This one keeps nothing: what is not sent is lost; right where everything is sent.
+    """
 
     def prepare(self, gradient: Tensor) -> Tensor:
         """Return the vector to compress, valid until the next `prepare`. No side effects: candidates may be tried.
@@ -220,6 +209,7 @@ class Residual(Resumable, Protocol):
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
         """
+        return gradient
 
     def commit(self, prepared: Tensor, sent: Payload) -> float | None:
         """Keep ``prepared - sent``, where ``sent`` is exactly what the other workers received.
@@ -227,6 +217,25 @@ class Residual(Resumable, Protocol):
         Returns:
             The energy of what is held back now; None where nothing ever is.
         """
+
+    def kept(self) -> State:
+        """Return the tensors that go on from step to step, by name, not copied."""
+        return {}
+
+    def state(self) -> State:
+        """Return a copy of what is kept."""
+        return {key: value.clone() for key, value in self.kept().items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` gave.
+
+        Raises:
+            BadInput: the state belongs to another residual or to another model.
+        """
+        kept = self.kept()
+        check_state(state, kept)
+        for key, value in kept.items():
+            value.copy_(state[key])
 
 
 class Chain:
@@ -307,26 +316,7 @@ ALIKE = "alike."
 """Keys that begin so are the same for all workers: a new worker gets a copy, where others are handed on in parts."""
 
 
-class NoResidual:
-    """The absence of error feedback: what is not sent is lost; right where everything is sent."""
-
-    def prepare(self, gradient: Tensor) -> Tensor:
-        """Return the gradient, unchanged and not copied."""
-        return gradient
-
-    def commit(self, prepared: Tensor, sent: Payload) -> None:
-        """Do nothing: there is no residual (see `Residual`)."""
-
-    def state(self) -> State:
-        """Return an empty state: there is no residual."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Accept the empty state only (see `Residual`)."""
-        check_state(state, {})
-
-
-class ErrorFeedback:
+class ErrorFeedback(Residual):
     """The residual of earlier steps, added to the gradient: ``residual <- (gradient + residual) - sent``.
 
     The residual starts at zero and is in units of the weighted sum over workers, so a sample keeps the weight of the
@@ -349,14 +339,9 @@ class ErrorFeedback:
         self._residual, self._prepared = self._prepared, self._residual
         return energy(self._residual)
 
-    def state(self) -> State:
-        """Return a copy of the residual, as ``{"residual": ...}``."""
-        return {"residual": self._residual.clone()}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a residual (see `Residual`)."""
-        check_state(state, {"residual": self._residual})
-        self._residual.copy_(state["residual"])
+    def kept(self) -> State:
+        """Return the residual, as ``{"residual": ...}``."""
+        return {"residual": self._residual}
 
 
 def redistribute(states: Sequence[State], workers: int) -> list[State]:
@@ -395,7 +380,7 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 DEFAULT_MOMENTUM = 0.9
 
 
-class MomentumCorrection:
+class MomentumCorrection(ErrorFeedback):
     """Velocity and accumulated velocity, both cleared where they were sent. Sixteen bytes a parameter.
 
     Momentum is accumulated before the gradient is sparsified, so that what is sent late is not stale:
@@ -430,12 +415,11 @@ class MomentumCorrection:
         clip_norm: float | None = None,
         device: torch.device | None = None,
     ) -> None:
+        super().__init__(numel, device=device)
         self._momentum = momentum
         self._clip_norm = clip_norm
-        self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
-        self._unsent = torch.zeros_like(self._velocity)
-        self._next_velocity = torch.zeros_like(self._velocity)
-        self._prepared = torch.zeros_like(self._velocity)
+        self._velocity = torch.zeros_like(self._residual)
+        self._next_velocity = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
         """Return the velocity accumulated since it was last sent, this gradient included (see `Residual`)."""
@@ -444,26 +428,18 @@ class MomentumCorrection:
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
             gradient = gradient * scale if scale < 1 else gradient
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
-        return torch.add(self._unsent, self._next_velocity, out=self._prepared)
+        return super().prepare(self._next_velocity)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
         """Keep the unsent part of what was prepared, and clear the velocity of the sent part (see `Residual`)."""
-        sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
-        self._unsent, self._prepared = self._prepared, self._unsent
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
-        return energy(self._unsent)
+        return super().commit(prepared, sent)
 
-    def state(self) -> State:
-        """Return a copy of velocity and unsent velocity, as ``{"velocity": ..., "unsent": ...}``."""
-        return {"velocity": self._velocity.clone(), "unsent": self._unsent.clone()}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore velocity and unsent velocity (see `Residual`)."""
-        check_state(state, {"velocity": self._velocity, "unsent": self._unsent})
-        self._velocity.copy_(state["velocity"])
-        self._unsent.copy_(state["unsent"])
+    def kept(self) -> State:
+        """Return the velocity and what is unsent of it, as ``{"velocity": ..., "unsent": ...}``."""
+        return {"velocity": self._velocity, "unsent": self._residual}
 
 
 def hand_over_momentum(optimizer: Optimizer) -> float:

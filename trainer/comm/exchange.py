@@ -33,7 +33,7 @@ from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel, Message
-from hetopt.trainer.comm.compressor import ALIKE, NoResidual, Residual, State, check_state
+from hetopt.trainer.comm.compressor import ALIKE, Residual, State, check_state
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.comm.topk import Levels, kept_energies
@@ -136,7 +136,7 @@ class Exchange:
     ) -> None:
         self._group = group
         self._first = first
-        self._numel = numel
+        self.numel = numel
         self._device = device
         self._clock = clock
         self._shapes = shapes
@@ -160,7 +160,7 @@ class Exchange:
         if compression != self.compression:
             self._begin(compression)
 
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+    def run(self, flat: Tensor, look_at: Sequence[float] = (), *, channel: Channel | None = None) -> ExchangeStats:
         """Replace the weighted local gradient by the sum over all workers, in place.
 
         If a collective fails, nothing has been committed and the residual is that of the step before. A gradient
@@ -169,6 +169,7 @@ class Exchange:
         Args:
             flat: 1-D fp32.
             look_at: ratios in (0, 1] to tell the kept energy at, which takes about a compression.
+            channel: to the other workers, with no message yet; None: one of its own.
 
         Raises:
             BadInput: the workers are about to exchange in different ways.
@@ -179,10 +180,10 @@ class Exchange:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
         residual = self.residual
         with self._guard:
-            channel = Channel(self._group, clock=self._clock, on=flat.device)
+            channel = channel or Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
             prepared = residual.prepare(flat)
-            there = None if isinstance(residual, NoResidual) and not look_at else energy(prepared)
+            there = None if not residual.kept() and not look_at else energy(prepared)
             looked, looking_s = _look(prepared, look_at, channel)
             sent = self._chain.run(prepared, flat, channel, self._step)
             held_back = residual.commit(prepared, sent)
@@ -229,7 +230,7 @@ class Exchange:
         self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
 
     def _begin(self, compression: Compression) -> None:
-        numel, shapes = self._numel, self._shapes
+        numel, shapes = self.numel, self._shapes
         chosen = checked_for(compression, numel, shapes)
         self._chain = make_chain(compression, numel, shapes=shapes, seed=self._seed, device=self._device)
         layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], self._seed)).encode()).hexdigest()[:8]
@@ -262,37 +263,12 @@ def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | Non
     return tuple(count / sum(counted) for count in counted)
 
 
-class RoundedSum:
-    """The sum of updates in fewer bytes, with the residual of rounding (see `composition.LOW_PRECISION`).
-
-    Args:
-        compression: how they are rounded.
-        parameters: the first elements of an update, which are rounded; the rest, running statistics, is not.
-        device: where updates lie.
-    """
-
-    def __init__(self, compression: Compression, parameters: int, *, device: torch.device | None = None) -> None:
-        self.residual: Residual = make_residual(compression, parameters, device=device)
-        self._chain = make_chain(compression, parameters, device=device)
-        self._parameters = parameters
-        self._step = 0
-
-    def run(self, message: Tensor, channel: Channel) -> None:
-        """Replace a message by the sum of all workers', in place."""
-        update, rest = message[: self._parameters], message[self._parameters :]
-        prepared = self.residual.prepare(update)
-        sent = self._chain.run(prepared, update, channel, self._step)
-        self.residual.commit(prepared, sent)
-        self._step += 1
-        channel.all_reduce(rest)
-
-
 def average_parameters(
     own: Tensor,
     base: Tensor,
     weight: float,
     channel: Channel,
-    rounded: RoundedSum | None = None,
+    rounded: Exchange | None = None,
     *,
     exactly: bool = False,
     step: Callable[[Tensor], None] | None = None,
@@ -308,7 +284,7 @@ def average_parameters(
         base: where all began, the same bits on all workers; the average afterwards, too.
         weight: of this worker; those of all sum to 1.
         channel: to the other workers.
-        rounded: sums in fewer bytes; None: in fp32.
+        rounded: sums in fewer bytes what it has elements for, not the running statistics behind; None: all is fp32.
         exactly: send in fp32 whatever is said, with what rounding has left so far; no residual is kept of it.
         step: changes the sum, in place, before it is added; None: it stays.
 
@@ -329,7 +305,8 @@ def average_parameters(
             message[: residual.numel()].add_(residual)
         channel.all_reduce(message)
     else:
-        rounded.run(message, channel)
+        rounded.run(message[: rounded.numel], channel=channel)
+        channel.all_reduce(message[rounded.numel :])
     update, spread = message[:-1], float(message[-1])
     spread = max(0.0, spread - energy(update))
     if step is not None:
@@ -344,7 +321,7 @@ Span = tuple[int, int]
 """Where a parameter begins in the flat gradient, and where it ends."""
 
 
-class DenseBuckets(NoResidual):
+class DenseBuckets(Residual):
     """The dense sum of buckets under the backward pass.
 
     Args:

@@ -39,7 +39,6 @@ from hetopt.trainer.comm.compressor import (
     Identity,
     IndexChoice,
     MomentumCorrection,
-    NoResidual,
     Residual,
 )
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
@@ -164,7 +163,7 @@ def make_residual(
             momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
             return MomentumCorrection(numel, momentum=momentum, clip_norm=compression.clip_norm, device=device)
         case _:
-            return NoResidual()
+            return Residual()
 
 
 def make_compressor(

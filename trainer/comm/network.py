@@ -15,14 +15,14 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, fit_alpha_beta
-from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Family, Option
+from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Option
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
@@ -156,76 +156,42 @@ def _timed(
 
 
 def timed_candidates(candidates: Candidates, network: Network, *, device: torch.device, seed: int) -> Candidates:
-    """Return the candidates with the seconds that a worker spends on compressing in each of them."""
-    compress = time_compressors(
-        candidates.families,
-        candidates.numel,
-        network,
-        memory=candidates.memory,
-        device=device,
-        shapes=candidates.shapes,
-        seed=seed,
-    )
-    rounded_s = {
-        name: time_rounded(name, candidates.numel, network, memory=candidates.memory, device=device) for name in ROUNDED
-    }
-    return replace(candidates, compress=compress, rounded_s=rounded_s)
+    """Return the candidates with the seconds that a worker spends on compressing in each of them, without the network.
 
-
-def time_compressors(
-    families: Iterable[Family],
-    numel: int,
-    network: Network,
-    *,
-    memory: str,
-    device: torch.device,
-    shapes: Shapes | None = None,
-    seed: int = 0,
-) -> dict[Family, CompressTime]:
-    """Time a worker's own computation in an exchange of each family, without the network.
-
-    Two real exchanges of a made-up gradient tell it, few elements and more: selecting takes as long for few as for
-    many, packing them and adding up what arrives does not.
-
-    Args:
-        families: compressor, collective, coding.
-        numel: elements of the gradient.
-        network: as measured; nothing is tried that would take long on it.
-        memory: of the run.
-        device: where gradients lie.
-        shapes: of the parameters, for compressors that ask for them.
-        seed: of all randomness.
+    Two real exchanges of a made-up gradient tell it of a family, few elements and more: selecting takes as long for few
+    as for many, packing them and adding up what arrives does not. Of whole gradients in low precision a part tells it.
+    Nothing is tried that would take long on the network.
     """
-    channel = Channel(on=device)
-    flat = made_up_gradient(numel, device, channel.rank)
-    times = {}
-    for name, collective, coding in families:
-        points = []
-        for ratio in _ratios(name, collective, coding, numel, channel.workers, network, shapes):
-            coded = None if coding == "plain" else coding
-            compression = Compression(name=name, ratio=ratio, collective=collective, memory=memory, coding=coded)
-            exchange = Exchange(compression, numel, device=device, shapes=shapes, seed=seed)
-            points.append((kept_elements(numel, ratio), _slowest_s(channel, exchange, flat)))
-        (many, many_s), (few, few_s) = points
+    channel, numel = Channel(on=device), candidates.numel
+    generator = torch.Generator(device).manual_seed(channel.rank)
+    gradient = torch.randn(numel, device=device, generator=generator).pow_(3)  # with the heavy tails of a gradient
+
+    def slowest_s(part: int, **compression: Any) -> float:
+        """Return a worker's own seconds in a median exchange, on the slowest worker; the first does not count."""
+        asked = Compression(memory=candidates.memory, **compression)
+        exchange = Exchange(asked, part, device=device, shapes=candidates.shapes, seed=seed)
+        times_s = [exchange.run(gradient[:part].clone()).compress_s for _ in range(1 + LEAST_REPEATS)]
+        slowest = torch.tensor(times_s[1:], dtype=torch.float64)
+        channel.all_reduce(slowest, "max")
+        return float(statistics.median(slowest.tolist()))
+
+    compress, rounded_s = {}, {}
+    for name, collective, coding in candidates.families:
+        ratios = _ratios(name, collective, coding, numel, channel.workers, network, candidates.shapes)
+        coded = None if coding == "plain" else coding
+        (many, many_s), (few, few_s) = (
+            (kept_elements(numel, ratio), slowest_s(numel, name=name, ratio=ratio, collective=collective, coding=coded))
+            for ratio in ratios
+        )
         per_element_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
         fixed_s = max(0.0, few_s - per_element_s * few)
-        times[name, collective, coding] = CompressTime(fixed_s=fixed_s, per_element_s=per_element_s)
-    return times
-
-
-def time_rounded(name: str, numel: int, network: Network, *, memory: str, device: torch.device) -> float:
-    """Time a worker's own computation in a low-precision exchange of a whole gradient, in seconds, by a part of it."""
-    channel = Channel(on=device)
-    part = numel
-    while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
-        part //= 2
-    exchange = Exchange(Compression(name=name, memory=memory), part, device=device)
-    return _slowest_s(channel, exchange, made_up_gradient(part, device, channel.rank)) * numel / part
-
-
-def made_up_gradient(numel: int, device: torch.device, seed: int) -> Tensor:
-    """Return a random vector with the heavy tails of a gradient, 1-D fp32."""
-    return torch.randn(numel, device=device, generator=torch.Generator(device).manual_seed(seed)).pow_(3)
+        compress[name, collective, coding] = CompressTime(fixed_s=fixed_s, per_element_s=per_element_s)
+    for name in ROUNDED:
+        part = numel
+        while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
+            part //= 2
+        rounded_s[name] = slowest_s(part, name=name) * numel / part
+    return replace(candidates, compress=compress, rounded_s=rounded_s)
 
 
 def _ratios(
@@ -237,11 +203,3 @@ def _ratios(
         if network.expected_s(parts) <= LONGEST_S / 2:
             return large, small
     return _SELECTED[-2], _SELECTED[-1]
-
-
-def _slowest_s(channel: Channel, exchange: Exchange, flat: Tensor) -> float:
-    """Return a worker's own seconds in a median exchange, on the slowest worker; the first does not count."""
-    times_s = [exchange.run(flat.clone()).compress_s for _ in range(1 + LEAST_REPEATS)]
-    slowest = torch.tensor(times_s[1:], dtype=torch.float64)
-    channel.all_reduce(slowest, "max")
-    return float(statistics.median(slowest.tolist()))

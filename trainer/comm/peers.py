@@ -83,7 +83,7 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size
         return None
     if store is not None:
         with suppress(RuntimeError):  # the store is gone, and whoever calls the roll with it
-            _answer(store, rank)
+            store.set(_lost(rank), "here")
     return LostPeer(in_words(said))
 
 
@@ -113,7 +113,7 @@ def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
 
 def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
     """Return the ranks that do not confirm within `ROLL_CALL_S` that they lost the exchange, too."""
-    _answer(store, rank)
+    store.set(_lost(rank), "here")
     missing = [other for other in range(world_size) if other != rank]
     deadline = time.monotonic() + ROLL_CALL_S
     while missing and time.monotonic() < deadline:
@@ -127,10 +127,6 @@ def workers(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"worker {ranks[0]}"
     return f"workers {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"
-
-
-def _answer(store: Store, rank: int) -> None:
-    store.set(_lost(rank), "here")
 
 
 def _lost(rank: int) -> str:

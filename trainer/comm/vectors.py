@@ -10,7 +10,7 @@ over N workers neither carries nor overflows, at any point on the way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +80,37 @@ def energy(flat: Tensor) -> float:
     if _SMALLEST_SAFE < total < math.inf or math.isnan(total):
         return total
     return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
+
+
+class GradientNorms:
+    """Squared norms of one step's gradient: of this worker's weighted part, and of the sum over all workers."""
+
+    def __init__(self) -> None:
+        self.ask(False)
+
+    def ask(self, wanted: bool) -> None:
+        """Begin a step, of which the norms are wanted or not."""
+        self.is_asked, self._own, self._summed = wanted, 0.0, 0.0
+
+    def add_own(self, parts: Iterable[Tensor], *, first: bool) -> None:
+        """Add 1-D parts of this worker's gradient, of which the ``first`` ones begin it, before workers sum them."""
+        if self.is_asked:
+            self._own = (0.0 if first else self._own) + sum(map(energy, parts))
+
+    def add_summed(self, parts: Iterable[Tensor]) -> None:
+        """Add 1-D parts of the sum over all workers."""
+        if self.is_asked:
+            self._summed += sum(map(energy, parts))
+
+    def divide(self, factor: float) -> None:
+        """Take the gradient to be so many times smaller than what was added."""
+        self._own, self._summed = self._own / factor**2, self._summed / factor**2
+
+    def take(self) -> tuple[float, float, float] | None:
+        """Return both, and 0 samples, and end the step; None: they were not wanted, or nothing was summed."""
+        norms = (self._own, self._summed, 0.0) if 0 < self._summed < math.inf else None
+        self.ask(False)
+        return norms
 
 
 def largest_magnitude(flat: Tensor) -> float:

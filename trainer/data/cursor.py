@@ -90,21 +90,30 @@ class Cursor:
 
     Args:
         dataset_size: samples that are an epoch.
+        position: samples drawn since the run began, by all workers together.
     """
 
-    def __init__(self, dataset_size: int) -> None:
+    def __init__(self, dataset_size: int, position: int = 0) -> None:
         self.dataset_size = dataset_size
-        self._position = 0
-
-    @property
-    def position(self) -> int:
-        """Samples drawn since the run began, by all workers together."""
-        return self._position
+        self.position = position
 
     @property
     def epoch(self) -> int:
         """Number of completed epochs."""
         return self.position // self.dataset_size
+
+    def take(self, shares: Sequence[int]) -> GlobalBatch:
+        """Take the next samples, ``shares[r]`` of them for rank r."""
+        samples, epochs = self._draw(shares)
+        batch = GlobalBatch(
+            epoch=self.epoch, position=self.position, samples=samples, shares=tuple(shares), epochs=epochs
+        )
+        self.position += len(samples)
+        return batch
+
+    def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
+        """Return the next samples of all ranks, one slice a rank, and the epoch of each."""
+        raise NotImplementedError
 
     def state(self) -> dict[str, int]:
         """Return the position of the cursor, as plain JSON."""
@@ -115,20 +124,12 @@ class SampleCursor(Cursor):
     """A place in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
 
     def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
-        super().__init__(dataset_size)
+        super().__init__(dataset_size, position)
         self._seed = seed
-        self._stream = Passes(partial(permutation, dataset_size, seed), *divmod(position, dataset_size), drawn=position)
+        self._stream = Passes(partial(permutation, dataset_size, seed), *divmod(position, dataset_size))
 
-    @property
-    def position(self) -> int:
-        """Number of samples drawn since the run began."""
-        return self._stream.drawn
-
-    def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """Take the next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
-        epoch, position = self.epoch, self.position
-        samples, epochs = self._stream.take(sum(shares))
-        return GlobalBatch(epoch=epoch, position=position, samples=samples, shares=tuple(shares), epochs=epochs)
+    def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
+        return self._stream.take(sum(shares))
 
     def state(self) -> dict[str, int]:
         """Return the position of the cursor and its seed, as plain JSON."""
@@ -161,17 +162,16 @@ class Passes:
         order: the samples of a pass, by the number of the pass; never empty.
         turn: number of the present pass.
         offset: samples of it that were drawn before.
-        drawn: samples that were drawn before in all.
 
     Attributes:
         drawn: samples that were taken or skipped.
     """
 
-    def __init__(self, order: Callable[[int], Indices], turn: int = 0, offset: int = 0, *, drawn: int = 0) -> None:
+    def __init__(self, order: Callable[[int], Indices], turn: int = 0, offset: int = 0) -> None:
         self._read = order
         self._turn, self._offset = turn, offset
         self._order: Indices | None = None
-        self.drawn = drawn
+        self.drawn = 0
 
     def skip(self, count: int) -> None:
         """Skip ``count`` samples, as if they had been drawn."""
@@ -230,11 +230,7 @@ def evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
     """Cut indices into as few and as equal parts as a limit on samples allows; None: there is no limit."""
     if len(indices) == 0:
         return []
-    if max_samples is None or len(indices) <= max_samples:
-        return [indices]
-    count = -(-len(indices) // max_samples)
-    edges = [len(indices) * i // count for i in range(count + 1)]
-    return [indices[first:last] for first, last in pairwise(edges)]
+    return np.array_split(indices, 1 if max_samples is None else -(-len(indices) // max_samples))
 
 
 NEED_LABELS: tuple[PartitionName, ...] = ("labels",)
@@ -394,29 +390,16 @@ class PartitionedCursor(Cursor):
     def __init__(
         self, parts: Parts, dataset_size: int, *, weights: Sequence[int], positions: Sequence[int] | None = None
     ) -> None:
-        super().__init__(dataset_size)
+        super().__init__(dataset_size, sum(positions or ()))
         self._parts = parts
         self._weights = tuple(weights)
         self._streams = [Passes(partial(parts, worker)) for worker in range(len(weights))]
         for stream, position in zip(self._streams, positions or (), strict=positions is not None):
             stream.skip(position)
 
-    @property
-    def position(self) -> int:
-        """Samples drawn since the run began, by all workers together."""
-        return sum(stream.drawn for stream in self._streams)
-
-    def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """Take the next samples of every worker's own part, ``shares[i]`` of worker i."""
-        epoch, position = self.epoch, self.position
+    def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
         taken = [stream.take(count) for stream, count in zip(self._streams, shares, strict=True)]
-        return GlobalBatch(
-            epoch=epoch,
-            position=position,
-            samples=np.concatenate([samples for samples, _ in taken]),
-            shares=tuple(shares),
-            epochs=np.concatenate([turns for _, turns in taken]),
-        )
+        return np.concatenate([samples for samples, _ in taken]), np.concatenate([turns for _, turns in taken])
 
     def state(self) -> dict[str, int]:
         """Return the position of the cursor and of each worker in its part, as plain JSON."""
@@ -448,9 +431,6 @@ class Replay:
         stream: what the run says.
         rank: whose.
         order: the samples of a pass, by the number of the pass; never empty.
-        turn: number of the present pass.
-        offset: samples of it that were drawn before.
-        drawn: samples that were drawn before in all.
         clock: by which samples arrive, in seconds.
         sleep: waits for so many of them.
     """
@@ -600,19 +580,14 @@ class StreamCursor(Cursor):
         self._rank = rank
         self._workers = workers
 
-    def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """Take this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
-        total, share = sum(shares), shares[self._rank]
-        names = np.full(total, ELSEWHERE, dtype=np.int64)
-        epochs = np.zeros(total, dtype=np.int64)
-        batch = GlobalBatch(
-            epoch=self.epoch, position=self._position, samples=names, shares=tuple(shares), epochs=epochs
-        )
-        if share:
-            here = slice(batch.offset(self._rank), batch.offset(self._rank) + share)
-            names[here], epochs[here] = self.replay.take(share)
-        self._position += total
-        return batch
+    def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
+        """Return this worker's samples in their places; those of the others are `ELSEWHERE`."""
+        names = np.full(sum(shares), ELSEWHERE, dtype=np.int64)
+        epochs = np.zeros_like(names)
+        if share := shares[self._rank]:
+            first = sum(shares[: self._rank])
+            names[first : first + share], epochs[first : first + share] = self.replay.take(share)
+        return names, epochs
 
     def state(self) -> dict[str, int]:
         """Return the position of every worker's stream. A collective: all workers ask at the same point."""
@@ -623,7 +598,7 @@ class StreamCursor(Cursor):
 
     def at(self, state: Mapping[str, int]) -> StreamCursor:
         """Move this cursor to where ``state`` was taken, and return it: a stream can be read in one place only."""
-        self._position = state["position"]
+        self.position = state["position"]
         self.replay.go_to(state)
         return self
 

@@ -5,13 +5,14 @@ The label of every sample of a data set, whatever kind of data set it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from hetopt.core.errors import BadInput
@@ -73,20 +74,7 @@ def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """Move every tensor of a nested batch to ``device``; leaves that are not tensors stay as they are."""
-    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
-
-
-def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Map every tensor of a nested batch, in order, to ``change`` of it."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, dict):
-        return {key: each_tensor(value, change) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        moved = [each_tensor(value, change) for value in batch]
-        # default_collate keeps named tuples, whose constructor takes the fields one by one and _make all at once.
-        return cast(Batch, getattr(batch, "_make", type(batch))(moved))
-    return batch
+    return cast(Batch, tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch))
 
 
 DEEPEST = 6

@@ -49,6 +49,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.exchange import BucketExchange, Exchange, ExchangeStats, summed
+from hetopt.trainer.comm.vectors import GradientNorms
 from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import make_plan
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
@@ -68,6 +69,7 @@ class GradientState:
         is_audit: whether the step at hand is one, on all workers.
         differences: over earlier audits, see `hetopt.trainer.script.batches.Found`.
         waited_s: for other workers in a step, before the last part of the gradient was sent.
+        norms: of the gradient of a step, where they are wanted.
     """
 
     def __init__(self, exchange: ExchangeConfig) -> None:
@@ -75,6 +77,7 @@ class GradientState:
         self.weight: float | str | None = None
         self.record: AuditRecord | None = None
         self.is_audit = False
+        self.norms = GradientNorms()
         self.differences: list[Tensor] = []
         self.waited_s = 0.0
 
@@ -205,6 +208,7 @@ class CommState(GradientState):
             return self._by_bucket.sum_bucket(bucket.parameters(), buffer, last=is_last)
         if self.exchange.is_dense or buffer.dtype != _FLOAT32:
             self.stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
+            self.norms.add_own([buffer.float()], first=bucket.index() == 0)
             work = dist.all_reduce(buffer, async_op=True)
             assert work is not None  # as for every asynchronous collective of a member of the group
             self._sent.append((work, buffer, promise))
@@ -214,6 +218,7 @@ class CommState(GradientState):
             sent, self._sent = self._sent, []
             for work, summed, future in sent:
                 work.wait()
+                self.norms.add_summed([summed.float()])
                 future.set_result(summed)
             if self._waiting:
                 self._exchange_whole()

@@ -49,7 +49,7 @@ from torch.utils.data import DataLoader, Sampler, dataloader
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
-from hetopt.trainer.context import Generators
+from hetopt.trainer.context import Generators, States
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.ddp.comm_hook import (
     REPLICA,
@@ -65,7 +65,7 @@ from hetopt.trainer.ddp.comm_hook import (
     whole_state,
 )
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, States, own_items
+from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, own_items
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
@@ -504,12 +504,16 @@ class DdpRun:
         samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
         waited_s, state.waited_s = state.waited_s, 0.0
         stats = state.take_stats()
-        trace = periods.trace(loss * samples, stats, hidden=state.exchange.is_dense, waited_s=waited_s)
+        trace = periods.trace(
+            loss * samples, stats, hidden=state.exchange.is_dense, waited_s=waited_s, norms=state.norms.take()
+        )
         counts = part.shares == periods.shares and not part.is_audit
         learning_rate = float(optimizer.param_groups[0]["lr"])
         if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate, epoch=self._passes):
             raise Stopped
         periods.begun = periods.stopwatch.mark()
+        if periods.engine is not None and len(self._modules) == 1:
+            state.norms.ask(periods.engine.wants_norms)
 
     @property
     def shares_batches(self) -> bool:

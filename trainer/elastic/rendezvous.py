@@ -22,15 +22,17 @@ state, then by the steps done since.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING
 
 from hetopt.core.artifact import Record, ReplacedRecord, read_words
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import Hosts, HostThere
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 NO_GENERATION = -1
 
@@ -78,12 +80,6 @@ class Member(Record):
     lives: tuple[str, ...] = ()
     version: Version = Version()
 
-    @model_validator(mode="after")
-    def _lives_are_of_the_places(self) -> Self:
-        if self.lives and len(self.lives) != len(self.beside):
-            raise ValueError(f"{len(self.lives)} lives of {len(self.beside)} workers")
-        return self
-
 
 class Generation(Record):
     """A group of workers that train together; ranks are in the order of their places."""
@@ -103,10 +99,8 @@ class Generation(Record):
 
     def rank(self, member: Member) -> int | None:
         """Return the rank of a worker in this generation; None when it is no member."""
-        for rank, candidate in enumerate(self.members):
-            if (candidate.place, candidate.life) == (member.place, member.life):
-                return rank
-        return None
+        lives = [(candidate.place, candidate.life) for candidate in self.members]
+        return lives.index((member.place, member.life)) if (member.place, member.life) in lives else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,21 +224,46 @@ _TAKEN = 3
 them at most, and two who live would have all the others meet again for ever."""
 
 
-class Abandoned(RuntimeError):
+class Abandoned(Exception):  # not a failure
     """The end of looking for other workers: the run was asked to stop, is over, or has this worker twice."""
 
 
-class RendezvousStore(Protocol):
-    """A key-value store of texts, as a rendezvous needs it."""
+class RendezvousStore:
+    """A connection to the store that workers meet in, by whose keys and values they agree.
+
+    Args:
+        store: the connection.
+        attempt: of torchrun to start the run; those that share a store know nothing of each other.
+    """
+
+    def __init__(self, store: TCPStore, attempt: str = "") -> None:
+        self._store = store
+        self._attempt = attempt
 
     def get(self, key: str) -> str:
-        """Return the value of a key; empty where there is none."""
+        """Return the value of a key, or an empty text where there is none."""
+        name = self._attempt + key
+        return self._store.get(name).decode() if self._store.check([name]) else ""
 
     def set(self, key: str, value: str) -> None:
-        """Write ``value`` under ``key``, whatever was there."""
+        """Write a value."""
+        self._store.set(self._attempt + key, value)
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
-        """Write a value where the present one is as expected (empty: there is none); return the value after that."""
+        """Write a value if the present one is as expected (an empty text: none); return the one that stands."""
+        written: bytes = self._store.compare_set(self._attempt + key, expected, value)
+        return written.decode()
+
+    def forget_before(self, number: int) -> None:
+        """Remove the keys of generations before a number; whoever still looks for them finds a newer one wanted.
+
+        A run that workers leave and join for weeks would fill the memory of the process that holds the store.
+        """
+        pattern = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
+        for key in self._store.list_keys():
+            match = pattern.match(key)
+            if match is not None and int(match[1]) < number:
+                self._store.delete_key(key)
 
 
 def wanted(store: RendezvousStore) -> int:

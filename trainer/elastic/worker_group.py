@@ -24,12 +24,11 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
@@ -41,7 +40,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.batch_partition import spec_of_living
-from hetopt.core.errors import HetoptError, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, join_group
@@ -85,22 +84,25 @@ _ENDS_WHEN_DEAF = (
 )
 
 
-def open_sockets() -> frozenset[str]:
-    """Return the names of the sockets that this process has open."""
-    return frozenset(_sockets())
+def open_sockets() -> dict[str, int]:
+    """Return the descriptors of this process's open sockets by the socket's name; none where there is no /proc."""
+    sockets: dict[str, int] = {}
+    for entry in os.listdir(_OPEN) if sys.platform == "linux" else ():
+        with suppress(OSError):  # it was closed meanwhile
+            name = os.readlink(_OPEN / entry)
+            if name.startswith("socket:"):
+                sockets[name] = int(entry)
+    return sockets
 
 
-def break_all_but(known: frozenset[str]) -> int:
-    """Break every TCP connection of this process opened since `open_sockets` gave ``known``; return their number."""
-    broken = 0
+def break_all_but(known: Collection[str]) -> None:
+    """Break every TCP connection of this process opened since `open_sockets` gave ``known``."""
     for connection in _opened_since(known):
         with suppress(OSError):  # it went by itself
             connection.shutdown(socket.SHUT_RDWR)
-            broken += 1
-    return broken
 
 
-def break_when_deaf(known: frozenset[str]) -> None:
+def break_when_deaf(known: Collection[str]) -> None:
     """Have the kernel break every TCP connection opened since ``known``, once its other end is gone silently.
 
     Without this, whoever waits for the answer of a host that is cut off waits for a quarter of an hour.
@@ -114,34 +116,19 @@ def break_when_deaf(known: frozenset[str]) -> None:
                 connection.setsockopt(level, option, value)
 
 
-def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
-    """Yield the connections of this process that were opened since, each by a descriptor of its own."""
-    for name, descriptor in _sockets().items():
+def _opened_since(known: Collection[str]) -> Iterator[socket.socket]:
+    """Yield the TCP connections of this process that were opened since, each by a descriptor of its own.
+
+    A listening one is left out: gloo would end the process where it is shut down.
+    """
+    for name, descriptor in open_sockets().items():
         if name not in known:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-                if _is_connected(connection):
+                is_tcp = (
+                    connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+                )
+                if is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     yield connection
-
-
-def _is_connected(connection: socket.socket) -> bool:
-    """Return whether a socket is a TCP connection; a listening one is not shut down, for gloo would end the process."""
-    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
-    return is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-
-
-def _sockets() -> dict[str, int]:
-    """Return the descriptors of open sockets by the socket's name."""
-    sockets: dict[str, int] = {}
-    if sys.platform != "linux":
-        return sockets
-    for entry in os.listdir(_OPEN):
-        try:
-            name = os.readlink(_OPEN / entry)
-        except OSError:
-            continue
-        if name.startswith("socket:"):
-            sockets[name] = int(entry)
-    return sockets
 
 
 _ANSWERED_WITHIN = datetime.timedelta(seconds=30)
@@ -185,49 +172,12 @@ def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
     there = reachable(meetings)
     if len(there) < 2:
         return there[0] if there else None
-    newest = [begun(TcpRendezvousStore(connect(meeting), attempt)) for meeting in there]
+    newest = [begun(RendezvousStore(connect(meeting), attempt)) for meeting in there]
     return there[newest.index(max(newest))]
 
 
-class TcpRendezvousStore:
-    """A connection as a `RendezvousStore`.
-
-    Args:
-        store: the connection.
-        attempt: of torchrun to start the run; those that share a store know nothing of each other.
-    """
-
-    def __init__(self, store: TCPStore, attempt: str = "") -> None:
-        self._store = store
-        self._attempt = attempt
-
-    def get(self, key: str) -> str:
-        """Return the value of a key (see `RendezvousStore`)."""
-        name = self._attempt + key
-        return self._store.get(name).decode() if self._store.check([name]) else ""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value (see `RendezvousStore`)."""
-        self._store.set(self._attempt + key, value)
-
-    def compare_set(self, key: str, expected: str, value: str) -> str:
-        """Write a value where nobody else has (see `RendezvousStore`)."""
-        written: bytes = self._store.compare_set(self._attempt + key, expected, value)
-        return written.decode()
-
-    def forget_before(self, number: int) -> None:
-        """Remove the keys of generations before a number; whoever still looks for them finds a newer one wanted.
-
-        A run that workers leave and join for weeks would fill the memory of the process that holds the store.
-        """
-        pattern = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
-        for key in self._store.list_keys():
-            match = pattern.match(key)
-            if match is not None and int(match[1]) < number:
-                self._store.delete_key(key)
-
-
 _HEAVY = ("model", "optimizer")
+"""Sent only where a worker has an older one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,42 +219,29 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     if not newest.is_held:
         return None
     source = versions.index(newest)
-    light = _spread(None if rank != source or held is None else _light(held), source, workers)
-    heavy = None
-    if any(other != newest for other in versions):
-        heavy = _spread(
-            None if rank != source or held is None else {key: getattr(held.shared, key) for key in _HEAVY},
-            source,
-            workers,
-        )
-    if held is None or version != newest:
-        assert heavy is not None
-        model, optimizer = heavy["model"], heavy["optimizer"]
-    else:
-        model, optimizer = held.shared.model, held.shared.optimizer
+    behind = any(other != newest for other in versions)
+    state = None
+    if rank == source and held is not None:
+        shared = {key: value for key, value in vars(held.shared).items() if behind or key not in _HEAVY}
+        state = {"shared": shared, "alike": held.alike, "evaluation_owed": held.evaluation_owed}
+    received = _spread(state, source, workers)
+    own = {} if held is None else vars(held.shared)
     own_state = None if held is None else held.own if version.step == newest.step else held.own_after
-    shared = SharedState(**light["shared"], model=model, optimizer=optimizer)
-    if generation.members[source].beside != generation.places:
-        # Other workers than those that the shares were for: the spec of this generation has theirs.
-        shared = replace(shared, shares=(), memory_bounds=())
+    # Other workers than those that the shares were for: the spec of this generation has theirs.
+    unshared = {} if generation.members[source].beside == generation.places else {"shares": (), "memory_bounds": ()}
     return Held(
         version=replace(newest, agreed=generation.number),
-        shared=shared,
+        shared=SharedState(**{**own, **received["shared"], **unshared}),
         own=own_state,
         own_after=own_state,
-        alike=light["alike"],
-        evaluation_owed=light["evaluation_owed"],
+        alike=received["alike"],
+        evaluation_owed=received["evaluation_owed"],
     )
 
 
 def alike_part(memory: State) -> State:
     """Return the part of a residual state that is the same on all workers."""
     return {key: value for key, value in memory.items() if key.startswith(ALIKE)}
-
-
-def _light(held: Held) -> dict[str, Any]:
-    shared = {key: value for key, value in vars(held.shared).items() if key not in _HEAVY}
-    return {"shared": shared, "alike": held.alike, "evaluation_owed": held.evaluation_owed}
 
 
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
@@ -381,8 +318,8 @@ class WorkerGroup:
         self._me = Member(place=place, life=life, hetopt=version("hetopt"))
         self._attempt = attempt
         self._meeting = ""
-        self._store: TcpRendezvousStore | None = None
-        self._watching: TcpRendezvousStore | None = None
+        self._store: RendezvousStore | None = None
+        self._watching: RendezvousStore
         self._watch: Watch | None = None
         self._known = open_sockets()
         self._events = EventLog(None)
@@ -404,16 +341,12 @@ class WorkerGroup:
             try:
                 return self._open(generation)
             except (RuntimeError, ValueError) as error:
-                if isinstance(error, HetoptError):
-                    raise
                 self.leave(str(error))
 
     def survives(self, error: Exception) -> bool:
         """Return whether an error is the loss of other workers, after which this worker goes on."""
-        if isinstance(error, HungPeer) or has_timed_out(error):
-            return True
-        rang = self._watch is not None and self._watch.rang
-        return is_peer_loss(error) or (rang and isinstance(error, RuntimeError) and not isinstance(error, HetoptError))
+        rang = self._watch is not None and self._watch.rang and isinstance(error, RuntimeError)
+        return rang or isinstance(error, HungPeer) or has_timed_out(error) or is_peer_loss(error)
 
     def check(self) -> None:
         """Check between steps that no other generation is wanted, which a worker that is alone would not notice.
@@ -435,9 +368,6 @@ class WorkerGroup:
         if self.generation is not None and self._store is not None:
             with suppress(RuntimeError):  # its host is gone: the others notice by themselves
                 want(self._store, self.generation.number + 1)
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
         break_all_but(self._known)
         self.close()
 
@@ -482,9 +412,7 @@ class WorkerGroup:
             try:
                 if self._finds_store() and (generation := self._meet_there()) is not None:
                     return generation
-            except RuntimeError as error:
-                if isinstance(error, Abandoned):
-                    raise
+            except RuntimeError:
                 self._store, self._meeting = None, ""  # lost while it was used
             if self._stop_requested():
                 raise Abandoned
@@ -498,8 +426,8 @@ class WorkerGroup:
         """Connect to the best store there is, and return whether there is one."""
         meeting = self._where_to_meet()
         if meeting is not None and meeting != self._meeting:
-            self._store = TcpRendezvousStore(connect(meeting), self._attempt)
-            self._watching = TcpRendezvousStore(connect(meeting), self._attempt)
+            self._store = RendezvousStore(connect(meeting), self._attempt)
+            self._watching = RendezvousStore(connect(meeting), self._attempt)
             self._meeting = meeting
         return self._store is not None
 
@@ -542,7 +470,6 @@ class WorkerGroup:
             update={"joined": generation.number, "beside": generation.places, "lives": generation.lives}
         )
         self._known = open_sockets()
-        assert self._watching is not None
         self._watch = Watch(
             self._watching,
             generation.number,

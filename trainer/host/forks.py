@@ -179,13 +179,24 @@ class ForkServer:
         Raises:
             NoFork: the server has ended or is frozen, or the network is not to be entered.
         """
-        request = {"arguments": [*arguments], "environment": dict(environment), "folder": str(folder or Path.cwd())}
-        places = {"network": network and str(network)}
-        with open(os.devnull, "rb") as nothing, _pipe() as (reader, telling), _adopting():
+        request = {
+            "arguments": [*arguments],
+            "environment": dict(environment),
+            "folder": str(folder or Path.cwd()),
+            "network": network and str(network),
+            "parent": os.getpid(),
+        }
+        reading, writing = os.pipe()
+        with (
+            open(os.devnull, "rb") as nothing,
+            open(reading, "rb") as reader,
+            open(writing, "wb") as telling,
+            _adopting(),
+        ):
             files = [nothing if stdin == subprocess.DEVNULL else stdin, stdout]
             files.append(stdout if stderr == subprocess.STDOUT else stderr)
             numbers = [file if isinstance(file, int) else file.fileno() for file in files]
-            body = json.dumps({**request, **places, "parent": os.getpid()}).encode()
+            body = json.dumps(request).encode()
             try:
                 length = len(body).to_bytes(_LENGTH_BYTES, "big")
                 socket.send_fds(self._connection, [length], [*numbers, telling.fileno(), *keep])
@@ -217,13 +228,6 @@ def _check_system() -> None:
 
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
-
-
-@contextmanager
-def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    reading, writing = os.pipe()
-    with open(reading, "rb") as reader, open(writing, "wb") as telling:
-        yield reader, telling
 
 
 _one_adopts = threading.Lock()

@@ -102,17 +102,13 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
     Raises:
         RunFailed: nothing can listen there.
     """
-    strangers = 0
+    strangers = asyncio.Semaphore(_STRANGERS)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal strangers
-        if strangers >= _STRANGERS:
+        if strangers.locked():
             return
-        strangers += 1
-        try:
+        async with strangers:
             proved = await asyncio.wait_for(_admit(reader, writer, secret), _PROVE_WITHIN_S)
-        finally:
-            strangers -= 1
         if proved:
             await _splice(reader, writer, *await asyncio.open_connection(LOOPBACK, store_port))
 
@@ -237,7 +233,6 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] | None = None) -> int:
     """Answer every connection in a thread of its own, on loopback those of this user alone; return the port."""
-    port: int
     address, port = listener.getsockname()[:2]
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -257,7 +252,7 @@ def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitabl
             await _finish_others()
 
     threading.Thread(target=asyncio.run, args=(run(),), name=f"gate-{port}", daemon=True).start()
-    return port
+    return int(port)
 
 
 async def _finish_others() -> None:
@@ -286,23 +281,17 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
         RunFailed: this machine does not have that address, or something else has the port.
     """
     try:
-        family, kind, protocol, _, socket_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+        family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place, family=family, backlog=_BACKLOG)
+    except socket.gaierror as error:
         raise RunFailed(
             f"the address must be an IP address, got {address!r}: {error.strerror}.", hint="for example 127.0.0.1"
         ) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(socket_address)
-        listener.listen(_BACKLOG)
     except OSError as error:
-        listener.close()
         raise RunFailed(
-            f"nothing can listen on {address} port {port} of this machine: {error.strerror}.",
+            f"nothing can listen on {address} port {port} of this machine: {os.strerror(error.errno or 0)}.",
             hint="give an address that this machine has, and a port that is free",
         ) from None
-    return listener
 
 
 def is_same_user(connection: socket.socket) -> bool:

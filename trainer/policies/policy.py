@@ -99,7 +99,6 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import (
-    Shares,
     WorkerTime,
     allocated_micro_batch_size,
     check_batch,
@@ -558,64 +557,48 @@ class ModelShares:
         ]
         best = solve_shares(times, sum(shares))
         decision = BatchDecision(local_batch_sizes=shares)
-        if best.local_batch_sizes != shares and (min(shares) < self.minimum or self._is_worth(state, lines, best)):
-            reason = self._reason(lines, best)
-            decision = BatchDecision(local_batch_sizes=best.local_batch_sizes, reason=reason)
-        return state, decision
-
-    def _is_worth(self, state: ModelState, lines: Sequence[WorkerLine], best: Shares) -> bool:
-        slowest_s = max(line.time_s(line.samples) for line in lines)
-        least = self.least_gain if state.quiet_periods < self.settled_periods else self.settled_gain
-        return 1 - best.compute_s / slowest_s > least
-
-    def _reason(self, lines: Sequence[WorkerLine], best: Shares) -> str:
         now_s = max(line.time_s(line.samples) for line in lines)
-        parts = [
-            f"compute of the slowest worker {now_s:.3g} s, expected {best.compute_s:.3g} s with new local batch sizes"
-        ]
-        parts += [f"worker {rank} has changed its speed" for rank, line in enumerate(lines) if line.since_change == 0]
-        return "; ".join(parts)
+        least = self.least_gain if state.quiet_periods < self.settled_periods else self.settled_gain
+        is_worth = 1 - best.compute_s / now_s > least
+        if best.local_batch_sizes != shares and (is_worth or min(shares) < self.minimum):
+            parts = [
+                f"compute of the slowest worker {now_s:.3g} s, expected {best.compute_s:.3g} s with new local batch "
+                "sizes",
+                *(f"worker {rank} has changed its speed" for rank, line in enumerate(lines) if line.since_change == 0),
+            ]
+            decision = BatchDecision(local_batch_sizes=best.local_batch_sizes, reason="; ".join(parts))
+        return state, decision
 
 
 def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
     """Return the state after one more period; afresh where the number of workers is another one."""
-    if len(state.lines) != len(observation.local_batch_sizes):
-        return ModelState(lines=_first_lines(observation))
-    lines = _next_lines(state.lines, observation)
-    quiet = all(
-        now.samples == was.samples and now.since_change != 0 for now, was in zip(lines, state.lines, strict=True)
-    )
-    return ModelState(lines=lines, quiet_periods=state.quiet_periods + 1 if quiet else 0)
-
-
-def _first_lines(observation: BatchObservation) -> tuple[WorkerLine, ...]:
-    unknown = UNKNOWN_NOISE**2
-    noise = [(unknown + seen) / 2 for seen in _step_variances(observation, [unknown] * len(observation.compute_s))]
-    return tuple(
-        WorkerLine.through(
-            share,
-            time_s,
-            relative_error=_median_error(variance, observation.steps),
-            step_variance=variance,
+    shares, times_s, unknown = observation.local_batch_sizes, observation.compute_s, UNKNOWN_NOISE**2
+    if len(state.lines) != len(shares):
+        noise = [(unknown + seen) / 2 for seen in _step_variances(observation, [unknown] * len(shares))]
+        first = (
+            WorkerLine.through(
+                share,
+                time_s,
+                relative_error=_median_error(variance, observation.steps),
+                step_variance=variance,
+            )
+            for share, time_s, variance in zip(shares, times_s, noise, strict=True)
         )
-        for share, time_s, variance in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
-    )
-
-
-def _next_lines(lines: Sequence[WorkerLine], observation: BatchObservation) -> tuple[WorkerLine, ...]:
-    shares = observation.local_batch_sizes
-    noise = [line.step_variance for line in lines]
-    return tuple(
+        return ModelState(lines=tuple(first))
+    variances = _step_variances(observation, [line.step_variance for line in state.lines])
+    lines = tuple(
         line.seen(
             share,
             time_s,
             relative_error=_median_error(line.step_variance, observation.steps),
-            step_variance=min(variance, max(4 * line.step_variance, UNKNOWN_NOISE**2)),
+            step_variance=min(variance, max(4 * line.step_variance, unknown)),
         )
-        for line, share, time_s, variance in zip(
-            lines, shares, observation.compute_s, _step_variances(observation, noise), strict=True
-        )
+        for line, share, time_s, variance in zip(state.lines, shares, times_s, variances, strict=True)
     )
+    quiet = all(
+        now.samples == was.samples and now.since_change != 0 for now, was in zip(lines, state.lines, strict=True)
+    )
+    return ModelState(lines=lines, quiet_periods=state.quiet_periods + 1 if quiet else 0)
 
 
 def _step_variances(observation: BatchObservation, otherwise: Sequence[float]) -> Sequence[float]:

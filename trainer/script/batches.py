@@ -36,48 +36,11 @@ from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog
 from hetopt.core.run_rules import why_shares_differ
+from hetopt.trainer.context import States
 from hetopt.trainer.engine import tensors_mark
 
 _SEED_STRIDE = 7919
 _NUMPY_SEEDS = 2**32
-_WORDS = 625, 624
-"""Of the states of Python's and NumPy's Mersenne twisters; four numbers more stand behind them."""
-
-
-@dataclass
-class States:
-    """The states of the three generators that scripts draw from: torch's, Python's and NumPy's."""
-
-    torch: Tensor
-    python: Any
-    numpy: Any
-
-    @classmethod
-    def now(cls) -> States:
-        """Return the present states of torch's, Python's and NumPy's generators."""
-        return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
-
-    def vector(self) -> Tensor:
-        """Return the states as float64 numbers, which checkpoints keep and workers send."""
-        _, words, gauss = self.python
-        _, keys, place, has_gauss, cached = self.numpy
-        rest = [float("nan") if gauss is None else gauss, place, has_gauss, cached]
-        return torch.cat([torch.tensor([*words, *keys, *rest], dtype=torch.float64), self.torch.double()])
-
-    @classmethod
-    def of(cls, vector: Tensor) -> States:
-        """Return the states that `vector` gave."""
-        words, keys, rest, torch_state = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
-        gauss, place, has_gauss, cached = rest.tolist()
-        python = (3, tuple(map(int, words.tolist())), None if gauss != gauss else gauss)
-        numpy = ("MT19937", keys.numpy().astype(np.uint32), int(place), int(has_gauss), cached)
-        return cls(torch=torch_state.byte(), python=python, numpy=numpy)
-
-    def use(self) -> None:
-        """Set the generators to these states."""
-        torch.set_rng_state(self.torch)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
 
 
 def draw_by_rank(rank: int) -> None:

@@ -129,7 +129,7 @@ class Periods:
             with self._watched():
                 announce(context, model, exchange, shares=balance.shares, step=step)
             self.events.write("training_started", step=step)
-        self.engine = Engine(
+        self.engine = engine = Engine(
             context=context,
             exchange=exchange,
             balance=balance,
@@ -137,7 +137,7 @@ class Periods:
             synchroniser=None if synchroniser is None else synchroniser(spec, self.stopwatch),
             step=step,
         )
-        self.begin_period()
+        engine.begin(engine.period_steps(spec.control_period_steps))
         self.pace = make_worker_pace(context)
         self.table = ShareTable(balance.shares, minimum=minimum, audits=audits)
         return self.table
@@ -147,11 +147,6 @@ class Periods:
         """The samples of a full batch that each worker takes now, in rank order."""
         return () if self.engine is None else self.engine.balance.shares
 
-    def begin_period(self) -> None:
-        """Begin a period with the next step."""
-        if self.engine is not None:
-            self.engine.begin(self.engine.period_steps(self.engine.context.spec.control_period_steps))
-
     def trace(
         self,
         loss_sum: Tensor,
@@ -160,6 +155,7 @@ class Periods:
         hidden: bool,
         waited_s: float = 0.0,
         energy: float | None = None,
+        norms: tuple[float, float, float] | None = None,
     ) -> StepTrace:
         """Return the trace of the step that ends here.
 
@@ -169,6 +165,7 @@ class Periods:
             hidden: whether it was under backward.
             waited_s: for others, in all of them but the last.
             energy: squared norm of this worker's gradient, where workers train for themselves.
+            norms: of this worker's weighted gradient and of the sum, squared; None: they were not wanted.
         """
         now, computed, self.computed = self.stopwatch.mark(), self.computed, None
         assert self.engine is not None
@@ -182,6 +179,7 @@ class Periods:
             exchange=stats,
             under_backward=stats is not None and hidden,
             gradient_energy=energy,
+            norms=norms,
         )
 
     def after(
@@ -229,7 +227,7 @@ class Periods:
             if engine.share(period, max(0, place[0])) and self.table is not None:
                 # No worker may have drawn a batch that it is to share in another way than the others.
                 self.table.change(engine.balance.shares, since=place)
-        self.begin_period()
+        engine.begin(engine.period_steps(engine.context.spec.control_period_steps))
         return stops
 
     def finish(self, epoch: float) -> None:
@@ -244,7 +242,12 @@ class Periods:
             return
         engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)
         if self._folder is not None and self._rank == 0 and engine.synchroniser is None:
-            _add_sample(self._folder, period, types=self._plan.types, compression=engine.exchange.in_use)
+            _add_sample(
+                self._folder,
+                period,
+                types=[worker.type for worker in self._plan.spec.workers],
+                compression=engine.exchange.in_use,
+            )
 
 
 def _add_sample(folder: Path, period: Period, *, types: Sequence[str], compression: Compression) -> None:

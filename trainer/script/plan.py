@@ -44,11 +44,6 @@ class SessionPlan:
         return self.spec.batch_policy == "uniform"
 
     @property
-    def types(self) -> tuple[str, ...]:
-        """The instance type of each worker's machine, in rank order."""
-        return tuple(worker.type for worker in self.spec.workers)
-
-    @property
     def description(self) -> str:
         """The exchange, policies and synchronization that all workers have to share, as a text to compare."""
         spec = self.spec

@@ -29,13 +29,13 @@ from torch.utils.data import IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.agreement import gather_numbers, take_parameters
 from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.context import Generators
+from hetopt.trainer.context import Generators, States
 from hetopt.trainer.engine import parameters_of
-from hetopt.trainer.script.batches import LEAST_WORKERS, AuditRecord, Audits, Part, ShareTable, States, draw_by_rank
+from hetopt.trainer.script.batches import LEAST_WORKERS, AuditRecord, Audits, Part, ShareTable, draw_by_rank
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
@@ -44,7 +44,6 @@ from hetopt.trainer.session.guards import (
     inspect_loader,
     inspect_wrappers,
     replica_marks,
-    take_parameters,
 )
 from hetopt.trainer.session.loaders import SessionLoader, Splits
 from hetopt.trainer.session.turns import Turns
@@ -459,6 +458,7 @@ class Flow:
                 waited_s=self._waited_s,
                 # A gradient that a GradScaler did not apply was not finite.
                 energy=math.inf if self._energy is None and self._between is not None else self._energy,
+                norms=None if first is None else first.norms.take(),
             )
             if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
                 check_batch(self._plan.spec, sum(taken))
@@ -606,7 +606,7 @@ class Flow:
             if side.sum is None:
                 continue
             if side in held:
-                side.sum.begin()
+                side.sum.begin(wants_norms=self._wants_norms)
             if part is not None and part.is_audit:
                 self._audit_step(side.sum, own_weight)
             else:
@@ -619,6 +619,10 @@ class Flow:
         with self._gate:
             distance = gradient.audit(own_weight, is_leader=self.rank == 0, draws=self._draws())
         self._audit.tell(distance, self._gate.step + 1, self._periods.events)
+
+    @property
+    def _wants_norms(self) -> bool:
+        return self._periods.engine is not None and self._periods.engine.wants_norms and len(self._sides) == 1
 
     def _completes(self, side: Side, part: Part | None) -> bool:
         """Return whether one more backward pass completes a step of an optimizer."""
@@ -638,7 +642,7 @@ class Flow:
             if self._periods.engine is not None:
                 self._periods.engine.exchange = self._exchange
         is_audit = self._part is not None and self._part.is_audit
-        side.sum.begin((self.world_size - 1 if self.rank else 1) if is_audit else None)
+        side.sum.begin((self.world_size - 1 if self.rank else 1) if is_audit else None, wants_norms=self._wants_norms)
 
     def _reach(self, done: float) -> None:
         """Wait, on an emulated slower worker, until it would have computed the fraction ``done`` of the gradient."""

@@ -23,6 +23,8 @@ from hetopt.core.comm.cost import DIRECT_BYTES
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.vectors import GradientNorms
+from hetopt.trainer.engine import parameters_of
 from hetopt.trainer.script.batches import Found
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.step import Buckets, Part, all_finite
@@ -52,6 +54,7 @@ class GradientSum:
             compressed.
         stats: of the last exchange; None: there was none, as the gradient was not finite.
         was_hidden: whether it was under backward.
+        norms: of the gradient of a step, where they are wanted.
         has_arrived: whether the sum over all workers came in a message (see `unpack`).
         is_pending: whether ``.grad`` holds this worker's own gradient of backward passes that are not summed yet.
     """
@@ -86,9 +89,11 @@ class GradientSum:
         # One number for each parameter travels ahead, and one of all; views of complex numbers begin at an even place.
         self._ahead = -(-(len(reals) + 1) // 2) * 2
         sizes = [self._ahead, *(real.numel() for real in reals)]
+        self.norms = GradientNorms()
         self._whole = torch.zeros(sum(sizes), device=device, dtype=torch.float64 if is_wide else torch.float32)
         marks, *parts = torch.split(self._whole, sizes)
         self._marks, self._flat = marks[: len(reals) + 1], self._whole[self._ahead :]
+        self._parts = parts
         views = [part.view(real.shape) for part, real in zip(parts, reals, strict=True)]
         self._views = [
             torch.view_as_complex(view) if parameter.is_complex() else view
@@ -132,13 +137,15 @@ class GradientSum:
         self._take(named)
         return True
 
-    def begin(self, sharers: int | None = None) -> None:
+    def begin(self, sharers: int | None = None, *, wants_norms: bool = False) -> None:
         """Set aside the gradients in ``.grad`` ahead of a backward pass.
 
         Args:
+            wants_norms: whether to tell the norms of the gradient.
             sharers: workers whose gradients are added up, if not all: in an audit.
         """
         self._sharers = sharers or self._world_size
+        self.norms.ask(wants_norms)
         self._before = [parameter.grad for parameter in self.parameters]
         has_any = any(gradient is not None for gradient in self._before)
         self.is_pending = self.is_pending and has_any
@@ -190,6 +197,7 @@ class GradientSum:
             if weight != 1:
                 torch._foreach_mul_(views, weight)
             self._used[first:last] = [True] * len(views)
+            self.norms.add_own(self._parts[first:last], first=last == len(self.parameters))
             return
         for index, (view, gradient) in enumerate(zip(views, gradients, strict=True), start=first):
             summand = self._own(index, weight)
@@ -197,6 +205,7 @@ class GradientSum:
             kinds = [tensor.layout != torch.strided for tensor in (gradient, self._before[index]) if tensor is not None]
             self._sparse[index] = all(kinds) if kinds else self._sparse[index]
             view.copy_(summand.to_dense() if summand is not None else torch.zeros(()))
+        self.norms.add_own(self._parts[first:last], first=last == len(self.parameters))
 
     def expect(self, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:
         """Prepare to sum the gradient bucket by bucket during the coming backward pass, where buckets can be used.
@@ -242,6 +251,8 @@ class GradientSum:
                     if work is not None:
                         work.wait()
         self._give()
+        if scaler is not None:
+            self.norms.divide(scaler.get_scale())
 
     def _sum_in_buckets(self, buckets: Buckets, weight: float) -> None:
         """Wait for the all-reduces of buckets; where a worker made a gradient twice, sum all of it again."""
@@ -254,6 +265,7 @@ class GradientSum:
         if self._marks[-1]:  # from now on after backward
             self._overlaps = False
             self.close()
+            self.norms.ask(False)
             self._put(weight)
             dist.all_reduce(self._flat)
 
@@ -299,6 +311,7 @@ class GradientSum:
         """
         self._whole.copy_(load)
         self._flat.div_(weights)
+        self.norms.divide(weights)
         self.stats, self.has_arrived = self._sent_dense(sync_s), True
 
     def audit(self, weight: float, *, is_leader: bool, draws: bool) -> Found:
@@ -326,6 +339,7 @@ class GradientSum:
 
     def _give(self) -> None:
         """Write the summed gradient to ``.grad``."""
+        self.norms.add_summed([self._flat])
         marks = self._marks.tolist()
         for parameter, view, used, sparse in zip(self.parameters, self._views, marks, self._sparse, strict=False):
             gradient = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
@@ -348,10 +362,9 @@ def named_parameters(
         optimizer: whose.
         names: of parameters, by identity.
     """
-    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [
         (names.get(id(parameter)) or f"number {index} of the optimizer", parameter)
-        for index, parameter in enumerate(listed)
+        for index, parameter in enumerate(parameters_of(optimizer))
         if parameter.requires_grad
     ]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -132,15 +131,6 @@ def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
 def _is_a(thing: object, name: str) -> bool:
     """Return whether an object is of a class by its name, whose module need not be imported."""
     return any(kind.__name__ == name for kind in type(thing).__mro__)
-
-
-def take_parameters(tensors: Iterable[Tensor]) -> None:
-    """Copy rank 0's values of parameters and buffers to all workers."""
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-        staged = real.cpu().contiguous()
-        dist.broadcast(staged, src=0)
-        real.copy_(staged)
 
 
 Mark: TypeAlias = tuple[str, float, float]

@@ -24,8 +24,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hetopt.core.errors import BadInput
+from hetopt.trainer.context import States
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.script.batches import CommonNumbers, Part, Place, ShareTable, States, mark_of, own_items
+from hetopt.trainer.script.batches import CommonNumbers, Part, Place, ShareTable, mark_of, own_items
 
 if TYPE_CHECKING:
     from hetopt.trainer.session.flow import Flow

@@ -30,11 +30,9 @@ from torch.utils._pytree import tree_leaves
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
-from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
     CheckpointSaver,
-    Found,
     RankState,
     SharedState,
     leave_model,
@@ -43,7 +41,7 @@ from hetopt.trainer.checkpoints.folder import (
     unsaved,
 )
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.script.batches import States
+from hetopt.trainer.context import States
 from hetopt.trainer.script.plan import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
@@ -250,7 +248,7 @@ class Session(Flow):
             "sources": [source.state() for source in self._sources],
         }
         rank_state = replace(RankState.now(memory, self.device), script=script)
-        saver.begin(shared, rank_state, digest=shared.digest, begun_s=begun_s)
+        saver.begin(shared, rank_state, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
         """Resume from the newest checkpoint in the session's folder, if any; all workers call it just before the loop.
@@ -280,14 +278,10 @@ class Session(Flow):
         check_extra(extra)
         self._extra = extra
         self._gate.take("called run.resume", self._newest)
-        newest = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
-        for torn, reason in newest.torn:
-            self._periods.events.write("checkpoint_skipped", step=torn, reason=reason)
-        step = int(gather_numbers([-1 if newest.step is None else newest.step], self.world_size)[0][0])
-        if step < 0:
+        newest = folder.load_newest(run_digest(self._plan.spec), self.rank, self.world_size, self._periods.events)
+        if newest is None:
             return 0
-        shared = folder.load_shared(step)
-        rank_state = folder.load_own(step, self.rank, workers_then=len(shared.shares), workers_now=self.world_size)
+        shared, rank_state = newest
         restore(self._model, self._sides, self._others, extra, shared, rank_state, self.device)
         for number, exchange in enumerate(self._exchanges):
             tail = f"#{number}"
@@ -298,7 +292,7 @@ class Session(Flow):
         self._restored, self._restored_sources = shared, (rank_state.script or {})["sources"]
         self._resume_sources(0)
         first = self._restored_sources[0]
-        return int(first["epoch"] + (not first["is_within"]) if "epoch" in first else step)
+        return int(first["epoch"] + (not first["is_within"]) if "epoch" in first else shared.step)
 
     @property
     def _is_between_steps(self) -> bool:

@@ -74,6 +74,9 @@ class Traffic:
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
+        own_norm: squared norm of the worker's weighted gradient in one step; 0 where it is not told.
+        sum_norm: the same of the sum over all workers.
+        norm_samples: of the worker in that step.
         candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
@@ -88,6 +91,9 @@ class Traffic:
     energy: float = 0.0
     kept_energy: float = 0.0
     gradient_energy: float = 0.0
+    own_norm: float = 0.0
+    sum_norm: float = 0.0
+    norm_samples: float = 0.0
     candidate_gain: float = 0.0
     floor_gain: float = 0.0
     look_energy: float = 0.0
@@ -116,7 +122,9 @@ def traffic_of(
     places = [place for place, trace in enumerate(traces) if trace.way == way]
     matching = [traces[place] for place in places]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    traffic = Traffic(look_energies=(0.0,) * looks)
+    norms = next((trace.norms for trace in reversed(traces) if trace.norms is not None), (0.0, 0.0, 0.0))
+    own_norm, sum_norm, norm_samples = norms
+    traffic = Traffic(own_norm=own_norm, sum_norm=sum_norm, norm_samples=norm_samples, look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
         traffic = replace(traffic, look_energy=looked.energy, look_energies=looked.look_energies)
     if not matching:
@@ -214,21 +222,6 @@ LOOKED_STEPS = 3
 
 LEAST_SAVING = 0.05
 """Of a step, that is worth another collective at the same ratio."""
-
-
-class ControllerState(Record):
-    """The state of an adaptive controller in a checkpoint.
-
-    Attributes:
-        policy: name of the ratio policy.
-        policy_state: what it remembers.
-        ratio, key: the candidate that was in use.
-    """
-
-    policy: str
-    policy_state: dict[str, Any]
-    ratio: float
-    key: str
 
 
 class AdaptiveController:
@@ -414,31 +407,29 @@ class AdaptiveController:
 
     def state(self) -> Mapping[str, object]:
         """Return the state for a checkpoint, as plain JSON."""
-        return ControllerState(
-            policy=self._name,
-            policy_state=self._state.model_dump(mode="json"),
-            ratio=self.candidate.ratio,
-            key=self.candidate.key,
-        ).model_dump(mode="json")
+        return {
+            "policy": self._name,
+            "policy_state": self._state.model_dump(mode="json"),
+            "ratio": self.candidate.ratio,
+            "key": self.candidate.key,
+        }
 
-    def resume(self, saved: Mapping[str, object]) -> None:
+    def resume(self, saved: Mapping[str, Any]) -> None:
         """Restore the state in a checkpoint, where it suits the policy and the cluster that the run has now.
 
         The network is not part of it: it was measured anew.
         """
-        state = ControllerState.model_validate(saved)
-        if state.policy != self._name:
+        if saved["policy"] != self._name:
             return
+        policy_state, ratio, key = saved["policy_state"], saved["ratio"], saved["key"]
         kind = type(self._policy.initial())
         # What another version of the policy remembered besides means nothing to this one.
-        self._state = kind.model_validate(
-            {k: value for k, value in state.policy_state.items() if k in kind.model_fields}
-        )
-        matching = [each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.key == state.key]
+        self._state = kind.model_validate({k: value for k, value in policy_state.items() if k in kind.model_fields})
+        matching = [each for each in (*self.candidates.at(ratio), *self.candidates.all) if each.key == key]
         if matching:
             self.candidate = matching[0]
-            option = state.key if self._name in WEIGHS_WAYS else None
-            self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
+            option = key if self._name in WEIGHS_WAYS else None
+            self._decision = RatioDecision(ratio=ratio, option=option, measure_gain=True)
         if isinstance(self._state, GravacState):
             assert isinstance(self._policy, Gravac)
             self._decision = self._policy.payload(self._state)
@@ -529,15 +520,12 @@ class ExchangeConfig:
 
     def follow(self) -> None:
         """Exchange by the controller's candidate from the next step on."""
-        assert self.steering is not None
-        assert self.exchange is not None
-        self.exchange.use(self.steering.candidate.compression)
+        if self.steering is not None and self.exchange is not None:
+            self.exchange.use(self.steering.candidate.compression)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
         """Restore the controller's state in a checkpoint, whose residual the step has already."""
-        if self.steering is None:
-            return
-        if state is not None:
+        if self.steering is not None and state is not None:
             self.steering.resume(state)
         self.follow()
 

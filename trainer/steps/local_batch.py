@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hetopt.core.batch_partition import first_shares
 from hetopt.core.errors import BadInput
@@ -37,7 +37,6 @@ from hetopt.trainer.data.fetch import (
     Batch,
     MapDataset,
     changes_with_epoch,
-    each_tensor,
     fetch,
     set_epoch,
     to_device,
@@ -118,7 +117,7 @@ class Injector:
         self._samples += sum(given) * (channel.workers - 1)
         mixed = iter([torch.cat(part) for part in parts])
         held = tuple(count + sum(given) - gift for count, gift in zip(drawn, given, strict=True))
-        return each_tensor(own[0], lambda _: next(mixed)), held
+        return tree_map_only(Tensor, lambda _: next(mixed), own[0]), held
 
     def event(self) -> Event:
         """Return the samples and bytes that all workers handed over since the last call, and this one's seconds."""
@@ -163,15 +162,13 @@ class ReadAhead:
 
     Args:
         read: gives the samples of a micro-batch; called in the thread alone.
-        upcoming: the micro-batches.
     """
 
-    def __init__(self, read: Callable[[MicroBatch], Batch], upcoming: Iterator[MicroBatch]) -> None:
+    def __init__(self, read: Callable[[MicroBatch], Batch]) -> None:
         self._read = read
         # Reading shares the cores with the computation: it takes one.
         self._thread = ThreadPoolExecutor(1, "reads-ahead", initializer=torch.set_num_threads, initargs=(1,))
         self._reading: deque[tuple[MicroBatch, Future[Batch]]] = deque()
-        self.follow(upcoming)
 
     def follow(self, upcoming: Iterator[MicroBatch]) -> None:
         """Drop what was read, and read the upcoming micro-batches from here on."""
@@ -244,7 +241,7 @@ class BatchReader:
     def read_for_later(self, part: MicroBatch) -> Batch:
         """Read the samples of a micro-batch on the host, pinned where the device is a GPU."""
         batch = self.read_on_host(part)
-        return each_tensor(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
+        return tree_map_only(Tensor, Tensor.pin_memory, batch) if self.device.type == "cuda" else batch
 
     def read_on_host(self, part: MicroBatch) -> Batch:
         """Read the samples of a micro-batch on the host."""
@@ -259,7 +256,7 @@ class SampleFeed:
         reader: of the training data.
         rank: whose slices.
         cursor: where the data stands; moved by `take` alone.
-        reads_ahead: whether samples are read before they are needed, from `begin` on.
+        reads_ahead: whether samples are read before they are needed, from the first `take` on.
         injector: mixes in samples of other workers; None: nobody hands any on.
 
     Attributes:
@@ -280,11 +277,10 @@ class SampleFeed:
         self._reader = reader
         self._rank = rank
         self.cursor = cursor
-        self._reads_ahead = reads_ahead
         self._injector = injector
         self._mixed: Batch | None = None
         self.sizes: tuple[int, ...] = ()
-        self._ahead: ReadAhead | None = None
+        self._ahead = ReadAhead(reader.read_for_later) if reads_ahead else None
         self._followed: Sequence[int] = ()
         self._batch: GlobalBatch | None = None
         self.learned_bound: int | None = None
@@ -306,12 +302,6 @@ class SampleFeed:
         """Return the largest micro-batch of a share of ``samples``, made of the first samples of the data set."""
         limits = (self._reader.unit, self._reader.max_samples)
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
-
-    def begin(self, shares: Sequence[int]) -> None:
-        """Begin training with these shares: start to read ahead."""
-        if self._reads_ahead:
-            self._followed = self.drawn(shares)
-            self._ahead = ReadAhead(self._reader.read_for_later, self._from_here(self._followed))
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
         """Take this worker's micro-batches of the next step; moves the cursor behind the step's samples."""
@@ -353,8 +343,8 @@ class SampleFeed:
 
     def _on_host(self, part: MicroBatch) -> Batch:
         if self._mixed is not None:
-            return each_tensor(self._mixed, lambda tensor: tensor[part.indices])
-        if self._ahead is not None:
+            return cast(Batch, tree_map_only(Tensor, lambda tensor: tensor[part.indices], self._mixed))
+        if self._ahead is not None and self._batch is not None:
             return self._ahead.next(part)
         return self._reader.read_on_host(part)
 

@@ -49,9 +49,9 @@ from hetopt.core.comm.options import Option
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.memory import Precision
-from hetopt.trainer.comm.compressor import NoResidual, Resumable
+from hetopt.trainer.comm.compressor import Residual
 from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
-from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.comm.vectors import GradientNorms, energy
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
@@ -63,17 +63,10 @@ from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Autocast:
-    """The number format of each operator in a precision (parameters and gradients stay fp32)."""
-
-    device_type: str
-    precision: Precision
-
-    def __call__(self) -> AbstractContextManager[object]:
-        """Return a context for one forward pass."""
-        dtype = _DTYPES.get(self.precision)
-        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
+def autocast(device_type: str, precision: Precision) -> AbstractContextManager[object]:
+    """Return a context for one forward pass in a precision (parameters and gradients stay fp32)."""
+    dtype = _DTYPES.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
 AMPERE = (8, 0)
@@ -145,6 +138,8 @@ class StepTrace:
         exchange: None: it was not, or everything was summed as it is under backward.
         under_backward: whether it was exchanged while backward still computed.
         gradient_energy: squared norm of this worker's weighted gradient; None: nobody asks.
+        norms: the same and that of the sum, of gradients that were summed as they are, and this worker's samples; None:
+            nobody asks.
     """
 
     loss_sum: Tensor
@@ -157,6 +152,7 @@ class StepTrace:
     exchange: ExchangeStats | None = None
     under_backward: bool = False
     gradient_energy: float | None = None
+    norms: tuple[float, float, float] | None = None
 
 
 class LossModule(nn.Module):
@@ -167,11 +163,11 @@ class LossModule(nn.Module):
         count: of the last batch where the loss is counted, a double on the device.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], autocast: Autocast) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], precision: Precision) -> None:
         super().__init__()
         self.model = model
         self._loss = loss
-        self._autocast = autocast
+        self._precision = precision
         self.is_counted = False
         self.count: Tensor | None = None
         self._targets_per_sample = 0.0
@@ -188,7 +184,7 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the mean loss over the batch, by samples or by what is counted."""
-        with self._autocast():
+        with autocast(next(self.model.parameters()).device.type, self._precision):
             result = self._loss(self.model, batch)
         loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, Tensor) or loss.dim() != 0:
@@ -483,7 +479,7 @@ class FusedStep:
         self._device = device = parameters[0].device
         self.way = way
         self.in_buckets = in_buckets
-        self._norms = norms
+        self._wants_energy, self._norms = norms, GradientNorms()
         self._switch = switch
         self._reader = reader
         self._is_counted, self._is_alone = counts != "unused", counts == "alone"
@@ -502,10 +498,10 @@ class FusedStep:
         self._runs = self.proven = 0
 
     @property
-    def residual(self) -> Resumable:
+    def residual(self) -> Exchange | BucketSum | Residual:
         """The residual state of the exchange."""
         in_use = self._exchange if self.in_buckets is None or self._switch is not None else self.in_buckets
-        return in_use or NoResidual()
+        return in_use or Residual()
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch once, discard its gradient, and restore all else.
@@ -524,6 +520,7 @@ class FusedStep:
         global_batch_size: int,
         loss_scale: float | None,
         look_at: Sequence[float] = (),
+        wants_norms: bool = False,
     ) -> StepTrace:
         """Compute the gradient of a step's micro-batches, and exchange it.
 
@@ -532,6 +529,7 @@ class FusedStep:
             global_batch_size: B, samples of all workers.
             loss_scale: of fp16; None: there is none.
             look_at: ratios to tell the kept energy at.
+            wants_norms: whether to tell the norms of the gradient.
 
         Raises:
             DoesNotFit: memory ran out. Gradients are spoilt; everything else is as before if ``parts`` held a
@@ -539,6 +537,7 @@ class FusedStep:
         """
         if self._switch is not None:
             self.in_buckets, self.way = self._switch(bool(look_at))
+        self._norms.ask(wants_norms)
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
         global_batch_size = max(1, samples) if self._is_alone else global_batch_size
@@ -564,16 +563,20 @@ class FusedStep:
                 # An overflow anywhere is in the sum, which is the same everywhere.
                 finite = bool(torch.isfinite(self.flat).all())
                 self.flat.mul_(1 / loss_scale)
+                self._norms.divide(loss_scale)
         else:
             if loss_scale is not None:
                 # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
                 # workers agree before they exchange.
                 self.flat.mul_(1 / loss_scale)
                 finite = all_finite(self.flat)
-            square = energy(self.flat) if self._norms and finite else None
+            square = energy(self.flat) if self._wants_energy and finite else None
             if finite:
+                self._norms.add_own([self.flat], first=True)
                 alone = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
                 stats = alone if self._exchange is None else self._exchange.run(self.flat, look_at)
+        if finite:
+            self._norms.add_summed([self.flat])
         return StepTrace(
             loss_sum=loss_sum,
             start=begun,
@@ -584,6 +587,7 @@ class FusedStep:
             exchange=stats,
             under_backward=self.in_buckets is not None,
             gradient_energy=square,
+            norms=self._norms.take(),
         )
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
@@ -657,6 +661,7 @@ class FusedStep:
                 self._computed = self._stopwatch.mark()
         buffer = self.flat[part.start : part.stop]
         assert self.in_buckets is not None
+        self._norms.add_own([buffer], first=part.stop == len(self.flat))
         members = self._parameters[part.members.start : part.members.stop]
         self.in_buckets.begin(members, buffer, last=part.start == 0)
 

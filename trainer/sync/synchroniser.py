@@ -55,27 +55,10 @@ from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, average_parameters, weights_by_samples
 from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyncObservation:
-    """The state of a run after a step, by which parameters are averaged or not.
-
-    Attributes:
-        step: steps done since the run began, this one included.
-        local_steps: of them, those since the last synchronisation, this one included.
-        changes: relative change of the norm of each worker's gradient, in rank order, of this step or of the one
-            before (`Synchronization.vote_lag`); None: nobody asked, or there is none yet. Not a number: taken as
-            infinite, for whoever meets that had better say so.
-    """
-
-    step: int
-    local_steps: int
-    changes: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,9 +106,11 @@ class Periodic:
     initial: ClassVar[type[Rounds]] = Rounds
     """The state before the first round."""
 
-    def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
+    def decide(
+        self, state: Rounds, step: int, local_steps: int, changes: tuple[float, ...] | None
+    ) -> tuple[Rounds, SyncDecision]:
         """Return whether the round is over, and whose parameters count (see `SyncPolicy`)."""
-        if observation.local_steps < self.every_steps:
+        if local_steps < self.every_steps:
             return state, SyncDecision(synchronise=False)
         return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
 
@@ -220,23 +205,25 @@ class SelSync:
             return self.delta
         return None if state.log_delta is None else math.exp(state.log_delta)
 
-    def decide(self, state: SelSyncState, observation: SyncObservation) -> tuple[SelSyncState, SyncDecision]:
+    def decide(
+        self, state: SelSyncState, step: int, local_steps: int, changes: tuple[float, ...] | None
+    ) -> tuple[SelSyncState, SyncDecision]:
         """Decide by the workers' votes (see `SyncPolicy`)."""
-        change = None if observation.changes is None else self._decisive(observation.changes)
+        change = None if changes is None else self._decisive(changes)
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
-        overdue = self.max_local_steps is not None and observation.local_steps > self.max_local_steps
+        overdue = self.max_local_steps is not None and local_steps > self.max_local_steps
         if self.delta is None:
-            return self._paced(state, observation, change, voted=voted, overdue=overdue)
-        in_window = observation.step <= self.window and threshold != math.inf
+            return self._paced(state, step, local_steps, change, voted=voted, overdue=overdue)
+        in_window = step <= self.window and threshold != math.inf
         return state, SyncDecision(synchronise=voted or overdue or in_window)
 
     def _paced(
-        self, state: SelSyncState, observation: SyncObservation, change: float | None, *, voted: bool, overdue: bool
+        self, state: SelSyncState, step: int, gap: int, change: float | None, *, voted: bool, overdue: bool
     ) -> tuple[SelSyncState, SyncDecision]:
         """Decide where delta is steered: an average not too soon after the last one, nor too late."""
-        mean, gap = 1 / self.synchronised_share, observation.local_steps
-        early = 1 + GROWTH * observation.step
+        mean = 1 / self.synchronised_share
+        early = 1 + GROWTH * step
         if early < mean:
             return self._begun(state, change), SyncDecision(synchronise=overdue or gap >= early)
         due = gap >= MOST_GAP * mean
@@ -267,7 +254,10 @@ class SelSync:
 
 
 SyncPolicy: TypeAlias = Periodic | SelSync
-"""Decides after every step, with the same arguments on every rank."""
+"""Decides after every step, with the same arguments on every rank: its state; the steps done since the run began and
+since the last average, this one included; and the relative change of the norm of each worker's gradient, in rank order,
+of this step or of the one before (`Synchronization.vote_lag`). None: nobody asked, or there is none yet. Not a number:
+taken as infinite, for whoever meets that had better say so."""
 
 
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
@@ -278,8 +268,8 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
 
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
-) -> SyncPolicy | None:
-    """Return the policy that says when parameters are averaged; None for ``bsp``, which never averages them.
+) -> SyncPolicy:
+    """Return the policy that says when parameters are averaged, which ``bsp`` never does.
 
     Args:
         sync: the choice.
@@ -298,7 +288,7 @@ def choose_sync_policy(
                 workers=workers,
                 seed=seed,
             )
-        case "selsync":
+        case _:
             deltas = {"auto": None, "never": math.inf}
             return SelSync(
                 delta=deltas[sync.delta] if isinstance(sync.delta, str) else sync.delta,
@@ -307,8 +297,6 @@ def choose_sync_policy(
                 window=sync.window,
                 max_local_steps=sync.max_local_steps,
             )
-        case _:
-            return None
 
 
 VOTE_BYTES = 8
@@ -326,7 +314,6 @@ class ModelVector:
         self._tensors = [*parameters, *(b for b in model.buffers() if b.is_floating_point() and b.numel())]
         self.parameters = sum(p.numel() for p in parameters)
         """Elements that are parameters; the first ones."""
-        self._own: Tensor | None = None
 
     def read(self) -> Tensor:
         """Return a copy of all elements, [elements]."""
@@ -338,26 +325,6 @@ class ModelVector:
             parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
             for tensor, part in zip(self._tensors, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
-
-    @contextmanager
-    def replaced_by(self, flat: Tensor) -> Iterator[None]:
-        """Write ``flat`` into the model inside the block, and restore the model afterwards."""
-        self._own = self.read()
-        self.write(flat)
-        try:
-            yield
-        finally:
-            self.write(self._own)
-            self._own = None
-
-    @property
-    def is_replaced(self) -> bool:
-        """True while other values are in the model's place."""
-        return self._own is not None
-
-    def own(self) -> Tensor:
-        """Return the elements of the model itself, whatever is in its place, [elements]."""
-        return self.read() if self._own is None else self._own
 
 
 class OuterStep:
@@ -420,9 +387,10 @@ class Synchronizer:
         self._outer = OuterStep(
             self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
         )
-        self._rounded: RoundedSum | None = None
+        self._rounded: Exchange | None = None
         if compression.name != "identity":
-            self._rounded = RoundedSum(compression, self._vector.parameters, device=self._base.device)
+            self._rounded = Exchange(compression, self._vector.parameters, device=self._base.device)
+        self._own: Tensor | None = None  # while the average is in the model's place
         self._channel = channel
         self._stopwatch = stopwatch
         self._workers, self._rank = (c := channel()).workers, c.rank
@@ -445,8 +413,7 @@ class Synchronizer:
         """
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
-        seen = SyncObservation(step=step, local_steps=self._local_steps, changes=self._voted(trace))
-        self._state, decision = self._policy.decide(self._state, seen)
+        self._state, decision = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
         if decision.synchronise:
@@ -486,15 +453,20 @@ class Synchronizer:
     def averaged(self) -> Iterator[None]:
         """Make the model the average of all workers' inside, running statistics included; may be nested."""
         is_settled = self._local_steps == 0 and self._rounded is None
-        if self._vector.is_replaced or is_settled:
+        if self._own is not None or is_settled:
             yield
             return
         samples = self._samples if self._local_steps else (1,) * self._workers
         mean, base = self._vector.read(), self._base.clone()
         weight = weights_by_samples(samples)[self._rank]
         average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
-        with self._vector.replaced_by(mean):
+        self._own = self._vector.read()
+        self._vector.write(mean)
+        try:
             yield
+        finally:
+            self._vector.write(self._own)
+            self._own = None
 
     def event(self, step: int) -> Event:
         """Return the number of averages, the bytes sent and the workers' divergence since the last call."""
@@ -520,12 +492,12 @@ class Synchronizer:
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
-            "own": self._vector.own(),
+            "own": self._vector.read() if self._own is None else self._own,
             "base": self._base,
             "outer": self._outer.velocity,
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
-            "held_back": {} if self._rounded is None else self._rounded.residual.state(),
+            "held_back": {} if self._rounded is None else self._rounded.state(),
             "local_steps": self._local_steps,
             "mean": self._change.mean,
             "change": self._change.change,
@@ -544,7 +516,7 @@ class Synchronizer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._samples = tuple(int(count) for count in state["samples"])
         if self._rounded is not None:
-            self._rounded.residual.load_state(state["held_back"])
+            self._rounded.load_state(state["held_back"])
         self._local_steps = int(state["local_steps"])
         self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
         rows = state["votes"]
@@ -587,7 +559,6 @@ def make_synchroniser(
         dataset_size=dataset_size,
         global_batch_size=samples_of_step(spec),
     )
-    assert policy is not None
     return Synchronizer(
         model,
         optimizer,

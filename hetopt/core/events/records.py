@@ -116,6 +116,14 @@ class SyncTold:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class NoiseTold:
+    """The moments of the gradient in one step of a `StepsLogged`, not smoothed (`hetopt.core.training_laws`)."""
+
+    gradient_square: Annotated[float, Field(ge=-1e100, le=1e100)]
+    gradient_variance: Annotated[float, Field(ge=0, le=1e100)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamTold:
     """The waits and rates of the workers' streams, in rank order; a rate that is not known yet is -1."""
 
@@ -160,6 +168,7 @@ class StepsLogged(Happened):
     exchange: ExchangeTold | None = None
     sync: SyncTold | None = None
     stream: StreamTold | None = None
+    noise: NoiseTold | None = None
 
     def __post_init__(self) -> None:
         workers = len(self.local_batch_sizes)
