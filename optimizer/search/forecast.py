@@ -134,7 +134,7 @@ class Forecast(Table):
 
 
 UNAVAILABLE_LOG_SD = 1.0
-"""Of the log of the time without machines: how much outages of a known pool differ from day to day."""
+"""Of the log of the time without machines, of pools that are known to be scarce: how much days differ."""
 
 
 def forecast(table: ClusterTable, job: JobModel) -> Forecast:
@@ -185,7 +185,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     at_work_s = total
     # Machines that are not to be had are not paid: the others train on.
     unavailable = table.first_wait_s + table.missing * training
-    total, high = total + unavailable, high + unavailable + distance(unavailable, UNAVAILABLE_LOG_SD, 1)
+    longer = table.scarce_chance * distance(unavailable, UNAVAILABLE_LOG_SD, 1)
+    total, high = total + unavailable, high + unavailable + longer
     worked_s = total
     if len(job.slots_s) > 1:  # who may not be used meanwhile draws nothing: the bill is for the time at work
         total, low, high = (elapsed_s(worked, table.open_parts, job.slots_s) for worked in (total, low, high))
