@@ -60,7 +60,7 @@ class Launch(Artifact):
         if self.on in ("ec2", "rehearsal"):
             return self.hourly_usd
         said = self.prediction
-        working_s = said.total_s.value - said.closed_s
+        working_s = said.total_s.value - said.closed_s - said.unavailable_s
         return said.cost_usd.value / working_s * SECONDS_PER_HOUR if working_s > 0 else 0.0
 
     @property

@@ -94,6 +94,8 @@ class Watched(Record):
     instance_hours: PositiveFloat
     losses: NonNegativeInt
     lost_together: float = Field(default=1.0, ge=1, description="machines lost at a time")
+    outages: NonNegativeInt = Field(default=0, description="lost machines in whose place another came")
+    outage_hours: NonNegativeFloat = Field(default=0, description="from their loss to the next machine, together")
     until: str = Field(description="when the last of it was seen, ISO 8601")
 
     @property
@@ -234,6 +236,10 @@ class Prediction(Record):
     startup_s: NonNegativeFloat = Field(description="from the request to the first step")
     closed_s: NonNegativeFloat = Field(
         default=0, description="of the total, outside the hours in which machines may be used"
+    )
+    unavailable_s: NonNegativeFloat = Field(
+        default=0,
+        description="of the total, expected waiting for spot machines that are not to be had; nothing is paid",
     )
     data_transfer_usd: NonNegativeFloat = Field(
         default=0, description="of the data set from another region, before the launch; in the cost"

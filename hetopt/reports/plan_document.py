@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetopt.core import formatting
 from hetopt.core.plain_text import converted_script, typed
-from hetopt.optimizer.plan import AWS, Candidate, Choice, Goal, Group, Plan, Range, cloud_of
+from hetopt.optimizer.plan import AWS, Candidate, Choice, Goal, Group, Plan, Prediction, Range, cloud_of
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
 from hetopt.reports.document import (
@@ -332,6 +332,13 @@ def limits_of(goal: Goal) -> list[str]:
     return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
 
+def _unavailable(said: Prediction) -> str:
+    """Return the expected wait for spot machines as a phrase, where it is more than a hundredth of the total."""
+    if said.unavailable_s < 0.01 * said.total_s.value:
+        return ""
+    return f" and, on average, {formatting.duration(said.unavailable_s)} for spot machines that are not to be had"
+
+
 def details(plan: Plan) -> Iterator[Block]:
     """Yield the details behind the answer: machines, bill, memory, alternatives and reasons."""
     chosen, said = plan.chosen, plan.chosen.prediction
@@ -341,7 +348,7 @@ def details(plan: Plan) -> Iterator[Block]:
         {
             "cluster": chosen.in_words,
             "time": f"{_interval(said.total_s, formatting.duration)}, of which start-up "
-            f"{formatting.duration(said.startup_s)}",
+            f"{formatting.duration(said.startup_s)}{_unavailable(said)}",
             "cost": _interval(said.cost_usd, formatting.usd),
             "batch": f"{formatting.counted(chosen.global_batch_size, 'sample')} a step, {kind} "
             f"{formatting.method(chosen.compression, chosen.sync, chosen.precision)}, "

@@ -2,8 +2,10 @@
 
 Each draw of a run has its own error of step time and of steps, its own start-up, its own spot price, its own hazard of
 every pool (from the belief, so that a pool may turn out scarce) and, given the hazard, its own losses. A loss stops the
-job until the machine is replaced; work since the last checkpoint is done again. The losses of a run are drawn by their
-number and the moments of what each costs, so that one draw takes no loop over events; the mean over draws is Daly's.
+job until another machine could have started; work since the last checkpoint is done again. The losses of a run are
+drawn by their number and the moments of what each costs, so that one draw takes no loop over events; the mean over
+draws is Daly's. Where the pool has no other machine, the rest of the cluster trains on: the run takes longer by the
+part of its machines that is away, and nobody is paid for that. A request may fall into such a time, too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Billing, Numbers, Usage, total_usd
 from hetopt.optimizer.cost.cost import CHECKPOINT_INTERVAL_S, interval_under_belief_s
-from hetopt.optimizer.cost.preemption_rate import SHOCKS, PreemptionRatePosterior
+from hetopt.optimizer.cost.preemption_rate import OUTAGE_SHAPE, SHOCKS, PreemptionRatePosterior
 
 DRAWS = 2000
 _MOST_LOSSES = 1e5
@@ -98,10 +100,15 @@ def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAW
         generator = np.random.default_rng((seed, 1))
         start_factor = np.exp(run.start_up_log_sd * start_error)
         work = run.work_s * np.exp(run.step_time_log_sd * time_error + run.steps_log_sd * steps_error)
-        per_hour, hourly = np.zeros(draws), np.zeros(draws)
+        machines = sum(pool.machines for pool in run.pools)
+        per_hour, hourly, away_s = np.zeros((3, draws))
         for pool in run.pools:
             if pool.belief is not None:
-                per_hour += pool.belief.sample(draws, generator) * SHOCKS.effective_machines(pool.machines)
+                hazard, outage_h = pool.belief.sample(draws, generator)
+                per_hour += hazard * SHOCKS.effective_machines(pool.machines)
+                waits_s = waits(work, hazard, SECONDS_PER_HOUR * outage_h, pool.machines, generator)
+                away_s += pool.machines / machines * waits_s[0]
+                away_s += waits_s[1]
             hourly += pool.machines * pool.usd_per_hour * np.exp(pool.price_log_sd * price_error)
         few = per_hour[None, :_INTERVAL_DRAWS]
         planned = _NEVER_S
@@ -112,8 +119,7 @@ def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAW
             work, per_hour, planned, run.checkpoint_s, run.restart_s * start_factor, generator
         )
         start_up = run.start_up_s * start_factor
-        totals[row] = start_up + work + added_s
-        machines = sum(pool.machines for pool in run.pools)
+        totals[row] = start_up + work + added_s + away_s
         usage = Usage(
             start_up_s=start_up,
             work_s=work,
@@ -152,6 +158,28 @@ def losses(
     failed_restarts, lost_restarts = _failures(count, restart_s, rate, generator)
     added = whole * checkpoint_s + lost_whole + lost_rest + count * restart_s + lost_restarts
     return count + failed_restarts, whole, added
+
+
+def waits(
+    work_s: Array, losses_per_hour: Array, outage_s: Array, machines: int, generator: np.random.Generator
+) -> tuple[Array, Array]:
+    """Draw how long machines of a pool are away in runs, in the mean over its machines, and for how long at first.
+
+    Args:
+        work_s: training without losses.
+        losses_per_hour: of one machine.
+        outage_s: expected length of an outage after a loss.
+        machines: of the pool.
+        generator: of the draws.
+    """
+    effective = float(SHOCKS.effective_machines(machines))
+    events = generator.poisson(np.minimum(work_s * losses_per_hour / SECONDS_PER_HOUR * effective, _MOST_LOSSES))
+    scale = outage_s / OUTAGE_SHAPE
+    later = generator.gamma(OUTAGE_SHAPE * events) * scale / effective
+    in_outage = generator.random(len(work_s)) > 1 / (1 + losses_per_hour * outage_s / SECONDS_PER_HOUR)
+    # A moment within an outage is in a long one, and anywhere in it.
+    rest = generator.random(len(work_s)) * generator.gamma(OUTAGE_SHAPE + 1, size=len(work_s)) * scale
+    return later, np.where(in_outage, rest, 0.0)
 
 
 def _failures(segments: Array, length_s: Numbers, rate: Array, generator: np.random.Generator) -> tuple[Array, Array]:

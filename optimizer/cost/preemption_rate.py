@@ -1,4 +1,4 @@
-"""How often spot machines are taken back: a Gamma-Poisson belief for each pool, moved by the hours it was watched for.
+"""How often spot machines are taken back, and for how long: beliefs for each pool, moved by what was seen of it.
 
 A pool is one instance type in one zone. Its machines are lost at a rate of lambda an hour, and lambda is not known:
 
@@ -6,9 +6,16 @@ A pool is one instance type in one zone. Its machines are lost at a rate of lamb
     k losses in H instance-hours: Gamma(shape + k, rate + H)            Poisson likelihood, conjugate
     evidence of a component: Gamma(shape + k) / (Gamma(shape) k!) (rate / (rate + H))^shape (H / (rate + H))^k
 
-The advisor's band moves the weights of the prior and nothing else: it is a share of a fleet a month, not a rate.
+The prior of a band loses as large a share of machines in a month as AWS' Spot Instance Advisor says (`MONTH_LOST`).
 
-What was seen of spot pools: instance-hours and losses, in a file that a person or a launch may keep.
+After a loss a scarce pool has no machine for a time W (a pool with two states, Wu et al. 2024); a calm one has another:
+
+    W ~ Gamma(OUTAGE_SHAPE, beta),   beta ~ Gamma(shape, hours)
+    m outages of S hours together: Gamma(shape + OUTAGE_SHAPE m, hours + S)                     conjugate
+
+The others train meanwhile, so that a cluster has the part 1 / (1 + lambda W) of its machines in the mean.
+
+What was seen of spot pools: instance-hours, losses and outages, in a file that a person or a launch may keep.
 """
 
 from __future__ import annotations
@@ -60,15 +67,50 @@ class HazardComponent:
         )
 
 
-CALM = HazardComponent(shape=0.5, rate_h=1000.0)
-"""A pool with capacity to spare: a loss in 2000 instance-hours."""
-
 SCARCE = HazardComponent(shape=1.0, rate_h=2.0)
 """A pool that runs dry, as in public traces of V100 and large Intel machines (0.2 to 1.3 losses an hour)."""
 
-SCARCE_WEIGHT = {"<5%": 0.03, "5-10%": 0.06, "10-15%": 0.10, "15-20%": 0.15, ">20%": 0.25}
-SCARCE_WEIGHT_UNKNOWN = 0.10
-"""Probability that a pool is scarce. The advisor's band moves only this: it is a share of a fleet a month, no rate."""
+CALM_SHAPE = 0.5
+"""Of the hazard of a pool with capacity to spare; its mean is what its band leaves."""
+
+MONTH_LOST = {"<5%": 0.025, "5-10%": 0.075, "10-15%": 0.125, "15-20%": 0.175, ">20%": 0.3}
+MONTH_LOST_UNKNOWN = 0.125
+"""Share of a fleet that is taken back in a month, by the advisor's band: its middle."""
+
+LOST_TO_SCARCITY = 0.5
+"""Of those, the part that is in pools that run dry; assumed."""
+
+HOURS_PER_MONTH = 730.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outages:
+    """A belief about the time that a scarce pool has no machine: as if ``shape`` outages had taken ``hours``.
+
+    The prior spreads as wide as nine recorded pools differ (mean outages of 0.3 to 4 h; skypilot-org/spot-traces
+    221da1a, 2023), and somewhat more: ``python -m benchmarks.spot_waiting`` holds it against runs replayed on them.
+    """
+
+    shape: float = 0.8
+    hours: float = 3.0
+
+    def after(self, outages: float, hours: float) -> Outages:
+        """Return the belief after so many outages that took ``hours`` together."""
+        return Outages(shape=self.shape + OUTAGE_SHAPE * outages, hours=self.hours + hours)
+
+    @property
+    def usual_h(self) -> float:
+        """The harmonic mean of an outage's expected length, hours: the mean itself has no bound."""
+        return OUTAGE_SHAPE * self.hours / self.shape
+
+    def sample(self, draws: int, generator: np.random.Generator) -> Array:
+        """Return samples of an outage's expected length, hours, shape (draws,)."""
+        return np.asarray(OUTAGE_SHAPE * self.hours / generator.gamma(self.shape, size=draws))
+
+
+OUTAGE_SHAPE = 0.2
+"""Most outages last minutes, and few take most of the time: squared coefficients of variation of 2 to 24 in the pools
+of `Outages`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +120,34 @@ class PreemptionRatePosterior:
     Attributes:
         calm, scarce: the hazard in either case.
         scarce_chance: probability of the second.
+        outages: of a scarce pool.
     """
 
-    calm: HazardComponent = CALM
+    calm: HazardComponent
     scarce: HazardComponent = SCARCE
     scarce_chance: float
+    outages: Outages = Outages()
 
     @classmethod
     def prior(cls, band: str | None) -> PreemptionRatePosterior:
         """Return the prior of a pool of which no machine was watched; ``band`` is the advisor's."""
-        return cls(scarce_chance=SCARCE_WEIGHT.get(band or "", SCARCE_WEIGHT_UNKNOWN))
+        lost = MONTH_LOST.get(band or "", MONTH_LOST_UNKNOWN)
+        scarce_chance = LOST_TO_SCARCITY * lost
+        kept = (1 - lost) / (1 - scarce_chance)  # of a month's machines in calm pools: (rate / (rate + month))^shape
+        return cls(
+            calm=HazardComponent(shape=CALM_SHAPE, rate_h=HOURS_PER_MONTH / (kept ** (-1 / CALM_SHAPE) - 1)),
+            scarce_chance=scarce_chance,
+        )
 
-    def after(self, losses: float, instance_hours: float, *, lost_together: float = 1.0) -> PreemptionRatePosterior:
+    def after(
+        self,
+        losses: float,
+        instance_hours: float,
+        *,
+        lost_together: float = 1.0,
+        outages: float = 0.0,
+        outage_hours: float = 0.0,
+    ) -> PreemptionRatePosterior:
         """Return the posterior after ``losses`` machines in ``instance_hours`` of spot machines of this pool.
 
         Machines that go together tell of the pool only once, so losses and hours both count divided by the number of
@@ -99,6 +157,8 @@ class PreemptionRatePosterior:
             losses: machines that the provider took back. Machines that were given back are hours without a loss.
             instance_hours: of all machines together.
             lost_together: machines lost at a time, in the mean over machines.
+            outages: how often another machine came in the place of a lost one.
+            outage_hours: how long that took, together.
         """
         events, hours = losses / lost_together, instance_hours / lost_together
         calm, scarce = (part.log_evidence(events, hours) for part in (self.calm, self.scarce))
@@ -108,7 +168,10 @@ class PreemptionRatePosterior:
             log_odds = math.log(self.scarce_chance) - math.log1p(-self.scarce_chance) + scarce - calm
             chance = 1 / (1 + math.exp(-log_odds)) if log_odds > -700 else 0.0
         return PreemptionRatePosterior(
-            calm=self.calm.after(events, hours), scarce=self.scarce.after(events, hours), scarce_chance=chance
+            calm=self.calm.after(events, hours),
+            scarce=self.scarce.after(events, hours),
+            scarce_chance=chance,
+            outages=self.outages.after(outages / lost_together, outage_hours / lost_together),
         )
 
     @property
@@ -116,12 +179,24 @@ class PreemptionRatePosterior:
         """Expected losses of one instance in an hour."""
         return (1 - self.scarce_chance) * self.calm.mean_per_hour + self.scarce_chance * self.scarce.mean_per_hour
 
-    def sample(self, draws: int, generator: np.random.Generator) -> Array:
-        """Return samples of the hazard, losses an hour, shape (draws,)."""
+    @property
+    def missing(self) -> float:
+        """Expected hours without a machine for each hour with it."""
+        return self.scarce_chance * self.scarce.mean_per_hour * self.outages.usual_h
+
+    @property
+    def first_wait_h(self) -> float:
+        """Expected hours until a machine is there at all: what is left of the outage that a request falls into."""
+        in_outage = 1 - 1 / (1 + self.scarce.mean_per_hour * self.outages.usual_h)
+        return self.scarce_chance * in_outage * self.outages.usual_h * (1 + 1 / OUTAGE_SHAPE) / 2
+
+    def sample(self, draws: int, generator: np.random.Generator) -> tuple[Array, Array]:
+        """Return samples of the hazard, losses an hour, and of the expected outage after one, hours, each (draws,)."""
         scarce = generator.random(draws) < self.scarce_chance
         calm_rates = generator.gamma(self.calm.shape, 1 / self.calm.rate_h, draws)
         scarce_rates = generator.gamma(self.scarce.shape, 1 / self.scarce.rate_h, draws)
-        return np.where(scarce, scarce_rates, calm_rates)
+        outages_h = self.outages.sample(draws, generator)
+        return np.where(scarce, scarce_rates, calm_rates), np.where(scarce, outages_h, 0.0)
 
 
 _NONE = HazardComponent(shape=0.0, rate_h=1.0)
@@ -173,6 +248,8 @@ class ObservedPool(Record):
     instance_hours: NonNegativeFloat
     losses: NonNegativeInt
     events: NonNegativeInt | None = Field(default=None, description="absent: every loss was one of its own")
+    outages: NonNegativeInt = Field(default=0, description="lost machines in whose place another came")
+    outage_hours: NonNegativeFloat = Field(default=0, description="from their loss to the next machine, together")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -215,6 +292,8 @@ class ObservedPreemptions(Artifact):
             instance_hours=sum(pool.instance_hours for pool in pools),
             losses=losses,
             lost_together=losses / events if events else 1.0,
+            outages=sum(pool.outages for pool in pools),
+            outage_hours=sum(pool.outage_hours for pool in pools),
             until=self.until,
         )
 
@@ -232,9 +311,16 @@ class ObservedPreemptions(Artifact):
                     "instance_hours": known.instance_hours + seen.instance_hours,
                     "losses": known.losses + seen.losses,
                     "events": known.times + seen.times,
+                    "outages": known.outages + seen.outages,
+                    "outage_hours": known.outage_hours + seen.outage_hours,
                 }
             )
         return ObservedPreemptions(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))
+
+
+TOLD_BY_THE_PAST = 0.2
+"""What was seen of a pool counts for so much of itself: on other days it is another. With 1, intervals of runs replayed
+after two days of watching hold 73 % instead of 83 (``python -m benchmarks.spot_waiting``)."""
 
 
 def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePosterior:
@@ -242,7 +328,13 @@ def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePost
     prior = PreemptionRatePosterior.prior(band)
     if watched is None:
         return prior
-    return prior.after(watched.losses, watched.instance_hours, lost_together=watched.lost_together)
+    return prior.after(
+        TOLD_BY_THE_PAST * watched.losses,
+        TOLD_BY_THE_PAST * watched.instance_hours,
+        lost_together=watched.lost_together,
+        outages=TOLD_BY_THE_PAST * watched.outages,
+        outage_hours=TOLD_BY_THE_PAST * watched.outage_hours,
+    )
 
 
 def observed_file() -> Path:

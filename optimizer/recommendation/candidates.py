@@ -163,6 +163,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: F
         training_s=spread(at("work_s"), at("work_log_sd")),
         startup_s=at("startup_s"),
         closed_s=at("closed_s"),
+        unavailable_s=at("unavailable_s"),
         data_transfer_usd=job.before_usd,
         total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
         cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
@@ -172,7 +173,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: F
 
 def _hazard_basis(options: Sequence[MachineOption]) -> str:
     """Return the basis of the expected preemptions, as a phrase."""
-    prior = "the prior of the preemption rate (a machine is preempted once in 2000 h or, in few pools, once in 2 h)"
+    prior = "the prior of the interruption band (most pools lose few machines, and a few one in 2 h)"
     seen = [f"{option.watched.in_words} of {option.name}" for option in options if option.watched is not None]
     return f"on average over {prior}" + (f", updated by {' and '.join(seen)}" if seen else "")
 

@@ -138,8 +138,8 @@ def _scarce(result: Found, chosen: Candidate) -> Iterator[str]:
         basis += f", and with what was seen: {' and '.join(seen)}"
     yield (
         f"If a pool turns out to have a high preemption rate, as in recorded traces of sought-after types, training "
-        f"takes {factor:.2f} times as long as without preemptions; the expected cost counts that with the "
-        f"probability that {basis}."
+        f"takes {factor:.2f} times as long as without preemptions, and longer where no other machine is to be had; the "
+        f"expected cost counts that with the probability that {basis}."
     )
 
 

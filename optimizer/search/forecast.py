@@ -67,8 +67,9 @@ class ClusterTable(Table):
     ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
     workers communicate, ``compress_log_sd`` how well ``compress_s`` is; ``under_backward`` is 1 where the exchange runs
     beside the backward pass, as far as it can, and 0 where it waits for the whole gradient; ``startup_s`` is from the
-    request to the first step, and ``disk_gb`` of each machine. ``open_parts`` is the part of its speed that may be used
-    in each slot of the day, (rows, slots).
+    request to the first step, ``missing`` the expected hours without a machine for each hour with it, ``first_wait_s``
+    how long none is to be had at first, and ``disk_gb`` of each machine. ``open_parts`` is the part of its speed that
+    may be used in each slot of the day, (rows, slots).
     """
 
     machines: Array
@@ -96,6 +97,8 @@ class ClusterTable(Table):
     scarce_per_hour: Array
     scarce_chance: Array
     startup_s: Array
+    missing: Array
+    first_wait_s: Array
     disk_gb: Array
     open_parts: Array
 
@@ -104,8 +107,9 @@ class ClusterTable(Table):
 class Forecast(Table):
     """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %.
 
-    ``closed_s`` is what of the total is outside the hours in which machines may be used. ``least_budget_usd`` is the
-    least budget that each is rented with (see `costs.least_budget`), and ``open_parts`` is as in `ClusterTable`.
+    ``unavailable_s`` is what of the total is waiting for spot machines, and ``closed_s`` what is outside the hours in
+    which machines may be used. ``least_budget_usd`` is the least budget that each is rented with (see
+    `costs.least_budget`), and ``open_parts`` is as in `ClusterTable`.
     """
 
     compute_s: Array
@@ -123,6 +127,7 @@ class Forecast(Table):
     scarce_factor: Array
     stops_per_hour: Array
     interval_s: Array
+    unavailable_s: Array
     closed_s: Array
     total_s: Array
     total_low_s: Array
@@ -132,6 +137,10 @@ class Forecast(Table):
     cost_high_usd: Array
     least_budget_usd: Array
     open_parts: Array
+
+
+UNAVAILABLE_LOG_SD = 1.0
+"""Of the log of the time without machines, of pools that are known to be scarce: how much days differ."""
 
 
 def forecast(table: ClusterTable, job: JobModel) -> Forecast:
@@ -180,6 +189,11 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
         bound[:] = cost + sign * reach
     at_work_s = total
+    # Machines that are not to be had are not paid: the others train on.
+    unavailable = table.first_wait_s + table.missing * training
+    longer = table.scarce_chance * distance(unavailable, UNAVAILABLE_LOG_SD, 1)
+    total, high = total + unavailable, high + unavailable + longer
+    worked_s = total
     if len(job.slots_s) > 1:  # who may not be used meanwhile draws nothing: the bill is for the time at work
         total, low, high = (elapsed_s(worked, table.open_parts, job.slots_s) for worked in (total, low, high))
     return Forecast(
@@ -198,7 +212,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         scarce_factor=lost.scarce_factor,
         stops_per_hour=stops,
         interval_s=lost.interval_s,
-        closed_s=total - at_work_s,
+        unavailable_s=worked_s - at_work_s,
+        closed_s=total - worked_s,
         total_s=total,
         total_low_s=np.maximum(low, 0.0),
         total_high_s=high,

@@ -146,5 +146,7 @@ def _row(space: SearchSpace, cluster: Cluster, shares: Shares) -> tuple[float, .
         calm + (scarce / scarce_chance if scarce_chance > 0 else 0.0),
         scarce_chance,
         max(option.startup_s for option, _ in groups),
+        sum(count * option.losses.missing for option, count in groups) / machines,
+        max(3600 * option.losses.first_wait_h for option, _ in groups),
         max(option.disk_gb for option, _ in groups),
     )

@@ -13,6 +13,7 @@ import json
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -35,15 +36,20 @@ from hetopt.optimizer.cost.cost import (
     interruptions,
     interval_under_belief_s,
 )
-from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, losses, possible_runs
+from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, losses, possible_runs, waits
 from hetopt.optimizer.cost.preemption_rate import (
-    CALM,
+    HOURS_PER_MONTH,
+    MONTH_LOST,
+    MONTH_LOST_UNKNOWN,
+    OUTAGE_SHAPE,
     SCARCE,
     SHOCKS,
+    TOLD_BY_THE_PAST,
     CommonShocks,
     HazardComponent,
     ObservedPool,
     ObservedPreemptions,
+    Outages,
     PreemptionRatePosterior,
     keep,
     pool_belief,
@@ -51,6 +57,8 @@ from hetopt.optimizer.cost.preemption_rate import (
 from hetopt.optimizer.market.catalog import BUNDLED, Offer, load_catalog
 
 HOUR = 3600.0
+UNKNOWN = PreemptionRatePosterior.prior(None)
+NO_OUTAGES = Outages(hours=0.0)
 works = st.floats(60, 1e6)
 rates_per_hour = st.floats(1e-4, 2)
 
@@ -90,7 +98,7 @@ def test_more_losses_slower_restarts_never_help(
 def test_expectation_lies_between_calm_and_scarce(work: float, machines: int, chance: float) -> None:
     lost = interruptions(
         work,
-        calm_per_hour=machines * CALM.mean_per_hour,
+        calm_per_hour=machines * UNKNOWN.calm.mean_per_hour,
         scarce_per_hour=machines * SCARCE.mean_per_hour,
         scarce_chance=chance,
         checkpoint_s=2,
@@ -328,7 +336,7 @@ def test_time_is_at_least_work_and_checkpoints(work: float, hazard: float, check
 @pytest.mark.parametrize("machines", [1, 4, 16])
 @pytest.mark.parametrize("checkpoint_s", [1.0, 10.0, 100.0])
 def test_an_uncertain_hazard_has_the_interval_that_a_scan_finds(machines: int, checkpoint_s: float) -> None:
-    hazards = PreemptionRatePosterior.prior(None).sample(4000, np.random.default_rng(0))[None, :] * machines
+    hazards = PreemptionRatePosterior.prior(None).sample(4000, np.random.default_rng(0))[0][None, :] * machines
     best = float(interval_under_belief_s(hazards, 1 / 4000, checkpoint_s, 210.0)[0])
 
     def factor(interval: float) -> float:
@@ -346,11 +354,11 @@ def test_a_known_hazard_has_the_interval_of_its_equation() -> None:
 @pytest.mark.parametrize("machines", [1, 4, 16])
 def test_the_forecast_over_the_prior_is_the_mean_of_possible_runs(machines: int) -> None:
     """The formula that prices clusters against draws of runs whose hazard nobody knows: within 1 %."""
-    belief = PreemptionRatePosterior.prior(None)
+    belief = replace(UNKNOWN, outages=NO_OUTAGES)
     effective = float(SHOCKS.effective_machines(machines))
     formula = interruptions(
         8 * HOUR,
-        calm_per_hour=effective * CALM.mean_per_hour,
+        calm_per_hour=effective * UNKNOWN.calm.mean_per_hour,
         scarce_per_hour=effective * SCARCE.mean_per_hour,
         scarce_chance=belief.scarce_chance,
         checkpoint_s=10.0,
@@ -362,9 +370,9 @@ def test_the_forecast_over_the_prior_is_the_mean_of_possible_runs(machines: int)
 
 def test_what_saves_nothing_loses_all_that_was_done() -> None:
     """The formula with no interval against draws of runs that begin again, and against the equation of one segment."""
-    belief = PreemptionRatePosterior.prior(None)
+    belief = replace(UNKNOWN, outages=NO_OUTAGES)
     hazard = {
-        "calm_per_hour": CALM.mean_per_hour,
+        "calm_per_hour": UNKNOWN.calm.mean_per_hour,
         "scarce_per_hour": SCARCE.mean_per_hour,
         "scarce_chance": belief.scarce_chance,
         "checkpoint_s": 10.0,
@@ -380,14 +388,13 @@ def test_what_saves_nothing_loses_all_that_was_done() -> None:
     assert interruptions(8 * HOUR, interval_s=np.inf, **hazard).expected_factor > 2 * formula.expected_factor
 
 
-UNKNOWN = PreemptionRatePosterior.prior(None)
 losses_seen = st.integers(0, 50)
 hours_seen = st.floats(0.1, 5000)
 
 
 @pytest.mark.parametrize(
     ("losses", "hours", "scarce", "mean"),
-    [(2, 10, 0.997, 0.249), (0, 10, 0.018, 0.0020), (0, 200, 0.0012, 4.2e-4), (1, 100, 0.047, 0.0022)],
+    [(2, 10, 0.9998, 0.250), (0, 10, 0.011, 0.00102), (0, 200, 6.73e-4, 1.006e-4), (1, 100, 0.1154, 0.00253)],
 )
 def test_vectors_of_the_posterior(losses: int, hours: float, scarce: float, mean: float) -> None:
     belief = UNKNOWN.after(losses, hours)
@@ -395,9 +402,45 @@ def test_vectors_of_the_posterior(losses: int, hours: float, scarce: float, mean
     assert belief.mean_per_hour == pytest.approx(mean, rel=0.04)
 
 
+@pytest.mark.parametrize("band", [*MONTH_LOST, None])
+def test_a_band_loses_as_much_in_a_month_as_the_advisor_says(band: str | None) -> None:
+    belief, month_h = PreemptionRatePosterior.prior(band), HOURS_PER_MONTH
+    kept = (belief.calm.rate_h / (belief.calm.rate_h + month_h)) ** belief.calm.shape
+    scarce = (belief.scarce.rate_h / (belief.scarce.rate_h + month_h)) ** belief.scarce.shape
+    lost = 1 - (1 - belief.scarce_chance) * kept - belief.scarce_chance * scarce
+    assert lost == pytest.approx(MONTH_LOST.get(band or "", MONTH_LOST_UNKNOWN), abs=1e-3)
+
+
+@given(st.integers(1, 40), st.floats(0.1, 400))
+def test_outages_lie_between_their_prior_and_what_was_seen(outages: int, hours: float) -> None:
+    prior, belief = Outages(), Outages().after(outages, hours)
+    low, high = sorted((prior.usual_h, hours / outages))
+    assert low * (1 - 1e-9) <= belief.usual_h <= high * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("machines", [1, 4, 16])
+def test_a_pool_is_away_for_what_its_two_states_say(machines: int) -> None:
+    """Of a known pool: hazard times outage of each working hour, and at first what is left of an outage."""
+    count, hazard, outage_h = 100_000, 0.5, 2.0
+    each = np.ones(count)
+    later, first = waits(48 * HOUR * each, hazard * each, outage_h * HOUR * each, machines, np.random.default_rng(0))
+    assert float(later.mean()) == pytest.approx(48 * HOUR * hazard * outage_h, rel=0.02)
+    left_h = outage_h * (1 + 1 / OUTAGE_SHAPE) / 2
+    assert float(first.mean()) == pytest.approx(0.5 * left_h * HOUR, rel=0.02)
+
+
+def test_machines_that_are_away_take_time_and_no_money() -> None:
+    scarce = replace(UNKNOWN, scarce_chance=1.0)
+    runs = [replace(finalist(4, replace(scarce, outages=outages)), work_s=HOUR) for outages in (Outages(), NO_OUTAGES)]
+    drawn = possible_runs(runs, seed=3)
+    (away, there), costs = np.median(drawn.total_s, axis=1), np.median(drawn.cost_usd, axis=1)
+    assert away > 1.1 * there
+    assert costs[0] == pytest.approx(costs[1], rel=0.02)
+
+
 @given(losses_seen, hours_seen)
 def test_a_component_lies_between_its_prior_and_what_was_seen(losses: int, hours: float) -> None:
-    for part in (CALM, SCARCE):
+    for part in (UNKNOWN.calm, SCARCE):
         low, high = sorted((part.mean_per_hour, losses / hours))
         assert low * (1 - 1e-9) <= part.after(losses, hours).mean_per_hour <= high * (1 + 1e-9)
 
@@ -413,8 +456,11 @@ def test_what_is_seen_in_two_parts_is_what_is_seen_at_once(k1: int, h1: float, k
 @given(st.integers(1, 40), hours_seen, st.floats(1, 4))
 def test_machines_that_go_together_tell_less(losses: int, hours: float, together: float) -> None:
     """The estimate of a component moves less far from its prior, never beyond."""
-    alone, bulk = CALM.after(losses, hours), UNKNOWN.after(losses, hours, lost_together=together).calm
-    assert abs(bulk.mean_per_hour - CALM.mean_per_hour) <= abs(alone.mean_per_hour - CALM.mean_per_hour) + 1e-12
+    alone, bulk = UNKNOWN.calm.after(losses, hours), UNKNOWN.after(losses, hours, lost_together=together).calm
+    assert (
+        abs(bulk.mean_per_hour - UNKNOWN.calm.mean_per_hour)
+        <= abs(alone.mean_per_hour - UNKNOWN.calm.mean_per_hour) + 1e-12
+    )
 
 
 @given(st.floats(0, 1), st.floats(0.05, 1), st.integers(1, 64))
@@ -484,7 +530,7 @@ def test_zones_tell_of_the_region_together() -> None:
     watched = seen.watched("g5.xlarge", "us-east-1")
     assert watched is not None
     assert (watched.instance_hours, watched.losses, watched.lost_together) == (40.0, 4, 1.0)
-    assert pool_belief(None, watched) == PreemptionRatePosterior.prior(None).after(4, 40.0)
+    assert pool_belief(None, watched) == UNKNOWN.after(TOLD_BY_THE_PAST * 4, TOLD_BY_THE_PAST * 40.0)
     assert seen.watched("g5.xlarge", "us-east-1", zone="us-east-1c") is None
     assert seen.watched("g5.xlarge", "eu-west-1") is None
     assert watched.in_words == "4 losses in 40 instance-hours"

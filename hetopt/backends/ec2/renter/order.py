@@ -543,9 +543,18 @@ TOGETHER_S = 300.0
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
     """Return the spot pools observed in this life of a run; those of earlier lives were counted at resumption."""
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
+    waited_s: dict[tuple[str, str], list[float]] = defaultdict(list)
     for machine in seen.machines:
         if not machine.on_demand and machine.since_s >= order.created_s and machine.until_s is not None:
-            pools[machine.instance_type, machine.zone or seen.zone].append(machine)
+            pool = machine.instance_type, machine.zone or seen.zone
+            pools[pool].append(machine)
+            later_s = [
+                other.since_s
+                for other in seen.machines
+                if other.host == machine.host and other.since_s >= machine.until_s
+            ]
+            if machine.ending == "interrupted" and later_s:
+                waited_s[pool].append(min(later_s) - machine.until_s)
     return tuple(
         ObservedPool(
             instance_type=name,
@@ -556,6 +565,8 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
                 lost := sorted(machine.until_s or 0.0 for machine in machines if machine.ending == "interrupted")
             ),
             events=_events(lost),
+            outages=len(waited_s[name, zone]),
+            outage_hours=sum(waited_s[name, zone]) / 3600,
         )
         for (name, zone), machines in sorted(pools.items())
         if any((machine.until_s or machine.since_s) > machine.since_s for machine in machines)
