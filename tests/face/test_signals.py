@@ -25,6 +25,8 @@ from tests.forks import server
 from .conftest import processes_of, until
 
 STEPS = 100_000
+SLOWLY = ("--on", "local", "--slowdown", "20,20")
+"""Of what trains until it is ended: most of the time it waits."""
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def assert_stopped_with_what_it_had(run: Launched) -> None:
 def test_a_signal_stops_the_run_and_more_of_them_wait(
     launched: Callable[..., Launched], numbers: list[signal.Signals], code: int
 ) -> None:
-    run = launched("--on", "local")
+    run = launched(*SLOWLY)
     run.until(lambda: run.events("step"))
     host = json.loads((run.folder / "process.json").read_text())["pid"]
     os.kill(host, signal.SIGSTOP)  # the run cannot have ended before all signals have come
@@ -137,7 +139,7 @@ def test_a_signal_stops_the_run_and_more_of_them_wait(
 def test_a_terminal_that_goes_away_stops_the_run(launched: Callable[..., Launched]) -> None:
     """Whatever is written to it from then on fails, which must not end the stopping."""
     terminal, end = pty.openpty()
-    run = launched("--on", "local", stdin=end, stdout=end, stderr=end)
+    run = launched(*SLOWLY, stdin=end, stdout=end, stderr=end)
     os.close(end)
     os.set_blocking(terminal, False)
     run.until(lambda: run.events("step"))
@@ -157,7 +159,7 @@ runpy.run_module("hetopt.cli.main", run_name="__main__")
 def test_nohup_is_heeded(launched: Callable[..., Launched], plan_file: Path) -> None:
     program = plan_file.parent / "nohup.py"
     program.write_text(NOHUP)
-    run = launched("--on", "local", program=[str(program)])
+    run = launched(*SLOWLY, program=[str(program)])
     run.until(lambda: run.events("step"))
     run.process.send_signal(signal.SIGHUP)
     before = len(run.events("step"))
@@ -174,7 +176,7 @@ def test_a_run_that_somebody_else_ends_is_no_success(
     launched: Callable[..., Launched],
 ) -> None:
     """What Slurm, systemd or a daemon that frees memory does: SIGTERM to the process that hosts the workers."""
-    run = launched("--on", "local")
+    run = launched(*SLOWLY)
     run.until(lambda: run.events("step"))
     host = json.loads((run.folder / "process.json").read_text())["pid"]
     os.kill(host, signal.SIGTERM)
