@@ -46,9 +46,12 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 from xml.etree import ElementTree
 
+from moto import backends
+from moto.core import responses
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.responses import ActionResult
 from moto.core.utils import utcnow as plain_now
@@ -639,6 +642,11 @@ def _refused(start: Start, code: str, message: str) -> list[bytes]:
 def main(address: str, port: str) -> None:
     """Serve until killed."""
     temper = Temper()
+    # Which moto looks up for every call: its folders, and what a service can do.
+    modules = tuple(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: modules
+    names = cache(responses.method_names_from_class)  # type: ignore[attr-defined]  # imported there
+    responses.method_names_from_class = names  # type: ignore[attr-defined]  # likewise
     manners.teach()
     schedules.teach()
     teach(temper)

@@ -217,13 +217,13 @@ def test_a_notice_ends_training_with_a_checkpoint(objects: S3Objects, tmp_path: 
 
 def test_a_new_placement_is_followed_at_once(objects: S3Objects, tmp_path: Path, service: MetadataService) -> None:
     """Others were lost without a word: this machine would wait for them for minutes, but the new ones are there."""
-    objects.put("placement.json", placement(spec_of(300, slowdown=500.0)))
-    one = agent(tmp_path, objects, Commands(), steps=300)
+    objects.put("placement.json", placement(spec_of(80, slowdown=500.0)))
+    one = agent(tmp_path, objects, Commands(), steps=80)
 
     def replaced() -> None:
         while "training_started" not in (tmp_path / "run" / "events.jsonl").read_text():
             time.sleep(0.2)
-        objects.put("placement.json", placement(spec_of(300), generation=1))
+        objects.put("placement.json", placement(spec_of(80), generation=1))
 
     def wait_and_replace() -> None:
         while not (tmp_path / "run" / "events.jsonl").exists():

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import parse_sync
+from hetopt.trainer.comm import network as network_measurement
 from hetopt.trainer.session import Session, session
 from hetopt.trainer.session.weights import Weight
 
@@ -226,6 +227,7 @@ def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    network_measurement.MOST_REPEATS = network_measurement.LEAST_REPEATS  # no law looks at it
     spec = unequal(world_size)
     results: dict[str, object] = {}
     for name, script in SCRIPTS.items():

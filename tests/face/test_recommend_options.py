@@ -147,6 +147,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_pa
     """Ctrl-C in a terminal: the plan so far is written, and what was tried is in the journal."""
     journal, plan = tmp_path / "search.journal", tmp_path / "plan.json"
     asked = (PROFILE, "--budget", 2, "--epochs", 100, "--types", "c7i.*,g4dn.*,g5.*,g6.*", "--study", journal)
+    asked += ("--mixed-types", 1)
     process = start("recommend", *asked, "--trials", 1_000_000, "-o", plan)
     for line in process.stderr:
         if "trials of a study" in line:

@@ -13,7 +13,7 @@ import pytest
 from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import read_events
 from tests.disturbance import PATIENCE_S
-from tests.face.conftest import RECORDED, Answer, start, until
+from tests.face.conftest import RECORDED, Answer, forked, until
 
 Hetopt = Callable[..., Answer]
 
@@ -28,7 +28,7 @@ def plan(home: Path) -> Path:
         pytest.skip(reason)
     path = home / "plan.json"
     asked = ("--budget", 2, "--epochs", 500, "--batch-size", 64, "--types", "m6g.*")
-    process = start("recommend", RECORDED / "digits.json", *asked, "-o", path)
+    process = forked("recommend", RECORDED / "digits.json", *asked, "-o", path)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return path
@@ -49,7 +49,7 @@ def rehearsed(home: Path, plan: Path) -> tuple[Path, str, str]:
     """A whole rehearsal in which a host slows down: its folder, and what launch printed."""
     schedule = home / "schedule.txt"
     schedule.write_text("step 15 h1 speed=0.25,rate=50mbit  # a neighbour wakes up\n")
-    process = start("launch", plan, *ON_TWO_HOSTS, "--steps", 40, "--schedule", schedule)
+    process = forked("launch", plan, *ON_TWO_HOSTS, "--steps", 40, "--schedule", schedule)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return sorted((home / "runs").iterdir())[-1], out, err
@@ -72,7 +72,7 @@ def test_it_trains_and_follows_the_schedule(hetopt: Hetopt, rehearsed: tuple[Pat
 
 def test_a_rehearsal_is_disturbed_and_a_dead_host_fails_it(hetopt: Hetopt, home: Path, plan: Path) -> None:
     known = set((home / "runs").glob("*"))
-    process = start("launch", plan, *ON_TWO_HOSTS)
+    process = forked("launch", plan, *ON_TWO_HOSTS)
 
     def has(text: str) -> bool:
         return text in (run / "events.jsonl").read_text() if (run / "events.jsonl").exists() else False

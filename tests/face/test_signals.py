@@ -19,13 +19,14 @@ from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.optimizer.plan import Plan
-from hetopt.trainer.host.forks import ForkedProcess
 from tests.disturbance import PATIENCE_S
 from tests.forks import server
 
 from .conftest import processes_of, until
 
 STEPS = 100_000
+SLOWLY = ("--on", "local", "--slowdown", "20,20")
+"""Of what trains until it is ended: most of the time it waits."""
 
 
 @pytest.fixture
@@ -53,23 +54,19 @@ def launched(plan_file: Path) -> Iterator[Callable[..., Launched]]:
 
 
 class Launched:
-    """`hetopt launch` as a process of its own: a fork, unless it is to have streams of its own."""
+    """`hetopt launch` as a process of its own, with streams of its own where it is to have them: a fork."""
 
     def __init__(
         self, plan_file: Path, *options: str, program: Sequence[str] = ("-m", "hetopt.cli.main"), **streams: Any
     ) -> None:
         self.home = plan_file.parent / "home"
         self.told_file = plan_file.parent / "told.txt"
-        command = [sys.executable, *program, "launch", str(plan_file), "--yes", *options]
+        command = [*program, "launch", str(plan_file), "--yes", *options]
         environment = {**os.environ, "HETOPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
-        self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.told_file.open("wb") as told, open(os.devnull, "wb") as nowhere:
-            if streams:
-                self.process = subprocess.Popen(
-                    command, env=environment, **({"stdin": subprocess.DEVNULL, "stderr": told} | streams)
-                )
-            else:
-                self.process = server().start(command[1:], environment=environment, stdout=nowhere, stderr=told)
+            self.process = server().start(
+                command, environment=environment, **({"stdout": nowhere, "stderr": told} | streams)
+            )
 
     @property
     def folder(self) -> Path:
@@ -117,7 +114,7 @@ def assert_stopped_with_what_it_had(run: Launched) -> None:
 def test_a_signal_stops_the_run_and_more_of_them_wait(
     launched: Callable[..., Launched], numbers: list[signal.Signals], code: int
 ) -> None:
-    run = launched("--on", "local")
+    run = launched(*SLOWLY)
     run.until(lambda: run.events("step"))
     host = json.loads((run.folder / "process.json").read_text())["pid"]
     os.kill(host, signal.SIGSTOP)  # the run cannot have ended before all signals have come
@@ -142,7 +139,7 @@ def test_a_signal_stops_the_run_and_more_of_them_wait(
 def test_a_terminal_that_goes_away_stops_the_run(launched: Callable[..., Launched]) -> None:
     """Whatever is written to it from then on fails, which must not end the stopping."""
     terminal, end = pty.openpty()
-    run = launched("--on", "local", stdin=end, stdout=end, stderr=end, start_new_session=True)
+    run = launched(*SLOWLY, stdin=end, stdout=end, stderr=end)
     os.close(end)
     os.set_blocking(terminal, False)
     run.until(lambda: run.events("step"))
@@ -162,7 +159,7 @@ runpy.run_module("hetopt.cli.main", run_name="__main__")
 def test_nohup_is_heeded(launched: Callable[..., Launched], plan_file: Path) -> None:
     program = plan_file.parent / "nohup.py"
     program.write_text(NOHUP)
-    run = launched("--on", "local", program=[str(program)])
+    run = launched(*SLOWLY, program=[str(program)])
     run.until(lambda: run.events("step"))
     run.process.send_signal(signal.SIGHUP)
     before = len(run.events("step"))
@@ -179,7 +176,7 @@ def test_a_run_that_somebody_else_ends_is_no_success(
     launched: Callable[..., Launched],
 ) -> None:
     """What Slurm, systemd or a daemon that frees memory does: SIGTERM to the process that hosts the workers."""
-    run = launched("--on", "local")
+    run = launched(*SLOWLY)
     run.until(lambda: run.events("step"))
     host = json.loads((run.folder / "process.json").read_text())["pid"]
     os.kill(host, signal.SIGTERM)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 from safetensors.torch import load_file
+from torch import Tensor
 
 from hetopt.trainer.ddp.comm_hook import replica_devices
 
@@ -15,6 +18,26 @@ from .test_unchanged_scripts import trained
 
 SCRIPT = Path(__file__).with_name("sharded_script.py")
 TWO_OF_TWO = "a:12,a:12,b:4,b:4"
+
+
+InShares = Callable[..., tuple[list[Tensor], Path]]
+
+
+def batch_of(shares: str) -> str:
+    return str(sum(int(share.split(":")[1]) for share in shares.split(",")))
+
+
+@pytest.fixture(scope="module")
+def in_shares(tmp_path_factory: pytest.TempPathFactory) -> InShares:
+    """What the script's workers came to, and the folder of their run: each run once."""
+
+    @cache
+    def run(kind: str, shares: str, compression: str) -> tuple[list[Tensor], Path]:
+        folder, ranks = tmp_path_factory.mktemp(kind) / "shares", shares.count(",") + 1
+        more = {"SHARES": shares, "COMPRESSION": compression}
+        return trained(folder, "shares", SCRIPT, kind, batch_of(shares), ranks=ranks, **more)[0], folder
+
+    return run
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
@@ -37,22 +60,21 @@ def test_a_replica_is_of_one_machine(devices: list[int]) -> None:
     ],
     ids=["tied embeddings", "experts", "adapters", "a frozen block", "a mesh of one dimension", "one machine"],
 )
-def test_devices_of_unequal_machines_take_the_steps_of_one_process(kind: str, shares: str, tmp_path: Path) -> None:
-    ranks, batch = shares.count(",") + 1, sum(int(share.split(":")[1]) for share in shares.split(","))
-    (alone,), _ = trained(tmp_path / "alone", "plain", SCRIPT, kind, str(batch), ranks=1)
-    own, _ = trained(tmp_path / "shares", "shares", SCRIPT, kind, str(batch), ranks=ranks, SHARES=shares)
+def test_devices_of_unequal_machines_take_the_steps_of_one_process(
+    kind: str, shares: str, in_shares: InShares, tmp_path: Path
+) -> None:
+    (alone,), _ = trained(tmp_path / "alone", "plain", SCRIPT, kind, batch_of(shares), ranks=1)
+    own, folder = in_shares(kind, shares, "identity")
     assert len(alone) == 10
     assert all(torch.equal(own[0], other) for other in own)
     assert float((own[0] - alone).abs().max()) < 1e-6
-    assert load_file(tmp_path / "shares" / "model.safetensors")["words.weight"].shape == (19, 12)
+    assert load_file(folder / "model.safetensors")["words.weight"].shape == (19, 12)
 
 
-def test_counterparts_of_a_shard_exchange_it_compressed(tmp_path: Path) -> None:
+def test_counterparts_of_a_shard_exchange_it_compressed(in_shares: InShares) -> None:
     dense, *others = (
-        trained(
-            tmp_path / name, "shares", SCRIPT, "transformer", "32", ranks=4, SHARES=TWO_OF_TWO, COMPRESSION=compression
-        )[0]
-        for name, compression in (("dense", "identity"), ("int8", "int8"), ("topk", "topk:0.25,memory=error_feedback"))
+        in_shares("transformer", TWO_OF_TWO, compression)[0]
+        for compression in ("identity", "int8", "topk:0.25,memory=error_feedback")
     )
     for own in others:
         assert all(torch.equal(own[0], other) for other in own), "replicas stay alike"

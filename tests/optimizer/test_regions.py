@@ -31,7 +31,7 @@ def find(request: PlanRequest) -> Plan:
 
 @pytest.mark.parametrize("gpus", [(), ("A10G",)])
 def test_no_region_alone_has_a_better_way(gpus: tuple[str, ...]) -> None:
-    options = Options(trials=0, mixed_types=1, max_workers=16, gpus=gpus)
+    options = Options(trials=0, mixed_types=1, max_workers=8, gpus=gpus)
 
     regions = ("us-east-1", "eu-west-1", "ap-southeast-3")
     requests = [PlanRequest(PROFILE, load_catalog(name), GOAL, options) for name in regions]
