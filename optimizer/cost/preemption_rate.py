@@ -184,12 +184,6 @@ class PreemptionRatePosterior:
         """Expected hours without a machine for each hour with it."""
         return self.scarce_chance * self.scarce.mean_per_hour * self.outages.usual_h
 
-    @property
-    def first_wait_h(self) -> float:
-        """Expected hours until a machine is there at all: what is left of the outage that a request falls into."""
-        in_outage = 1 - 1 / (1 + self.scarce.mean_per_hour * self.outages.usual_h)
-        return self.scarce_chance * in_outage * self.outages.usual_h * (1 + 1 / OUTAGE_SHAPE) / 2
-
     def sample(self, draws: int, generator: np.random.Generator) -> tuple[Array, Array]:
         """Return samples of the hazard, losses an hour, and of the expected outage after one, hours, each (draws,)."""
         scarce = generator.random(draws) < self.scarce_chance

@@ -12,7 +12,6 @@ from typing import Self
 
 import numpy as np
 
-from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import SHOCKS
 from hetopt.optimizer.market.quota import bucket_of
@@ -129,7 +128,6 @@ class Columns:
         self.calm_per_hour = column([option.losses.calm.mean_per_hour for option in options])
         self.scarce_per_hour = column([option.losses.scarce.mean_per_hour for option in options])
         self.missing = column([option.losses.missing for option in options])
-        self.first_wait_s = column([SECONDS_PER_HOUR * option.losses.first_wait_h for option in options])
         self.bus_latency_s = column([option.bus.latency_s for option in options])
         self.bus_s_per_byte = column([1 / option.bus.bytes_per_s for option in options])
         self.link_latency_s = np.array([[network.links[name].latency_s for network in networks] for name in names])
@@ -341,7 +339,6 @@ def _table(
         missing=(count * columns.missing[option]).sum(axis=1) / count.sum(axis=1)
         if most is None
         else np.zeros(len(rows)),
-        first_wait_s=worst(columns.first_wait_s[option]),
         disk_gb=worst(columns.disk_gb[option]),
         open_parts=_open_parts(columns, rows) if most is None else np.ones((len(rows), columns.open.shape[1])),
     )

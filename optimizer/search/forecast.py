@@ -67,9 +67,8 @@ class ClusterTable(Table):
     ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
     workers communicate, ``compress_log_sd`` how well ``compress_s`` is; ``under_backward`` is 1 where the exchange runs
     beside the backward pass, as far as it can, and 0 where it waits for the whole gradient; ``startup_s`` is from the
-    request to the first step, ``missing`` the expected hours without a machine for each hour with it, ``first_wait_s``
-    how long none is to be had at first, and ``disk_gb`` of each machine. ``open_parts`` is the part of its speed that
-    may be used in each slot of the day, (rows, slots).
+    request to the first step, ``missing`` the expected hours without a machine for each hour with it, and ``disk_gb``
+    of each machine. ``open_parts`` is the part of its speed that may be used in each slot of the day, (rows, slots).
     """
 
     machines: Array
@@ -98,7 +97,6 @@ class ClusterTable(Table):
     scarce_chance: Array
     startup_s: Array
     missing: Array
-    first_wait_s: Array
     disk_gb: Array
     open_parts: Array
 
@@ -190,7 +188,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         bound[:] = cost + sign * reach
     at_work_s = total
     # Machines that are not to be had are not paid: the others train on.
-    unavailable = table.first_wait_s + table.missing * training
+    unavailable = table.missing * training
     longer = table.scarce_chance * distance(unavailable, UNAVAILABLE_LOG_SD, 1)
     total, high = total + unavailable, high + unavailable + longer
     worked_s = total

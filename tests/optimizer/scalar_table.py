@@ -147,6 +147,5 @@ def _row(space: SearchSpace, cluster: Cluster, shares: Shares) -> tuple[float, .
         scarce_chance,
         max(option.startup_s for option, _ in groups),
         sum(count * option.losses.missing for option, count in groups) / machines,
-        max(3600 * option.losses.first_wait_h for option, _ in groups),
         max(option.disk_gb for option, _ in groups),
     )

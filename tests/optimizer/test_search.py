@@ -254,7 +254,7 @@ def test_no_box_is_dropped_that_holds_something_better(
 LIMITS = [
     Limits(budget_usd=1.2, time_weight=1.0),
     Limits(budget_usd=3.0, time_weight=1.0),
-    Limits(deadline_s=4500.0, time_weight=0.0),
+    Limits(deadline_s=4000.0, time_weight=0.0),
     Limits(budget_usd=3.0, time_weight=0.0),
     Limits(budget_usd=3.0, time_weight=0.4),
 ]

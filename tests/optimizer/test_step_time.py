@@ -148,7 +148,6 @@ def _table(**columns: float) -> ClusterTable:
         "scarce_per_hour": 0.0,
         "scarce_chance": 0.0,
         "missing": 0.0,
-        "first_wait_s": 0.0,
         "startup_s": 180.0,
         "disk_gb": 100.0,
         **columns,
