@@ -7,12 +7,12 @@ link.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._outcome import DATA
 from benchmarks._rehearsal import By, Log
 from hetopt.core.comm.composition import combine
 from hetopt.core.run_spec import Compression
@@ -217,5 +217,4 @@ def data_folder(job: Job) -> Path | None:
     """Return the folder of the job's data; None if it is not on this machine."""
     if job.data is None:
         return None
-    base = Path(os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    return base / job.data if (base / job.data).is_dir() else None
+    return DATA / job.data if (DATA / job.data).is_dir() else None

@@ -21,6 +21,9 @@ from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of
 RESULTS = Path(__file__).resolve().parent / "results"
 """Where committed results are, a file a benchmark."""
 
+DATA = Path(os.environ.get("HETOPT_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+"""Public measurements, a folder each: beside the repository, or where HETOPT_SHARED_DATA says."""
+
 Bound = Literal["at_least", "at_most"]
 
 

@@ -5,7 +5,6 @@ The folder's README defines files, splits and scoring. A probe is the rows of on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._outcome import DATA
 from benchmarks._step_baselines import columns
 from hetopt.core.step_samples import StepSample, read_samples
 from hetopt.optimizer.step_time.model import StepTimeModel
@@ -55,8 +55,7 @@ class Score:
 
 def traces() -> Path | None:
     """Return the folder of the step traces; None where it is not on this machine."""
-    shared = os.environ.get("HETOPT_SHARED_DATA")
-    folder = (Path(shared) if shared else Path(__file__).resolve().parents[2] / "shared" / "data") / "step-traces"
+    folder = DATA / "step-traces"
     return folder if folder.is_dir() else None
 
 

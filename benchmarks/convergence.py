@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
+from benchmarks._outcome import DATA, Bound, Outcome, options, publish, run_benchmark
 from benchmarks._published_laws import MCCANDLISH, SCAVENGER, two_powers
 from hetopt.core.profile import Evaluation
 from hetopt.optimizer.convergence.averaged_law import averaged_curve
@@ -76,12 +75,6 @@ class Guess:
     def error(self) -> float:
         """The relative error of the predicted number of steps."""
         return self.predicted / self.measured - 1
-
-
-def data_folder() -> Path:
-    """Return the folder of the public training logs: `HETOPT_SHARED_DATA`, or beside the repository."""
-    base = os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data")
-    return Path(base) / "convergence"
 
 
 def read(file: Path) -> tuple[Log, ...]:
@@ -278,9 +271,9 @@ def row(job: str, protocol: str, predictor: str, guesses: Sequence[Guess]) -> tu
 def main() -> None:
     """Score every job in the folder, and publish."""
     asked = options(__doc__)
-    files = sorted(data_folder().glob("*.json"))
+    files = sorted((DATA / "convergence").glob("*.json"))
     if not files:
-        sys.exit(f"No training logs in {data_folder()}: HETOPT_SHARED_DATA says where the data is.")
+        sys.exit(f"No training logs in {DATA}: HETOPT_SHARED_DATA says where the data is.")
     figures: dict[str, float] = {}
     baselines: dict[str, float] = {}
     goals: dict[str, Mapping[Bound, float]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
-from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._outcome import DATA, Results, options, publish, run_benchmark
 from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, gathered, shared_index, time_s
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
 from hetopt.backends.emulation.conductor import CONDITION_CHANGED
@@ -230,7 +229,7 @@ FULL = Scale(
 
 def published_part(scale: Scale, results: Results) -> None:
     """Compare the cost model with the 27 settings of arXiv 2312.02493, Table VI: cheapest collectives and times."""
-    file = _data() / "published" / "artopk_table6.csv"
+    file = DATA / "published" / "artopk_table6.csv"
     if not file.is_file():
         print("the published tables are not here; the cost model is not compared with them")
         return
@@ -261,10 +260,6 @@ def _table_row(row: dict[str, str]) -> tuple[float, float, float]:
         time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_RING),
         time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_TREE),
     )
-
-
-def _data() -> Path:
-    return Path(os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 # The cost model against measured exchanges

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._outcome import Outcome, Results, parser, publish, run_benchmark
+from benchmarks._outcome import DATA, Outcome, Results, parser, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks._spot_nodes import Move, NodeTrace, best_samples, moves_of, read_node_traces
 from benchmarks._spot_torchrun import run_under_torchrun
@@ -53,7 +52,6 @@ SNAPSHOTS_EVERY_S = (CHECKPOINT_EVERY_S, 60.0)
 BATCH, FIXED_S, PER_SAMPLE_S = 96, 0.02, 0.002
 OF_ORACLE = 0.9
 ROUNDS = 3
-DATA = Path(os.environ.get("HETOPT_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 TASK = f"{Path(__file__).with_name('_toy.py')}:noise"
 _START_S = 120.0
 

@@ -13,21 +13,19 @@ all of what was seen, in place of `TOLD_BY_THE_PAST` of it.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._outcome import DATA, Results, options, publish, run_benchmark
 from benchmarks._spot_nodes import NodeTrace, read_node_traces
 from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, possible_runs
-from hetopt.optimizer.cost.preemption_rate import Outages, PreemptionRatePosterior, pool_belief
+from hetopt.optimizer.cost.preemption_rate import TOLD_BY_THE_PAST, Outages, PreemptionRatePosterior
 from hetopt.optimizer.plan import Watched
 
-DATA = Path(os.environ.get("HETOPT_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 JOBS = 600
 SEEN_S = 2 * 86_400.0
 WORK_S = 3600.0, 48 * 3600.0
@@ -113,29 +111,10 @@ def planned_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, float, 
     return middle, low, high
 
 
-def blind(job: Job) -> PreemptionRatePosterior:
-    """Return the belief of a plan that knows losses and no outages."""
-    believed = pool_belief(None, job.watched)
-    return PreemptionRatePosterior(
-        calm=believed.calm,
-        scarce=believed.scarce,
-        scarce_chance=believed.scarce_chance,
-        outages=Outages(shape=1.0, hours=0.0),
-    )
-
-
-def certain(job: Job) -> PreemptionRatePosterior:
-    """Return the belief of a plan that takes a pool's past for its future."""
-    prior, seen = PreemptionRatePosterior.prior(None), job.watched
-    if seen is None:
-        return prior
-    return prior.after(
-        seen.losses,
-        seen.instance_hours,
-        lost_together=seen.lost_together,
-        outages=seen.outages,
-        outage_hours=seen.outage_hours,
-    )
+def believed(job: Job, *, told: float = TOLD_BY_THE_PAST, outages: bool = True) -> PreemptionRatePosterior:
+    """Return what a plan believes that trusts so much of what was seen, and knows outages or none."""
+    belief = PreemptionRatePosterior.prior(None).seeing(job.watched, told=told)
+    return belief if outages else replace(belief, outages=Outages(hours=0.0))
 
 
 def judged(drawn: list[Job], belief: Callable[[Job], PreemptionRatePosterior]) -> tuple[float, float, float]:
@@ -160,9 +139,9 @@ def main() -> None:
     drawn = list(jobs(traces, JOBS // 6 if read.quick else JOBS, seed=0))
     results = Results()
     for name, belief in (
-        ("hetopt", lambda job: pool_belief(None, job.watched)),
-        ("blind", blind),
-        ("certain", certain),
+        ("hetopt", believed),
+        ("blind", partial(believed, outages=False)),
+        ("certain", partial(believed, told=1.0)),
     ):
         error, within, width = judged(drawn, belief)
         print(f"{name:8} signed median error {error:+.1%}, 90 % intervals hold {within:.0%}, and are x{width:.2f} wide")

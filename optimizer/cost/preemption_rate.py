@@ -82,6 +82,10 @@ LOST_TO_SCARCITY = 0.5
 
 HOURS_PER_MONTH = 730.5
 
+TOLD_BY_THE_PAST = 0.2
+"""What was seen of a pool counts for so much of itself: on other days it is another. With 1, intervals of runs replayed
+after two days of watching hold 73 % instead of 83 (``python -m benchmarks.spot_waiting``)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outages:
@@ -172,6 +176,18 @@ class PreemptionRatePosterior:
             scarce=self.scarce.after(events, hours),
             scarce_chance=chance,
             outages=self.outages.after(outages / lost_together, outage_hours / lost_together),
+        )
+
+    def seeing(self, watched: Watched | None, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
+        """Return the posterior after what was seen of the pool, if anything was, which counts for so much of itself."""
+        if watched is None:
+            return self
+        return self.after(
+            told * watched.losses,
+            told * watched.instance_hours,
+            lost_together=watched.lost_together,
+            outages=told * watched.outages,
+            outage_hours=told * watched.outage_hours,
         )
 
     @property
@@ -310,25 +326,6 @@ class ObservedPreemptions(Artifact):
                 }
             )
         return ObservedPreemptions(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))
-
-
-TOLD_BY_THE_PAST = 0.2
-"""What was seen of a pool counts for so much of itself: on other days it is another. With 1, intervals of runs replayed
-after two days of watching hold 73 % instead of 83 (``python -m benchmarks.spot_waiting``)."""
-
-
-def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePosterior:
-    """Return the prior of an advisor's band, updated by what was seen of the pool, if anything was."""
-    prior = PreemptionRatePosterior.prior(band)
-    if watched is None:
-        return prior
-    return prior.after(
-        TOLD_BY_THE_PAST * watched.losses,
-        TOLD_BY_THE_PAST * watched.instance_hours,
-        lost_together=watched.lost_together,
-        outages=TOLD_BY_THE_PAST * watched.outages,
-        outage_hours=TOLD_BY_THE_PAST * watched.outage_hours,
-    )
 
 
 def observed_file() -> Path:

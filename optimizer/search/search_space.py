@@ -13,7 +13,7 @@ import numpy as np
 
 from hetopt.core.memory import ALONE, ExchangeMemory, Precision
 from hetopt.optimizer.convergence.convergence import PrecisionLoss
-from hetopt.optimizer.cost.preemption_rate import NEVER_LOST, ObservedPreemptions, PreemptionRatePosterior, pool_belief
+from hetopt.optimizer.cost.preemption_rate import NEVER_LOST, ObservedPreemptions, PreemptionRatePosterior
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s
 from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
@@ -199,6 +199,7 @@ def machine_options(
             continue
         worker, seen = outcome
         spot, watched = offer.price.market == "spot", None
+        band = offer.band.label if offer.band else None
         if spot and observed is not None:
             watched = observed.watched(instance.name, offer.price.region, zone=zone)
         usable.append(
@@ -215,7 +216,7 @@ def machine_options(
                 evaluation_s=evaluation_s * worker.evaluation_factor,
                 startup_s=startup_s(instance, payload),
                 disk_gb=disk_gb(instance, payload),
-                belief=pool_belief(offer.band.label if offer.band else None, watched) if spot else None,
+                belief=PreemptionRatePosterior.prior(band).seeing(watched) if spot else None,
                 watched=watched,
             )
         )

@@ -52,7 +52,6 @@ from hetopt.optimizer.cost.preemption_rate import (
     Outages,
     PreemptionRatePosterior,
     keep,
-    pool_belief,
 )
 from hetopt.optimizer.market.catalog import BUNDLED, Offer, load_catalog
 
@@ -513,9 +512,9 @@ def test_the_file_of_what_was_seen_moves_the_belief_of_its_pool_alone() -> None:
     again = ObservedPreemptions.from_json(seen.model_dump_json(), origin="seen.json")
     assert again == seen
     prior = PreemptionRatePosterior.prior("<5%")
-    assert pool_belief("<5%", again.watched("g5.xlarge", "us-east-1")).mean_per_hour > prior.mean_per_hour
-    assert pool_belief("<5%", again.watched("g5.2xlarge", "us-east-1")) == prior
-    assert pool_belief("<5%", again.watched("g5.xlarge", "us-east-1", zone="use1-az2")) == prior
+    assert prior.seeing(again.watched("g5.xlarge", "us-east-1")).mean_per_hour > prior.mean_per_hour
+    assert prior.seeing(again.watched("g5.2xlarge", "us-east-1")) == prior
+    assert prior.seeing(again.watched("g5.xlarge", "us-east-1", zone="use1-az2")) == prior
 
 
 def test_zones_tell_of_the_region_together() -> None:
@@ -530,7 +529,7 @@ def test_zones_tell_of_the_region_together() -> None:
     watched = seen.watched("g5.xlarge", "us-east-1")
     assert watched is not None
     assert (watched.instance_hours, watched.losses, watched.lost_together) == (40.0, 4, 1.0)
-    assert pool_belief(None, watched) == UNKNOWN.after(TOLD_BY_THE_PAST * 4, TOLD_BY_THE_PAST * 40.0)
+    assert UNKNOWN.seeing(watched) == UNKNOWN.after(TOLD_BY_THE_PAST * 4, TOLD_BY_THE_PAST * 40.0)
     assert seen.watched("g5.xlarge", "us-east-1", zone="us-east-1c") is None
     assert seen.watched("g5.xlarge", "eu-west-1") is None
     assert watched.in_words == "4 losses in 40 instance-hours"
