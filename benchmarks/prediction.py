@@ -189,7 +189,7 @@ def errors(scores: Scores, suffix: str) -> dict[str, float]:
     return {
         f"{name(protocol)}_{field}{suffix}": round(mean(scores[protocol], field), 4)
         for protocol in PROTOCOLS
-        for field in ("median", "p90")
+        for field in ("median", "p90", "bias")
     }
 
 

@@ -25,7 +25,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
 
 from hetopt.core.artifact import Record, ReplacedRecord, read_words
 from hetopt.core.errors import BadInput, RunFailed
@@ -79,6 +81,12 @@ class Member(Record):
     beside: tuple[int, ...] = ()
     lives: tuple[str, ...] = ()
     version: Version = Version()
+
+    @model_validator(mode="after")
+    def _lives_are_of_the_places(self) -> Self:
+        if self.lives and len(self.lives) != len(self.beside):
+            raise ValueError(f"{len(self.lives)} lives of {len(self.beside)} workers")
+        return self
 
 
 class Generation(Record):
