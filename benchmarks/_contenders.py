@@ -16,9 +16,17 @@ from benchmarks._siblings import (
     SHORT_CHARACTER_EPOCHS,
     SHORT_CONVNET_EPOCHS,
 )
-from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, Settings, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import (
+    Compression,
+    DeclaredTime,
+    EmulatedHost,
+    RatioPolicyName,
+    RunSpec,
+    Settings,
+    StopRule,
+    Synchronization,
+    WorkerSpec,
+)
 
 WORKERS = 4
 PERIOD = 10

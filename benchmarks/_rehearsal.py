@@ -27,9 +27,8 @@ from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import write_spec
-from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_spec import EmulatedHost, RunSpec, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.core.scaled_emulation import EmulatedHost
 
 STORE_PORT = 29400
 

@@ -20,8 +20,7 @@ from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import write_spec
-from hetopt.core.run_spec import MEETING_PORT, RunSpec
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import MEETING_PORT, EmulatedHost, RunSpec
 
 _LOOK_S = 0.02
 _START_S = 120.0

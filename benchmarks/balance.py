@@ -23,8 +23,7 @@ from benchmarks._rehearsal import (
     step_time_s,
 )
 from hetopt.core.batch_partition import WorkerTime, solve_shares
-from hetopt.core.run_spec import BatchPolicy, RunSpec, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
+from hetopt.core.run_spec import BatchPolicy, DeclaredTime, EmulatedHost, RunSpec, StopRule, WorkerSpec
 
 SPEEDS = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
 """Cores of the workers in the published clusters (arXiv 2305.12213; OmniLearn's levels)."""

@@ -17,8 +17,17 @@ from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exch
 from hetopt.backends.emulation.conductor import CONDITION_CHANGED
 from hetopt.core.comm.cost import LinkSpeed
 from hetopt.core.events.log import Event
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
+from hetopt.core.run_spec import (
+    EVERY_HOST,
+    Change,
+    Compression,
+    DeclaredTime,
+    EmulatedHost,
+    RunSpec,
+    ScaledEmulation,
+    StopRule,
+    WorkerSpec,
+)
 from hetopt.core.training_laws import MOST_LOST, distance
 
 TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"

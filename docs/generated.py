@@ -135,8 +135,7 @@ def registries() -> dict[str, Mapping[str, str]]:
     """Return half a sentence about each method, by kind and name."""
     from hetopt.core.comm.composition import COLLECTIVES, METHODS
     from hetopt.core.run_rules import CONTROLLERS
-    from hetopt.core.run_spec import BATCH_POLICIES
-    from hetopt.core.synchronization import POLICIES
+    from hetopt.core.run_spec import BATCH_POLICIES, POLICIES
 
     return {
         "batch": BATCH_POLICIES,

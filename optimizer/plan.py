@@ -15,8 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.formatting import chance, cluster, count, duration, usd, vcpus
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule, Synchronization
 
 Market = Literal["spot", "on-demand"]
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import optuna
 
     from hetopt.core.memory import Precision
-    from hetopt.core.run_spec import Compression, Settings, Stream
-    from hetopt.core.synchronization import Injection, Partition, Synchronization
+    from hetopt.core.run_spec import Compression, Injection, Partition, Settings, Stream, Synchronization
     from hetopt.optimizer.model_counts import Method, Optimizer
 
     Policy = tuple[str, Settings]
@@ -259,16 +258,16 @@ class Changes(Options):
             help="When workers synchronize: bsp (in every step), 'selsync(0.3)', 'selsync(auto, share=0.2)', "
             "'local-sgd(8)', 'fedavg(1, 0.25)' or 'auto': bsp until averages of parameters promise to take "
             "clearly less time. Default: the plan's.",
-            names=("hetopt.core.synchronization:SyncName",),
-            read=read_by("hetopt.core.synchronization:parse_sync"),
+            names=("hetopt.core.run_spec:SyncName",),
+            read=read_by("hetopt.core.run_spec:parse_sync"),
         ),
     ] = None
     partition: Annotated[
         Partition | None,
         Option(
             help="Which samples a worker sees: global, shards, seldp or 'labels(1)'. Default: the plan's.",
-            names=("hetopt.core.synchronization:PartitionName",),
-            read=read_by("hetopt.core.synchronization:parse_partition"),
+            names=("hetopt.core.run_spec:PartitionName",),
+            read=read_by("hetopt.core.run_spec:parse_partition"),
         ),
     ] = None
     inject: Annotated[
@@ -276,7 +275,7 @@ class Changes(Options):
         Option(
             help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
             flag="data-injection",
-            read=read_by("hetopt.core.synchronization:parse_injection"),
+            read=read_by("hetopt.core.run_spec:parse_injection"),
         ),
     ] = None
     stream: Annotated[
@@ -501,8 +500,8 @@ class Search(Sought):
         Option(
             help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', 'local-sgd(8)', "
             "bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
-            names=("hetopt.core.synchronization:SyncName",),
-            read=read_by("hetopt.core.synchronization:parse_sync"),
+            names=("hetopt.core.run_spec:SyncName",),
+            read=read_by("hetopt.core.run_spec:parse_sync"),
         ),
     ] = None
     precision: Annotated[
@@ -682,7 +681,7 @@ class Measurement(Options):
         Option(
             help="Also measure how many steps the target takes when workers average parameters now and then: "
             "'local-sgd(8, stretch=1.5)', 'selsync(auto)'. May be repeated.",
-            names=("hetopt.core.synchronization:SyncName",),
+            names=("hetopt.core.run_spec:SyncName",),
             repeats=True,
             read=ids,
         ),

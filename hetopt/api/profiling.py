@@ -27,11 +27,10 @@ from hetopt.core.plain_text import typed_script
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_folder import LOG_FOLDER
 from hetopt.core.run_rules import check_data_folder, check_found
-from hetopt.core.run_spec import ProbeSchedule, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import ProbeSchedule, RunSpec, StopRule, WorkerSpec, parse_sync, spell_sync
 from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import StepSample
-from hetopt.core.synchronization import parse_sync, spell_sync
 from hetopt.profiler.collect import collect, progress, refusals
 from hetopt.profiler.schedule import make_schedule
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hetopt.backends.backend import Backend
     from hetopt.backends.ec2.renter.order import Order
     from hetopt.core.events.records import LogEvent
-    from hetopt.core.scaled_emulation import Change
+    from hetopt.core.run_spec import Change
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.live_run import LiveRun
     from hetopt.reports.report import Report

@@ -10,9 +10,15 @@ from hetopt.cli import render, terminal
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import spell_options
 from hetopt.core.run_folder import checkpoint_step
-from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec, spell_policy
-from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
-from hetopt.core.synchronization import spell_partition
+from hetopt.core.run_spec import (
+    Compression,
+    EmulatedHost,
+    RunSpec,
+    ScaledEmulation,
+    WorkerSpec,
+    spell_partition,
+    spell_policy,
+)
 from hetopt.reports.document import Block, Facts, Heading, Line, Remarks, Table, columns
 
 if TYPE_CHECKING:

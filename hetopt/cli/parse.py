@@ -18,8 +18,8 @@ from hetopt.core.artifact import kind_in, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import lines_of, opened_file, parse_json
 from hetopt.core.plain_text import typed
+from hetopt.core.run_spec import parse_sync
 from hetopt.core.step_samples import HINT, Configuration, parse_configuration
-from hetopt.core.synchronization import parse_sync
 
 
 def is_attended() -> bool:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetopt.core.memory import Precision
-    from hetopt.core.run_spec import Compression
-    from hetopt.core.synchronization import Synchronization
+    from hetopt.core.run_spec import Compression, Synchronization
 
 Say = Callable[[float], str]
 """From a number in SI units or dollars to words."""
@@ -148,7 +147,7 @@ def exchange(way: Compression, sync: Synchronization) -> str:
     """Format the synchronization of workers: the compression of gradients, or the averaging of parameters."""
     if not sync.is_local:
         return compression(way.name, way.ratio) + ("" if way.rank is None else f" rank {way.rank}")
-    from hetopt.core.synchronization import spell_sync  # which brings pydantic
+    from hetopt.core.run_spec import spell_sync  # which brings pydantic
 
     return spell_sync(sync) if way.name == "identity" else f"{spell_sync(sync)}, averages in {way.name}"
 

@@ -25,8 +25,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import ITS_OWNER
 from hetopt.core.formatting import bytes_
 from hetopt.core.paths import MissingFile, home, inside, opened_file, read_text, shortened, shown
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.scaled_emulation import Conditions
+from hetopt.core.run_spec import Conditions, RunSpec
 
 SPEC_FILE = "spec.json"
 LIVING_FILE = "living.json"

@@ -30,12 +30,12 @@ from hetopt.core.run_spec import (
     BATCH_POLICIES,
     BATCH_SETTINGS,
     RATIO_SETTINGS,
+    STAND_IN,
     Compression,
     RunSpec,
     Settings,
     parse_policy,
 )
-from hetopt.core.scaled_emulation import STAND_IN
 
 OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")
 """Fields of a `Compression` that only some compressors have a use for."""

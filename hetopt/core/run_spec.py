@@ -8,6 +8,16 @@ What the published policies can be told beyond their name, in the one grammar: `
 Of who decides how much of the gradient is sent (`RATIO_SETTINGS`), and of who shares the global batch
 (`BATCH_SETTINGS`). Each default is the published one, or what stands for it where none was printed. A run keeps only
 what was said otherwise.
+
+What a rehearsed cluster is made of: its hosts and links, and what happens to them while a run goes on; and the size
+of what trains in the place of a job that this machine cannot train.
+
+When workers put together what they have learned, which samples each of them sees, and which they hand on: the
+records, and how a person writes them.
+
+selsync(0.3)               local-sgd(8, outer_rate=0.7)       labels(1)
+selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)
+diloco(50)                 local-sgd(50, outer_rate=0.7, outer_momentum=0.9), in a word
 """
 
 from __future__ import annotations
@@ -31,13 +41,295 @@ from pydantic import (
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, faults
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import FRACTION, call, record, written
+from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.memory import Precision
 from hetopt.core.paths import HOST_PATTERN, is_name, shown
 from hetopt.core.plain_text import known
-from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
-from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
+
+SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
+"""Each is explained in `hetopt.trainer.sync.synchroniser`."""
+
+Votes = Literal["any", "majority", "quantile"]
+"""How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
+
+PartitionName = Literal["global", "shards", "seldp", "labels"]
+"""Each is explained in `hetopt.trainer.data.cursor`."""
+
+
+POLICIES: Mapping[SyncName, str] = MappingProxyType(
+    {
+        "bsp": "gradients are summed in every step",
+        "local-sgd": "parameters are averaged every H steps",
+        "fedavg": "parameters of a part of the workers are averaged some times an epoch",
+        "selsync": "parameters are averaged while gradients change (SelSync)",
+    }
+)
+
+
+class _Named(RecordLeavingOut):
+    """A choice by name; a file says only what differs from the defaults."""
+
+    WRITTEN = ("name",)
+
+
+class Synchronization(_Named):
+    """The synchronization of the workers' models: by gradients in every step, or by parameters now and then.
+
+    Attributes:
+        name: of the policy.
+        every_steps: ``local-sgd``: parameters are averaged after so many steps (H).
+        participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
+        every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
+        delta: ``selsync``: relative change of a worker's gradient norm from which it votes to synchronise; ``auto``:
+            steered so that ``synchronised_share`` holds; ``never``: votes are counted in vain.
+        synchronised_share: ``selsync(auto)``: part of the steps that are to end in a synchronisation.
+        votes: of whom it takes how many.
+        quorum: ``votes = quantile``: the part of the workers that has to vote for it.
+        max_local_steps: ``selsync``: no more steps in a row without a synchronisation; absent: any number.
+        window: ``selsync`` with a fixed delta: first steps, each of which synchronises while the mean of the norm
+            settles. Under ``auto`` averages become rarer from the first step on.
+        smoothing: ``selsync``: weight of the newest squared norm in that moving mean.
+        vote_lag: steps between a vote and the synchronisation that it asks for. 1: votes travel while the next step is
+            computed; 0: every step waits for them, as published.
+        outer_rate: what part of the way to the average is gone at a synchronisation (r); 1: all of it.
+        outer_momentum: Nesterov's, of those steps (m): DiLoCo has 0.7 and 0.9.
+        stretch: epochs that the task's schedule of the learning rate takes for one of its own. Workers that average now
+            and then need more steps than those that sum every gradient, and a rate that falls as early ends training
+            before they were taken.
+    """
+
+    name: SyncName = "bsp"
+    every_steps: PositiveInt = 8
+    participants: float = Field(default=1.0, gt=0, le=1)
+    every_epochs: PositiveFloat = 0.25
+    delta: NonNegativeFloat | Literal["auto", "never"] = 0.3
+    synchronised_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    votes: Votes = "any"
+    quorum: float = Field(default=0.25, gt=0, le=1)
+    max_local_steps: PositiveInt | None = None
+    window: PositiveInt = 25
+    smoothing: float = Field(default=0.16, gt=0, le=1)
+    vote_lag: int = Field(default=1, ge=0, le=1)
+    outer_rate: PositiveFloat = 1.0
+    outer_momentum: float = Field(default=0.0, ge=0, lt=1)
+    stretch: PositiveFloat = 1.0
+
+    @property
+    def is_local(self) -> bool:
+        """True where workers apply their own gradients, and average parameters."""
+        return self.name != "bsp"
+
+
+class Partition(_Named):
+    """The rule for which samples a worker may see.
+
+    Attributes:
+        name: of the rule.
+        labels: ``labels``: how many labels a worker's samples have.
+    """
+
+    name: PartitionName = "global"
+    labels: PositiveInt = 1
+
+
+class Injection(Record):
+    """Samples that workers hand on to each other, so that all see something of what only some of them have.
+
+    In every step ``ceil(workers * N)`` of the N workers, drawn anew, give the others a copy of a part of their samples.
+
+    Attributes:
+        workers: part of the workers that give (alpha).
+        samples: part of the samples of a step that a giver gives (beta).
+    """
+
+    workers: float = Field(gt=0, le=1)
+    samples: float = Field(gt=0, le=1)
+
+
+DILOCO = "diloco"
+"""Local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
+
+PARTITIONS = ("global", "shards", "seldp", "labels")
+
+_FIRST: Mapping[str, tuple[str, ...]] = {
+    "local-sgd": ("every",),
+    "fedavg": ("participants", "epochs"),
+    "selsync": ("delta",),
+    "labels": ("labels",),
+}
+"""What may be said without its key."""
+
+_AVERAGED = ("outer_rate", "outer_momentum", "stretch")
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "local-sgd": ("every", *_AVERAGED),
+    "fedavg": ("participants", "epochs", *_AVERAGED),
+    "selsync": ("delta", "share", "votes", "quorum", "max_local", "window", "smoothing", "vote_lag", *_AVERAGED),
+    "labels": ("labels",),
+}
+_FIELDS: Mapping[str, str] = {
+    "share": "synchronised_share",
+    "every": "every_steps",
+    "epochs": "every_epochs",
+    "max_local": "max_local_steps",
+}
+"""Of keys that are shorter than their fields; the field's own name is understood as well."""
+
+_UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants", "quorum"), FRACTION)
+
+
+def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
+    """Parse the synchronization of workers, such as ``local-sgd(8)``.
+
+    Raises:
+        BadInput: a name that is unknown, or a value that cannot be.
+    """
+    item = call(text, option)
+    name = known(item.name, (*POLICIES, DILOCO), "synchronisation")
+    defaults: dict[str, object] = {"name": name}
+    if name == DILOCO:
+        name = "local-sgd"
+        defaults = {"name": name, "outer_rate": 0.7, "outer_momentum": 0.9}
+    first = _FIRST.get(name, ())
+    return record(Synchronization, item, _fields(name), first=first, units=_UNITS, defaults=defaults)
+
+
+def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
+    """Parse the rule for which samples a worker sees; arguments as of `parse_sync`.
+
+    Raises:
+        BadInput: a name that is unknown, or a value that cannot be.
+    """
+    item = call(text, option)
+    name = known(item.name, PARTITIONS, "partition")
+    return record(Partition, item, _fields(name), first=_FIRST.get(name, ()), defaults={"name": name})
+
+
+def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
+    """Parse ``ALPHA, BETA``: the part of the workers that hands on samples, and the part of its samples.
+
+    Raises:
+        BadInput: not two fractions.
+    """
+    keys = {"workers": "workers", "samples": "samples"}
+    return record(Injection, arguments(text, option), keys, first=keys, units=dict.fromkeys(keys, FRACTION))
+
+
+def spell_sync(sync: Synchronization) -> str:
+    """Format a synchronization as `parse_sync` reads it."""
+    return _spell(sync, sync.name)
+
+
+def spell_partition(partition: Partition) -> str:
+    """Format a partition as `parse_partition` reads it."""
+    return _spell(partition, partition.name)
+
+
+def _fields(name: str) -> dict[str, str]:
+    keys = {key: _FIELDS.get(key, key) for key in _KEYS.get(name, ())}
+    return {**keys, **{field: field for field in keys.values()}}
+
+
+def _spell(said: Record, name: str) -> str:
+    first, defaults = _FIRST.get(name, ()), type(said).model_fields
+    values = {key: getattr(said, _FIELDS.get(key, key)) for key in _KEYS.get(name, ())}
+    changed = {key: value for key, value in values.items() if value != defaults[_FIELDS.get(key, key)].default}
+    return written(name, [values[key] for key in first], {k: v for k, v in changed.items() if k not in first})
+
+
+EVERY_HOST = "*"
+
+
+class DeclaredTime(Record):
+    """The computation time of a worker on the machine that it stands for: ``fixed_s + per_sample_s * samples``.
+
+    The worker computes for real and then waits until that time is over.
+    """
+
+    fixed_s: NonNegativeFloat = 0.0
+    per_sample_s: PositiveFloat
+
+
+class EmulatedHost(Record):
+    """One host: a network namespace with one link.
+
+    ``speed`` is relative, in whatever unit the rehearsal was described in; changes are given in the same unit.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9]{0,7}$")
+    workers: PositiveInt = 1
+    speed: PositiveFloat = 1.0
+    rate_bits_per_s: PositiveFloat | None = Field(default=None, description="both directions; absent: not limited")
+
+
+class Change(Record):
+    """A change of a host, or of every host ('*'), while the run goes on.
+
+    It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once. A host
+    that has died may return; one that has notice will die soon; one that is cut off reaches nobody until it heals.
+    """
+
+    host: str
+    at_s: NonNegativeFloat | None = None
+    at_step: NonNegativeInt | None = None
+    speed: PositiveFloat | None = None
+    rate_bits_per_s: PositiveFloat | None = None
+    dies: bool = False
+    returns: bool = False
+    notice: bool = False
+    cut: bool = False
+    heals: bool = False
+
+    @model_validator(mode="after")
+    def _is_one_change(self) -> Self:
+        if self.at_s is not None and self.at_step is not None:
+            raise ValueError("a change happens at a time or at a step, not both")
+        fates = self.dies + self.returns + self.notice + self.cut + self.heals
+        if self.speed is None and self.rate_bits_per_s is None and not fates:
+            raise ValueError("a change needs a speed, a rate or a death")
+        if fates > 1:
+            raise ValueError("a host dies, returns, has notice, is cut off or heals: one at a time")
+        return self
+
+
+class ScaledEmulation(Record):
+    """A cluster in a box, in host order; workers are ranked host by host.
+
+    ``time_factor`` says how many times slower links are than in the cluster that is rehearsed. Computation takes as
+    many times as long, unless something with a smaller gradient stands in for the job.
+    """
+
+    hosts: tuple[EmulatedHost, ...] = Field(min_length=1)
+    time_factor: PositiveFloat = 1.0
+    changes: tuple[Change, ...] = ()
+
+
+class Conditions(Record):
+    """The present speeds of a scaled emulation. Written by its conductor, read by every worker between steps.
+
+    Attributes:
+        slowdown: the whole miniature runs so many times slower than was planned, because the real computation did not
+            fit into the declared time.
+        speed_factors: present speed over declared speed, by host; a host that is not named is as declared.
+    """
+
+    slowdown: PositiveFloat = Field(default=1.0, ge=1)
+    speed_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+
+
+STAND_IN = "stand-in"
+"""The bundled task."""
+
+PARAMETERS = 250_000
+"""In single precision: a gradient of 1 MB. Links are scaled to it, so that a step exchanges as long as the job's would:
+110 million parameters over 10 Gbit/s are as slow as 1 MB over 23 Mbit/s, which a network on a few cores carries."""
+
+LAYERS = 10
+"""Its parameters are so many vectors of one length: a real gradient does not come at once either."""
+
+SHAPES = ((PARAMETERS // LAYERS,),) * LAYERS
+GRADIENT_BYTES = 4 * PARAMETERS
+
 
 Settings: TypeAlias = dict[str, int | float | str | bool]
 """Those of a policy that were said, by key."""

@@ -20,8 +20,8 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, RunStarted, StepsLogged, TrainingStarted
 from hetopt.core.profile import Evaluation, NoiseSample, Pilot, PilotCompression, PilotSync, Profile, Provisioned
+from hetopt.core.run_spec import spell_sync
 from hetopt.core.step_samples import Compression, Node, StepSample
-from hetopt.core.synchronization import spell_sync
 from hetopt.core.training_laws import Moments, smoothed
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.step_time.model import RENTED

@@ -45,8 +45,7 @@ from hetopt.core.comm.options import KEPT, LOSSLESS, has_levels, timed_as
 from hetopt.core.comm.payload_bytes import summed_bits
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.profile import ExchangeTrial
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization, spell_sync
+from hetopt.core.run_spec import Compression, Synchronization, spell_sync
 from hetopt.core.training_laws import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN, NOISE_COEFFICIENT, NOISE_COEFFICIENT_SD
 from hetopt.optimizer.convergence.steps_law import Z90, Array
 

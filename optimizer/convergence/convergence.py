@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
-from hetopt.core.synchronization import parse_sync
+from hetopt.core.run_spec import parse_sync
 from hetopt.optimizer.convergence.averaged_law import EARLY_GROWTH, EARLY_LOG_SDS, KAPPA, AveragedCurve, averaged_curve
 from hetopt.optimizer.convergence.compression_penalty import (
     CompressedPilot,

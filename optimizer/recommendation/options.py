@@ -13,7 +13,7 @@ from hetopt.core.comm.compression_text import IDENTITY, NONE
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Synchronization
 from hetopt.optimizer.cost.preemption_rate import ObservedPreemptions
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.offer_filter import Wishes

@@ -37,8 +37,7 @@ from hetopt.core.comm.options import (
 )
 from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.convergence.steps_law import Z90, Array

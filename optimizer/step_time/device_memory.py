@@ -26,8 +26,7 @@ from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.memory import ALONE, ExchangeMemory, TrainingMemory
 from hetopt.core.profile import Counted
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetopt.core.run_rules import steps_of_round
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Synchronization
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import LocalGate, LocalPilot, Penalty, distance
 from hetopt.optimizer.convergence.steps_law import Array

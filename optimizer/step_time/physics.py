@@ -39,8 +39,8 @@ from hetopt.core.comm.cost import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
+from hetopt.core.run_spec import Synchronization, parse_sync
 from hetopt.core.step_samples import Compression, Configuration
-from hetopt.core.synchronization import Synchronization, parse_sync
 from hetopt.optimizer.step_time.local_options import PLANNED, communication, is_planned
 from hetopt.optimizer.step_time.step_time import expected_maximum, growth, sharing, slower, together
 

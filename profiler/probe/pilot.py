@@ -14,8 +14,7 @@ import torch
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Evaluation, NoiseSample
-from hetopt.core.run_spec import Compression, ProbeSchedule
-from hetopt.core.synchronization import parse_sync
+from hetopt.core.run_spec import Compression, ProbeSchedule, parse_sync
 from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import parse_sync
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec, parse_sync
 from hetopt.trainer.comm import network as network_measurement
 from hetopt.trainer.session import Session, session
 from hetopt.trainer.session.weights import Weight

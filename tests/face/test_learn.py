@@ -12,7 +12,7 @@ import pytest
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.profile import PilotSync, Profile
-from hetopt.core.synchronization import parse_sync
+from hetopt.core.run_spec import parse_sync
 from hetopt.optimizer.convergence.convergence import fit_convergence
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog

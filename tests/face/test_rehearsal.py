@@ -95,7 +95,7 @@ def test_a_rehearsal_is_disturbed_and_a_dead_host_fails_it(hetopt: Hetopt, home:
 LEAVES_A_NETWORK = """
 import os, signal, sys
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import EmulatedHost
 network = EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """

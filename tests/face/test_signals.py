@@ -233,7 +233,7 @@ HARNESS = """
 import sys, time
 from benchmarks._outcome import run_benchmark
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import EmulatedHost
 
 def main():
     with EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1]) as network:

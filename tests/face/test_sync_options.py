@@ -16,8 +16,7 @@ from hetopt.core.comm.composition import CODINGS, COLLECTIVES, METHODS, combinat
 from hetopt.core.comm.compression_text import USUAL_RATIO, parse_compression, spell
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import CONTROLLERS
-from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, Synchronization, WorkerSpec
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.local_options import communication
 from tests.face.conftest import RECORDED, Answer

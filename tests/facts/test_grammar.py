@@ -34,10 +34,10 @@ from hetopt.core.grammar import (
     written,
 )
 from hetopt.core.hosts import Hours, parse_hosts as hosts_named, read_hosts
-from hetopt.core.run_spec import Stream
-from hetopt.core.synchronization import (
+from hetopt.core.run_spec import (
     Injection,
     Partition,
+    Stream,
     Synchronization,
     parse_injection,
     parse_partition,

@@ -30,8 +30,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Reporter
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, Synchronization, WorkerSpec
 from hetopt.core.training_laws import step_inflation
 from hetopt.optimizer.fit import FittedModel, LinkModel, fit
 from hetopt.optimizer.launch_record import Place

@@ -22,7 +22,7 @@ from hetopt.core.comm.options import AVERAGED, ROUNDED
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.run_rules import why_not_local
-from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
+from hetopt.core.run_spec import Synchronization, parse_sync, spell_sync
 from hetopt.optimizer.convergence.compression_penalty import (
     MOST_TIMES_WORKERS,
     PRIOR,

@@ -20,8 +20,7 @@ from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, pa
 from hetopt.backends.prediction import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.scaled_emulation import GRADIENT_BYTES, PARAMETERS, ScaledEmulation
+from hetopt.core.run_spec import GRADIENT_BYTES, PARAMETERS, RunSpec, ScaledEmulation
 from hetopt.optimizer.fit import LinkModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Assumptions, Candidate, Group, Plan

@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from hetopt.core.batch_partition import Shares, WorkerTime, solve_shares
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Synchronization
 from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import load_billing

@@ -28,8 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.run_folder import SPEC_VARIABLE
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, Synchronization, WorkerSpec
 from hetopt.optimizer.step_time.device_memory import exchange_memory
 from hetopt.profiler.collect import joined
 from hetopt.profiler.probe.facts import TensorBytes

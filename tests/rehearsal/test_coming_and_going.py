@@ -14,9 +14,8 @@ from hetopt.backends.emulation.plan import parse_change, parse_changes
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events, read_log
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import Change, RunSpec
 from hetopt.core.run_status import RunState
-from hetopt.core.scaled_emulation import Change
 from tests.disturbance import CoreTime, note
 from tests.face.conftest import until
 

@@ -18,9 +18,8 @@ from hetopt.backends.emulation.plan import (
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_folder import write_spec
-from hetopt.core.run_spec import Node, RunSpec, StopRule, WorkerSpec, first_rank
+from hetopt.core.run_spec import Change, EmulatedHost, Node, RunSpec, StopRule, WorkerSpec, first_rank
 from hetopt.core.run_status import RunState, exit_code, judge
-from hetopt.core.scaled_emulation import Change, EmulatedHost
 from hetopt.trainer.host.agent import torchrun_arguments
 from tests.logs import an_event
 

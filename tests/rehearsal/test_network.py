@@ -30,7 +30,7 @@ from hetopt.backends.emulation.namespaces import (
 )
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Terminated
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import EmulatedHost
 from hetopt.trainer.host.forks import ForkServer
 from tests.disturbance import PATIENCE_S
 
@@ -41,7 +41,7 @@ OWN = """
 import sys, time
 from hetopt.backends.emulation.namespaces import pids_in
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import EmulatedHost
 network = EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1])
 network.popen(0, ["sleep", "600"])
 while not pids_in([network.namespace(0)]):

@@ -21,9 +21,8 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import DeclaredTime, RunSpec, ScaledEmulation, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
-from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from tests.face.conftest import until
 from tests.listeners import watched
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks._ssh_servers import SSHD, Servers
 from hetopt.backends.emulation.namespaces import EmulatedNetwork, why_not
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import EmulatedHost
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from hetopt.core.run_folder import ConditionsReader, write_conditions
-from hetopt.core.run_spec import WorkerSpec
-from hetopt.core.scaled_emulation import Conditions, DeclaredTime
+from hetopt.core.run_spec import Conditions, DeclaredTime, WorkerSpec
 from hetopt.trainer.steps.stopwatch import Declared, Slowdown, Stretched, make_pace
 
 from .virtual_time import VirtualClock

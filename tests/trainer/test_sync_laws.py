@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetopt.core.synchronization import Injection, Partition
+from hetopt.core.run_spec import Injection, Partition
 from hetopt.trainer.checkpoints.folder import rank_file, unpack
 from hetopt.trainer.data.cursor import make_parts
 from hetopt.trainer.steps.local_batch import drawn_samples, given_samples

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import ModelVector, OuterStep, Periodic, Synchronizer

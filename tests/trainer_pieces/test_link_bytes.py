@@ -14,7 +14,7 @@ import pytest
 
 from hetopt.backends.emulation.namespaces import EmulatedNetwork, why_not
 from hetopt.core.comm.cost import deals, reduces_directly
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import EmulatedHost
 from tests.disturbance import PATIENCE_S
 from tests.forks import server
 

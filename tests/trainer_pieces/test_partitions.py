@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Injection, Partition
+from hetopt.core.run_spec import Injection, Partition
 from hetopt.trainer.data.cursor import PartitionedCursor, make_parts
 from hetopt.trainer.data.fetch import TensorPairs, labels_of
 from hetopt.trainer.steps.local_batch import BatchReader, drawn_samples, given_samples

@@ -15,8 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.profile import CompressorCost, Profile
 from hetopt.core.run_rules import why_not_local
-from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, Synchronization
 from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.plan import Candidate, Goal, Group, Prediction, Range

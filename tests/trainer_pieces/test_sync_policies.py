@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetopt.core.run_rules import steps_of_round, why_not_local
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.trainer.sync.synchroniser import GradientChange, choose_sync_policy, votes_needed
 
 from .runs import run_of

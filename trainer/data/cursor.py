@@ -48,8 +48,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.run_spec import BufferPolicy, Stream
-from hetopt.core.synchronization import Partition, PartitionName
+from hetopt.core.run_spec import BufferPolicy, Partition, PartitionName, Stream
 from hetopt.trainer.agreement import gather_numbers
 
 Indices: TypeAlias = npt.NDArray[np.int64]

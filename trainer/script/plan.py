@@ -18,8 +18,16 @@ from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import host_name
 from hetopt.core.run_rules import checked
-from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
+from hetopt.core.run_spec import (
+    BatchPolicy,
+    Compression,
+    RunSpec,
+    StopRule,
+    Synchronization,
+    WorkerSpec,
+    parse_sync,
+    spell_sync,
+)
 
 TASK = "session"
 """What logs call it."""

@@ -18,8 +18,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
-from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Synchronization
 from hetopt.trainer.agreement import join_group
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum

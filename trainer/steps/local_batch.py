@@ -28,8 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hetopt.core.batch_partition import first_shares
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.synchronization import Injection
+from hetopt.core.run_spec import Injection, RunSpec
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.data.cursor import AnyCursor, GlobalBatch, Indices, MicroBatch, by_epoch, evenly

@@ -20,8 +20,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import torch
 
 from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import WorkerSpec
-from hetopt.core.scaled_emulation import DeclaredTime
+from hetopt.core.run_spec import DeclaredTime, WorkerSpec
 
 
 class CpuMark(NamedTuple):

@@ -51,8 +51,7 @@ from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_rules import steps_of_round, why_not_local
-from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, average_parameters, weights_by_samples

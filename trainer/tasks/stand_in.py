@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hetopt.core.scaled_emulation import SHAPES, STAND_IN
+from hetopt.core.run_spec import SHAPES, STAND_IN
 from hetopt.trainer.data.fetch import Batch, TensorPairs, inputs_and_targets
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.recipes import sgd

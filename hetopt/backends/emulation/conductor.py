@@ -60,9 +60,17 @@ from hetopt.core.run_folder import (
     write_presence,
     write_spec,
 )
-from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
+from hetopt.core.run_spec import (
+    EVERY_HOST,
+    MEETING_PORT,
+    Change,
+    Conditions,
+    EmulatedHost,
+    Node,
+    RunSpec,
+    ScaledEmulation,
+)
 from hetopt.core.run_status import exit_code
-from hetopt.core.scaled_emulation import EVERY_HOST, Change, Conditions, EmulatedHost, ScaledEmulation
 from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer
 
 _LOOK_S = 0.05

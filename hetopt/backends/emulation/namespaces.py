@@ -39,7 +39,7 @@ from hetopt.backends.processes import locks
 from hetopt.core.comm.cost import Primitive
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.interruption import in_one_piece
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.run_spec import EmulatedHost
 from hetopt.optimizer.fit import LinkModel
 from hetopt.trainer.host.forks import ForkedProcess, ForkServer
 

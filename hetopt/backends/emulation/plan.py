@@ -9,7 +9,7 @@ that was measured belongs to this machine, not to the rented ones.
 Not imitated: the latency of a message (the box has its own, larger than a data centre's), and the bus between the
 workers of one machine.
 
-Plans of jobs that cannot be trained here, with `hetopt.core.scaled_emulation` in the job's place.
+Plans of jobs that cannot be trained here, with `hetopt.core.run_spec` in the job's place.
 
 A job whose gradient has ``G`` bytes is rehearsed with one of ``g``: over a link ``G / g`` times as slow, a step
 exchanges for as long as the job's does. What machines compute is waited for in any case. So everything about the time
@@ -57,8 +57,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.grammar import DURATION, NUMBER, RATE, Item, arguments, fields, record, repeated, split
 from hetopt.core.plain_text import known
 from hetopt.core.profile import LOCAL, Device, Profile, StepTime
-from hetopt.core.run_spec import RunSpec, WorkerSpec
-from hetopt.core.scaled_emulation import (
+from hetopt.core.run_spec import (
     EVERY_HOST,
     GRADIENT_BYTES,
     PARAMETERS,
@@ -67,7 +66,9 @@ from hetopt.core.scaled_emulation import (
     Change,
     DeclaredTime,
     EmulatedHost,
+    RunSpec,
     ScaledEmulation,
+    WorkerSpec,
 )
 from hetopt.optimizer.fit import LinkModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
