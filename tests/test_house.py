@@ -207,6 +207,21 @@ def test_the_command_line_is_thin() -> None:
     assert not long, "\n".join(sorted(long))
 
 
+def bound(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement of a module binds."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", statement)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_name_of_a_module_means_one_thing(path: Path) -> None:
+    """Of two that are bound to it, functions between them see the second."""
+    names = [each for statement in ast.parse(path.read_text(encoding="utf-8")).body for each in bound(statement)]
+    assert len(names) == len(set(names)), sorted({each for each in names if names.count(each) > 1})
+
+
 FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")
 
 OURS = {

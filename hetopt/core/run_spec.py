@@ -175,7 +175,7 @@ _FIELDS: Mapping[str, str] = {
 }
 """Of keys that are shorter than their fields; the field's own name is understood as well."""
 
-_UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants", "quorum"), FRACTION)
+_UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants", "quorum", "gentle"), FRACTION)
 
 
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
@@ -497,7 +497,6 @@ RATIO_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
 BATCH_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
     {"proportional": ProportionalSettings, "dynamic": DynamicSettings, "allocation": AllocationSettings}
 )
-_UNITS = {"gentle": FRACTION}
 
 
 def parse_policy(
