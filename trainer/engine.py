@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import torch
@@ -585,8 +585,6 @@ class Engine:
         self.step += 1
         if self.synchroniser is not None:
             trace = self.synchroniser.after(self.step, trace, samples)
-        if trace.norms is not None:
-            trace = replace(trace, norms=(*trace.norms[:2], samples[self.context.rank]))
         if counts:
             self.log.add(trace)
         else:
@@ -623,13 +621,13 @@ class Engine:
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
         """Write the ``step`` event."""
-        step = self.step - self.log.unread
+        step, noise = self.step - self.log.unread, period.noise
         self.context.events.write(
             "step",
             **period.event(step=step, epoch=epoch, samples_seen=samples_seen),
             control_s=round(self.control_s / period.steps, 7),
             **self.exchange.event(period.traffic),
-            **({} if period.noise is None else {"noise": vars(period.noise)}),
+            **({} if noise is None else {"noise": vars(noise)}),
             **({} if self.synchroniser is None else self.synchroniser.event(step)),
             **more,
         )

@@ -107,7 +107,7 @@ class Forecast(Table):
 
     ``unavailable_s`` is what of the total is waiting for spot machines, and ``closed_s`` what is outside the hours in
     which machines may be used. ``least_budget_usd`` is the least budget that each is rented with (see
-    `costs.least_budget`), and ``open_parts`` is as in `ClusterTable`.
+    `least_budget_usd`), and ``open_parts`` is as in `ClusterTable`.
     """
 
     compute_s: Array

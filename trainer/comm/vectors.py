@@ -95,22 +95,26 @@ class GradientNorms:
     def add_own(self, parts: Iterable[Tensor], *, first: bool) -> None:
         """Add 1-D parts of this worker's gradient, of which the ``first`` ones begin it, before workers sum them."""
         if self.is_asked:
-            self._own = (0.0 if first else self._own) + sum(map(energy, parts))
+            self._own = (0.0 if first else self._own) + _energies(parts)
 
     def add_summed(self, parts: Iterable[Tensor]) -> None:
         """Add 1-D parts of the sum over all workers."""
         if self.is_asked:
-            self._summed += sum(map(energy, parts))
+            self._summed += _energies(parts)
 
     def divide(self, factor: float) -> None:
         """Take the gradient to be so many times smaller than what was added."""
         self._own, self._summed = self._own / factor**2, self._summed / factor**2
 
-    def take(self) -> tuple[float, float, float] | None:
-        """Return both, and 0 samples, and end the step; None: they were not wanted, or nothing was summed."""
-        norms = (self._own, self._summed, 0.0) if 0 < self._summed < math.inf else None
+    def take(self, samples: int) -> tuple[float, float, float] | None:
+        """Return both beside this worker's samples, and end the step; None: not wanted, or nothing was summed."""
+        norms = (self._own, self._summed, float(samples)) if 0 < self._summed < math.inf else None
         self.ask(False)
         return norms
+
+
+def _energies(parts: Iterable[Tensor]) -> float:
+    return sum(energy(part.float() if part.itemsize < 4 else part) for part in parts)
 
 
 def largest_magnitude(flat: Tensor) -> float:

@@ -208,7 +208,7 @@ class CommState(GradientState):
             return self._by_bucket.sum_bucket(bucket.parameters(), buffer, last=is_last)
         if self.exchange.is_dense or buffer.dtype != _FLOAT32:
             self.stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
-            self.norms.add_own([buffer.float()], first=bucket.index() == 0)
+            self.norms.add_own([buffer], first=bucket.index() == 0)
             work = dist.all_reduce(buffer, async_op=True)
             assert work is not None  # as for every asynchronous collective of a member of the group
             self._sent.append((work, buffer, promise))
@@ -218,7 +218,7 @@ class CommState(GradientState):
             sent, self._sent = self._sent, []
             for work, summed, future in sent:
                 work.wait()
-                self.norms.add_summed([summed.float()])
+                self.norms.add_summed([summed])
                 future.set_result(summed)
             if self._waiting:
                 self._exchange_whole()

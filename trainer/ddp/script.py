@@ -505,7 +505,11 @@ class DdpRun:
         waited_s, state.waited_s = state.waited_s, 0.0
         stats = state.take_stats()
         trace = periods.trace(
-            loss * samples, stats, hidden=state.exchange.is_dense, waited_s=waited_s, norms=state.norms.take()
+            loss * samples,
+            stats,
+            hidden=state.exchange.is_dense,
+            waited_s=waited_s,
+            norms=state.norms.take(part.samples),
         )
         counts = part.shares == periods.shares and not part.is_audit
         learning_rate = float(optimizer.param_groups[0]["lr"])

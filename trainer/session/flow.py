@@ -458,7 +458,7 @@ class Flow:
                 waited_s=self._waited_s,
                 # A gradient that a GradScaler did not apply was not finite.
                 energy=math.inf if self._energy is None and self._between is not None else self._energy,
-                norms=None if first is None else first.norms.take(),
+                norms=None if first is None else first.norms.take(taken[self.rank]),
             )
             if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
                 check_batch(self._plan.spec, sum(taken))

@@ -141,8 +141,8 @@ class GradientSum:
         """Set aside the gradients in ``.grad`` ahead of a backward pass.
 
         Args:
-            wants_norms: whether to tell the norms of the gradient.
             sharers: workers whose gradients are added up, if not all: in an audit.
+            wants_norms: whether to tell the norms of the gradient.
         """
         self._sharers = sharers or self._world_size
         self.norms.ask(wants_norms)

@@ -587,7 +587,7 @@ class FusedStep:
             exchange=stats,
             under_backward=self.in_buckets is not None,
             gradient_energy=square,
-            norms=self._norms.take(),
+            norms=self._norms.take(samples),
         )
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:

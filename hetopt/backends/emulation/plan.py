@@ -9,7 +9,7 @@ that was measured belongs to this machine, not to the rented ones.
 Not imitated: the latency of a message (the box has its own, larger than a data centre's), and the bus between the
 workers of one machine.
 
-Plans of jobs that cannot be trained here, with `hetopt.core.run_spec` in the job's place.
+Plans of jobs that cannot be trained here, with a stand-in task in the job's place.
 
 A job whose gradient has ``G`` bytes is rehearsed with one of ``g``: over a link ``G / g`` times as slow, a step
 exchanges for as long as the job's does. What machines compute is waited for in any case. So everything about the time

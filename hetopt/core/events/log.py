@@ -245,9 +245,12 @@ class EventReader:
                 events.append(parse(line))
             except ValidationError as error:
                 if line.strip():
-                    long = len(line) == MOST_LINE_BYTES
-                    said = f"longer than {MOST_LINE_BYTES // 2**20} MiB" if long else faults(error)[0]
-                    self.unread += Unread(lines=1, first=f"line {self.line}: {said}"[:300])
+                    first = ""
+                    if not self.unread.lines:  # only the first is told
+                        long = len(line) == MOST_LINE_BYTES
+                        said = f"longer than {MOST_LINE_BYTES // 2**20} MiB" if long else faults(error)[0]
+                        first = f"line {self.line}: {said}"[:300]
+                    self.unread += Unread(lines=1, first=first)
         return events
 
 
