@@ -88,9 +88,10 @@ def told(events: list[Event], kind: str) -> list[Event]:
 
 def test_the_first_host_dies_and_returns(events: list[Event]) -> None:
     """It holds the store in which the others meet; they meet in another."""
-    lost, back = told(events, "workers_changed")[:2]
+    lost, *later = told(events, "workers_changed")
+    back = next(change for change in later if 0 in change["workers"])
     assert (lost["workers"], lost["lost"], lost["from"]) == ([1, 2], [0], "memory")
-    assert (back["workers"], back["new"], back["from"]) == ([0, 1, 2], [0], "memory")
+    assert (back["new"], back["from"]) == ([0], "memory")
     assert "left in the middle of an exchange" in lost["reason"]
     steps = [event for event in told(events, "step") if event["time_s"] < back["time_s"]]
     assert [event["step"] for event in steps] == sorted(event["step"] for event in steps), "nothing is done again"
@@ -110,20 +111,23 @@ def test_a_host_that_is_cut_off_stands_still_until_it_reaches_the_others_again(t
     launcher = RehearsalLauncher(grace_s=10.0)
     handle = launcher.start(spec("step 20 h0 cut"), tmp_path, {})
 
-    def changed(count: int) -> list[Event]:
+    def changes_until(workers: list[int]) -> list[Event]:
         def seen() -> list[Event]:
             return told(read_events(tmp_path / EVENTS_FILE), "workers_changed")
 
-        until(lambda: len(seen()) >= count, lambda: not launcher.poll(handle).state.is_over)
+        until(
+            lambda: workers in [change["workers"] for change in seen()], lambda: not launcher.poll(handle).state.is_over
+        )
         return seen()
 
     try:
-        (without,) = changed(1)
-        assert (without["workers"], without["lost"], without["from"]) == ([1, 2], [0], "memory")
+        (without,) = changes_until([1, 2])
+        assert (without["lost"], without["from"]) == ([0], "memory")
         time.sleep(1.0)
         ask_for_change(tmp_path, parse_change("h0 heals", NAMES))
-        _, back = changed(2)
-        assert (back["workers"], back["new"], back["from"]) == ([0, 1, 2], [], "memory"), "its worker is the same"
+        # Who is slow to register (a busy machine) is left out of one generation, and asks for the next.
+        _, *back = changes_until([0, 1, 2])
+        assert all((change["new"], change["from"]) == ([], "memory") for change in back), "its worker is the same"
         time.sleep(1.0)
     finally:
         launcher.stop(handle)
