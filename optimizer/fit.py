@@ -349,7 +349,7 @@ def _compressor_line(costs: Sequence[CompressorCost]) -> CompressorLine:
 
 
 def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
-    """Return the latency and bandwidth of one hop, by collective, from its measured time among ``n`` workers.
+    """Return one hop's latency (s) and bandwidth (bytes/s) by collective, from its line among ``n`` workers.
 
     The alpha-beta time of a collective is linear in both (`cost.Terms`), so each is the measured line's
     coefficient divided by the formula's. Of several measurements of one collective the one with most workers is used.

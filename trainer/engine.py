@@ -539,7 +539,7 @@ class Engine:
         self._steps = self._told = self._done = 0
 
     def period_steps(self, steps: int) -> int:
-        """Return the steps of the next period, where it would have ``steps``."""
+        """Return the steps of the next control period: ``steps``, or fewer where the ratio policy asks."""
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:

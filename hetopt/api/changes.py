@@ -140,7 +140,7 @@ def parse_stream(text: str) -> Stream:
 
 
 def on_stream(stream: Stream, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
-    """Return the run on that stream; batches follow it where no other policy was asked for.
+    """Return the run with samples that arrive as ``stream`` says; without a policy, batches follow them.
 
     In a rehearsal, whose computation is slowed down by a factor, samples arrive slower by the same.
 

@@ -97,7 +97,7 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The machines on which a plan may run: catalogues of rentable ones, and one's own.
+    """The machines that a plan may use: catalogues of rentable ones, and the user's own hosts.
 
     Attributes:
         catalogs: in use, of the region that was asked for or of each that has prices.

@@ -169,7 +169,7 @@ def gpus(
     as_json: Json = False,
     **typed: Any,
 ) -> None:
-    """List the GPUs that can be rented: memory, rates, and the cheapest machine that has each.
+    """List the GPUs that can be rented: memory, TFLOP/s, GB/s, and the cheapest machine that has each.
 
     \b
       hetopt gpus

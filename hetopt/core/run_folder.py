@@ -323,7 +323,7 @@ class RunFolders:
             ) from None
 
     def find(self, name: str | None) -> Path:
-        """Return the run called ``name`` (any unambiguous part of it will do), or the newest one.
+        """Return the folder of the run that ``name``, or an unambiguous part of it, names; None: the newest run's.
 
         Raises:
             BadInput: there is no such run, or the name fits several.

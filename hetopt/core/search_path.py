@@ -95,7 +95,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs an extra of hetopt such as ``train``, as pyproject.toml declares it.
+    """Return the shell command that installs the packages of a hetopt extra, such as ``train``, by pip.
 
     Where torch is among it and no GPU is here, pip is told of the index that has torch without CUDA.
     """

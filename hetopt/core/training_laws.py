@@ -62,7 +62,7 @@ def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_siz
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """The two moments of the gradient.
+    """The gradient's summed variance of one sample and its squared norm, as estimated.
 
     Attributes:
         gradient_variance: estimate of ``V``, the summed variance of one sample's gradient; never negative.

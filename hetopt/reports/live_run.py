@@ -59,7 +59,7 @@ class LiveRun:
 
     @classmethod
     def of(cls, folder: Path, launch: Launch | None) -> LiveRun:
-        """Return a run of which nothing was read yet."""
+        """Return the live state of the run in ``folder``, before any of its log is read."""
         return cls(
             launch=launch,
             progress=RunFold.launched(launch.starts if launch is not None else ()),

@@ -295,7 +295,7 @@ def region_notes(plan: Plan) -> Iterator[str]:
 
 
 def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
-    """Yield the quotas that a new account would have to ask for first, where this account's are not known.
+    """Yield a sentence for each quota of the plan above a new account's, where this account's is unknown.
 
     Args:
         plan: with the ways to go.

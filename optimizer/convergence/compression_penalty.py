@@ -245,7 +245,7 @@ class LocalGate:
         )
 
     def objection(self, sync: Synchronization, share: float) -> str | None:
-        """Return why this policy may not be planned with unasked, in one sentence; None: nothing speaks against it."""
+        """Return why local training is not planned unless the user asks, in one sentence; None: it may be."""
         for pilot in self._own(sync):
             needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
             if pilot.share >= share * (1 - 1e-9) and pilot.failed(needed):

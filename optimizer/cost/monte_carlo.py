@@ -81,7 +81,7 @@ class PossibleRuns:
     cost_usd: Array
 
     def chance(self, *, budget_usd: float | None = None, deadline_s: float | None = None) -> Array:
-        """Return the probability of each finalist to end within budget and deadline, both at once; absent: no limit."""
+        """Return each finalist's probability of keeping both budget and deadline, [finalists]; None: no limit."""
         within = np.ones(self.total_s.shape, dtype=np.bool_)
         if budget_usd is not None:
             within &= self.cost_usd <= budget_usd

@@ -165,7 +165,7 @@ def evaluate(
 
 
 def noise_variance(here: Steps, spread: Spread) -> Array:
-    """Return the variance of a measured log step around its prediction, from its computing and exchanging parts."""
+    """Return the noise variance of measured log step times, one a row, from computing and exchange noise."""
     return np.asarray(
         (spread.noise_compute * (1 - here.exchange_share)) ** 2 + (spread.noise_exchange * here.exchange_share) ** 2,
         dtype=np.float64,

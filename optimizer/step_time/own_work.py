@@ -54,7 +54,7 @@ class OwnWork:
         return self.fixed_s + self.each_s * (workers if self.by_worker else 1)
 
     def times_s(self, most: int) -> NDArray[np.float64]:
-        """Return the seconds of an exchange by the number of workers, up to ``most``; 0 for a single one."""
+        """Return a worker's seconds of compressing for an exchange, [most + 1], by number of workers; 0 for one."""
         payloads = np.arange(most + 1) if self.by_worker else np.ones(most + 1)
         times_s = self.fixed_s + self.each_s * payloads
         times_s[:2] = 0.0

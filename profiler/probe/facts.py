@@ -235,7 +235,7 @@ class StepCount:
         self.tensors.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
     def updates(self, fresh: Iterable[Tensor | None] = ()) -> None:
-        """Begin to count an optimizer's update, with gradients that backward made anew."""
+        """End the memory peak of computing and begin the update's; ``fresh``: gradients that backward made."""
         self._computing = max(self._computing, self.tensors.peak_bytes - self._kept_bytes)
         self._fresh = bytes_of(fresh)
         self.tensors.begin_phase()
@@ -324,7 +324,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 class AllocatedBytes(nullcontext[None]):
-    """Bytes of a GPU's allocator, scratch space of operators included."""
+    """A meter of a GPU's live and peak memory, bytes, by its allocator, scratch space of operators included."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ USUAL = ProbeSchedule(seed=0, sweeps=())
 
 @dataclass(kw_only=True)
 class ScriptCourse:
-    """The course of measuring a script, and what is known so far; complete where the script did not end before.
+    """The driver of a script's measurement, step by step, with what was measured so far.
 
     Attributes:
         order: what to measure.

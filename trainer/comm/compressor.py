@@ -46,7 +46,7 @@ class Turn:
     seed: int = 0
 
     def private(self, device: torch.device | None = None) -> Generator:
-        """Return a random generator that no other worker or step has, on the CPU unless a device is given."""
+        """Return a random generator seeded for this worker and step alone; on the CPU if no device is given."""
         return Generator(device or "cpu").manual_seed(_mixed(self.seed, self.channel.rank, self.step))
 
 

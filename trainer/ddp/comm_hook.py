@@ -311,7 +311,7 @@ def is_sharded(parameters: Iterable[Tensor]) -> bool:
 
 
 def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
-    """Make the device mesh of a run, [replicas, devices of a replica]; called by all of its workers.
+    """Make the device mesh [replicas, devices of a replica] of all workers; every worker must call it.
 
     Args:
         hosts: of the devices, in rank order.

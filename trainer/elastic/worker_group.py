@@ -281,7 +281,7 @@ _REASON_LETTERS = 200
 
 
 class WorkerGroup:
-    """The membership of one worker in a run's changing groups.
+    """One worker's place in the run's process group, which forms anew as workers come and go.
 
     Args:
         spec: of the run, with all of its workers.

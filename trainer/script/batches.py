@@ -147,7 +147,7 @@ class Found:
 
     @classmethod
     def of(cls, apart: Tensor, norm: float, *, draws: bool, before: list[Tensor]) -> Found:
-        """Return the result of an audit from the gradient difference ``apart`` and the leader's ``norm``.
+        """Return an audit's result; where random numbers were drawn, ``apart`` is added to ``before`` in place.
 
         Args:
             apart: [elements] the difference.

@@ -399,7 +399,7 @@ class Flow:
         self._asked_s = None if is_first else time.perf_counter()
 
     def begin_part(self, part: Part) -> None:
-        """Record the part of a batch that the script is given."""
+        """Record which samples of a batch this worker computes now, and start timing them."""
         self._newest = self._whole.part = part
         if part.is_audit:
             self._drawn_before = Generators.at(self.device)

@@ -51,7 +51,7 @@ class WholeBatch:
         self.waited_s = 0.0
 
     def open(self) -> None:
-        """Connect to the other workers, once; all of them call it."""
+        """Create the process groups with the other workers, unless they exist; every worker must call it."""
         if not self.groups:
             self.groups = [dist.new_group(backend="gloo")]
             if self._audits:

@@ -159,7 +159,7 @@ def traffic_of(
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTraffic:
-    """The traffic of all workers, in rank order."""
+    """Every worker's exchange times, bytes and energies over a control period, in rank order."""
 
     rows: tuple[Traffic, ...]
 

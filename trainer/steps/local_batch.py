@@ -327,7 +327,7 @@ class SampleFeed:
         return parts
 
     def recall_bound(self, max_samples: int) -> None:
-        """Restore the limit on micro-batches that was learned before the run was interrupted; 0: there was none."""
+        """Lower the limit of samples in a micro-batch to the one learned before an interruption; 0: none."""
         if max_samples and (self.max_samples is None or max_samples < self.max_samples):
             self.learn_bound(max_samples)
 

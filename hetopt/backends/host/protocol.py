@@ -151,7 +151,7 @@ class Lease(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The place of one machine in a run: its node, and what all are told."""
+    """One machine's node in a run, with the placements of all machines as the conductor wrote them."""
 
     node: Node
     told: Placements

@@ -251,7 +251,7 @@ def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
-    """Check a call that EC2 makes no change for (`DryRun`).
+    """Check whether EC2 would allow a call, by its `DryRun`, which changes nothing.
 
     Args:
         edge: carries out calls.

@@ -798,7 +798,7 @@ class Ec2Launcher:
     _said: dict[Path, str] = field(default_factory=dict, repr=False, compare=False)
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
-        """Rent what the folder's order says, and tell the machines to begin.
+        """Rent the machines that the run folder's order lists, and tell them to begin the run.
 
         Args:
             spec: what to run; its workers are put into the order that their machines' addresses come to have.

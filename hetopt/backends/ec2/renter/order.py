@@ -470,7 +470,7 @@ _ENDINGS: dict[str, Ending] = {
 
 
 def ending_of(code: str) -> Ending:
-    """Return the cause of a machine's end, by the code of EC2's StateReason, which may go on behind what is known."""
+    """Return the cause of a machine's end, matched by the beginning of EC2's StateReason code."""
     return next((ending for beginning, ending in _ENDINGS.items() if code.startswith(beginning)), "unknown")
 
 
@@ -541,7 +541,7 @@ TOGETHER_S = 300.0
 
 
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
-    """Return the spot pools observed in this life of a run; those of earlier lives were counted at resumption."""
+    """Return each spot pool's instance hours, losses and outages since the last launch or resumption."""
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
     waited_s: dict[tuple[str, str], list[float]] = defaultdict(list)
     for machine in seen.machines:
