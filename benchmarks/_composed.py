@@ -30,8 +30,6 @@ class Job:
         data: its folder under the shared data; None: it comes with the task.
         metric, higher_is_better: what good is.
         points: units of the metric in one point.
-        learning_rate_scale: of the task's rate. Where that is so large that rounding decides where training goes, final
-            qualities of equal methods lie points apart.
     """
 
     task: str
@@ -41,7 +39,6 @@ class Job:
     metric: str = "accuracy"
     higher_is_better: bool = True
     points: float = 0.01
-    learning_rate_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,6 @@ from types import MappingProxyType
 
 from benchmarks._composed import Job, data_folder
 from benchmarks._rehearsal import By, Side, equal_shares
-from benchmarks._siblings import (
-    CHARACTER_EPOCHS,
-    CONVNET_EPOCHS,
-    DIGITS_EPOCHS,
-    SHORT_CHARACTER_EPOCHS,
-    SHORT_CONVNET_EPOCHS,
-)
 from hetopt.core.run_spec import (
     Compression,
     DeclaredTime,
@@ -44,7 +37,7 @@ class Contender:
     Attributes:
         by: who trains.
         compression, ratio_policy, ratio_settings, sync: where it is hetopt.
-        decides_by_links: what it decides depends on the links.
+        decides_by_links: what it decides depends on the links; it has plain DDP's learning rate.
         is_quick: part of the quick form.
     """
 
@@ -79,7 +72,12 @@ OTHERS: Mapping[str, Contender] = MappingProxyType(
         "bf16": Contender(compression=Compression(name="bf16")),
         "local SGD 8, int8": Contender(
             compression=Compression(name="int8"),
-            sync=Synchronization(name="local-sgd", every_steps=8, stretch=1.5),
+            sync=Synchronization(name="local-sgd", every_steps=8),
+            is_quick=True,
+        ),
+        "DiLoCo 30, int8": Contender(
+            compression=Compression(name="int8"),
+            sync=Synchronization(name="local-sgd", every_steps=30, outer_rate=0.7, outer_momentum=0.9),
             is_quick=True,
         ),
         STATIC: Contender(compression=Compression(name="topk", ratio=0.1), is_quick=True),
@@ -95,8 +93,10 @@ OTHERS: Mapping[str, Contender] = MappingProxyType(
         ),
     }
 )
-"""Everyone else, with published settings, but for `GRAVAC`; local SGD takes as many more steps as `OWN` may, and rounds
-its averages as that does."""
+"""Everyone else, with published settings, but for `GRAVAC`; those that average round to 8 bits as well."""
+
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""On the task's learning rate; each contender trains with the one by which it needs the fewest steps to the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +106,12 @@ class Model:
     Attributes:
         job: task, data and length.
         quick_epochs: of the quick form.
-        quick_task: that is trained in it; None: the job's.
         evaluations: in an epoch.
-        margin: units of the metric by which the target is easier than what dense training ends with.
     """
 
     job: Job
     quick_epochs: float
-    quick_task: str | None = None
     evaluations: int
-    margin: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +124,7 @@ class Runs:
         only: of those, the ones that take part; none: all.
         seeds: of those sides that train more than once.
         step_s: declared time of a step's computation; None: as fast as the machine goes.
+        factors: on the task's learning rate, by side; 1 where it has none yet.
     """
 
     model: Model
@@ -135,6 +132,7 @@ class Runs:
     only: tuple[str, ...] = ()
     seeds: tuple[int, ...] = SEEDS
     step_s: float | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def epochs(self) -> float:
@@ -147,16 +145,18 @@ class Runs:
         taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
         return {name: taking_part[name] for name in self.only or taking_part}
 
-    def side(self, name: str, contender: Contender, *, steps: int | None = None, seed: int = 0) -> Side:
+    def side(
+        self, name: str, contender: Contender, *, steps: int | None = None, seed: int = 0, factor: float = 1
+    ) -> Side:
         """Return the side of a contender for a whole run, or for ``steps`` steps to be timed."""
-        return Side(name=name, by=contender.by, spec=self.spec(contender, steps=steps, seed=seed))
+        return Side(name=name, by=contender.by, spec=self.spec(contender, steps=steps, seed=seed, factor=factor))
 
-    def spec(self, contender: Contender, *, steps: int | None = None, seed: int = 0) -> RunSpec:
+    def spec(self, contender: Contender, *, steps: int | None = None, seed: int = 0, factor: float = 1) -> RunSpec:
         """Return the run spec of a contender for a whole run, or for ``steps`` steps to be timed."""
         job, folder = self.model.job, data_folder(self.model.job)
         shares = equal_shares(WORKERS, job.batch)
         return RunSpec(
-            task=(self.model.quick_task if self.quick else None) or job.task,
+            task=job.task,
             data_dir=str(folder) if folder is not None else None,
             workers=tuple(
                 WorkerSpec(
@@ -174,11 +174,9 @@ class Runs:
             sync=contender.sync,
             seed=seed,
             collective_policy="cheapest" if contender.ratio_policy == "auto" else "fixed",
-            learning_rate_scale=job.learning_rate_scale,
+            learning_rate_scale=factor,
             batch_policy="static",
-            stop=StopRule(max_epochs=self.epochs * contender.sync.stretch)
-            if steps is None
-            else StopRule(max_steps=steps),
+            stop=StopRule(max_epochs=self.epochs) if steps is None else StopRule(max_steps=steps),
             evaluate_every_epochs=1 / self.model.evaluations if steps is None else 1e6,
             control_period_steps=PERIOD if steps is None else max(1, steps // 4),
             checkpoint_every_s=1e6,
@@ -198,38 +196,26 @@ def sibling(attribute: str) -> str:
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "convnet": Model(
-            job=Job(task=sibling("convnet"), data="cifar10", batch=128, epochs=CONVNET_EPOCHS),
-            quick_epochs=SHORT_CONVNET_EPOCHS,
-            quick_task=sibling("short_convnet"),
-            evaluations=3,
-            margin=0.01,
+            job=Job(task=sibling("convnet"), data="cifar10", batch=128, epochs=3.0), quick_epochs=1.0, evaluations=6
         ),
         "characters": Model(
             job=Job(
                 task=sibling("characters"),
                 data="wikitext-2",
                 batch=64,
-                epochs=CHARACTER_EPOCHS,
+                epochs=0.75,
                 metric="perplexity",
                 higher_is_better=False,
                 points=0.05,
-                learning_rate_scale=2.0,  # dense sums end at 5.95, 5.74 and 5.85 with 1, 2 and 4
             ),
-            quick_epochs=SHORT_CHARACTER_EPOCHS,
-            quick_task=sibling("short_characters"),
-            evaluations=12,
-            margin=0.05,
+            quick_epochs=0.5,
+            evaluations=24,
         ),
     }
 )
 
-DIGITS = Model(
-    job=Job(task=sibling("digits"), data=None, batch=64, epochs=DIGITS_EPOCHS),
-    quick_epochs=DIGITS_EPOCHS,
-    evaluations=4,
-    margin=0.02,
-)
+DIGITS = Model(job=Job(task="digits", data=None, batch=64, epochs=5.0), quick_epochs=5.0, evaluations=4)
 """Stands for a model whose data is not here."""
 
-SMOKE = replace(DIGITS, quick_epochs=0.5, evaluations=2)
+SMOKE = replace(DIGITS, quick_epochs=0.5, evaluations=8)
 """As little of it as shows that everything still runs."""

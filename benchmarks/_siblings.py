@@ -1,8 +1,8 @@
 """The jobs of `benchmarks.time_to_target`: siblings of the published models that two cores train in minutes.
 
 Each has the published model's shape and trains on real data, but it is narrower, or its images are smaller, until whole
-runs fit: methods differ most while little is learned, and it is what they end with that counts. The learning rate falls
-as late as in the published schedules, relatively. What a job evaluates on is cut to what can be looked at often.
+runs fit: methods differ most while little is learned. The learning rate is constant, so that the length of a run does
+not decide how soon it is good. What a job evaluates on is cut to what can be looked at often.
 """
 
 from __future__ import annotations
@@ -19,17 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hetopt.trainer.data.fetch import MapDataset, TensorPairs, fetch, inputs_and_targets, set_epoch
-from hetopt.trainer.task import Schedule, Target, Task, TaskData
-from hetopt.trainer.tasks.digits import digits as bundled_digits
+from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.language import LSTMLanguageModel, find_corpus, windows
-from hetopt.trainer.tasks.recipes import language_model, sgd, step_decay
+from hetopt.trainer.tasks.recipes import language_model, sgd
 from hetopt.trainer.tasks.vision import resnet20_cifar10
-
-DIGITS_EPOCHS = 5
-
-CONVNET_EPOCHS, CHARACTER_EPOCHS = 3.0, 0.75
-SHORT_CONVNET_EPOCHS, SHORT_CHARACTER_EPOCHS = 1.0, 0.25
-"""Of quick forms."""
 
 CHARACTERS, CHARACTER_WINDOW, EVALUATED_WINDOWS = 96, 32, 800
 """Different ones, the first stands for all that are rare; in a sample; and samples to evaluate on."""
@@ -41,7 +34,7 @@ def convnet() -> Task:
     Trained until its accuracy no longer rises.
     """
     bundled = resnet20_cifar10()
-    return replace(bundled, model=partial(plain_convnet, 10), data=load_mirrored, schedule=_late(CONVNET_EPOCHS))
+    return replace(bundled, model=partial(plain_convnet, 10), data=load_mirrored)
 
 
 @functools.cache
@@ -53,12 +46,7 @@ def load_mirrored(folder: Path | None) -> TaskData:
     return replace(whole, train=mirrored, evaluation=evaluation)
 
 
-def short_convnet() -> Task:
-    """Return the `convnet` task with the schedule of `SHORT_CONVNET_EPOCHS`."""
-    return replace(convnet(), schedule=_late(SHORT_CONVNET_EPOCHS))
-
-
-def characters(epochs: float = CHARACTER_EPOCHS) -> Task:
+def characters() -> Task:
     """Return the task of a one-layer LSTM on the characters of WikiText-2's validation text: 0.4 MB of gradient.
 
     Where words are so few that counting them does as well, letters are enough: it beats counts of four in a row.
@@ -70,15 +58,9 @@ def characters(epochs: float = CHARACTER_EPOCHS) -> Task:
         ),
         data=load_characters,
         optimizer=sgd(2.0, momentum=0.9, max_gradient_norm=0.25),
-        schedule=step_decay(0.7 * epochs, 0.9 * epochs, factor=0.3),
         target=Target(metric="perplexity", value=5.0, higher_is_better=False),
         batch_size=64,
     )
-
-
-def short_characters() -> Task:
-    """Return the `characters` task with the schedule of `SHORT_CHARACTER_EPOCHS`."""
-    return characters(SHORT_CHARACTER_EPOCHS)
 
 
 @functools.cache
@@ -95,11 +77,6 @@ def load_characters(folder: Path | None) -> TaskData:
         for text in (texts[0], texts[1][: (EVALUATED_WINDOWS + 1) * CHARACTER_WINDOW])
     )
     return TaskData(train=train, evaluation=evaluation, description=f"{CHARACTERS} characters of {files.train.name}")
-
-
-def digits() -> Task:
-    """Return the task of the bundled digits, for machines without other data: 0.4 MB of gradient."""
-    return replace(bundled_digits(), schedule=_late(DIGITS_EPOCHS))
 
 
 def plain_convnet(classes: int, width: int = 16) -> nn.Module:
@@ -141,7 +118,3 @@ def _at_16_pixels(images: MapDataset | None) -> TensorPairs:
     assert images is not None
     set_epoch(images, 0, 0)
     return TensorPairs(*Halved(images).gather(range(len(images))))
-
-
-def _late(epochs: float) -> Schedule:
-    return step_decay(0.7 * epochs, 0.9 * epochs, factor=0.1)

@@ -132,10 +132,6 @@ CLAIMS = (
         "{no_probe_median_ernest_every:.1%}), and {one_probe_median_cluster_held_out:.1%} after one larger layout was "
         "measured (Ernest {one_probe_median_ernest_every:.1%}). The 90 % intervals held "
         "{lowest_coverage_cluster_held_out:.0%} of the steps of the worst cluster.",
-        front="Step times on a new kind of cluster, profiled on one and two machines, are "
-        "{no_probe_median_cluster_held_out:.0%} off in the median (Ernest {no_probe_median_ernest_every:.0%}), "
-        "{one_probe_median_cluster_held_out:.1%} after one larger measurement (Ernest "
-        "{one_probe_median_ernest_every:.1%})",
         plot=Plot(
             title="Median error of predicted steps on a kind of cluster that was never measured",
             groups=("one and two machines profiled", "and one larger layout"),
@@ -159,9 +155,6 @@ CLAIMS = (
         "{median_by_bandwidth:.0%} and {p90_by_bandwidth:.0%}. On AWS's GPUs {one_measured_model_told_aws_median:.1%} "
         "in the median, from steps alone {one_measured_aws_median:.1%}, by the median ratio "
         "{aws_median_by_median_ratio_of_other_jobs:.1%}. 90 % intervals held {one_measured_coverage:.0%}.",
-        front="Throughput on a GPU where a job never ran is {one_measured_model_told_median:.0%} off in the median and "
-        "{one_measured_model_told_p90:.0%} in one of ten cases (by the median ratio of other jobs "
-        "{median_by_median_ratio_of_other_jobs:.0%} and {p90_by_median_ratio_of_other_jobs:.0%})",
         plot=Plot(
             title="Error of the throughput on a GPU where a job never ran",
             groups=("median", "one of ten is worse"),

@@ -1,10 +1,12 @@
 """Time to the same quality over slow links, by every published way to send less, side by side: ``--model NAME``.
 
-Training is done once, on unlimited links and as fast as the machine goes, by every side whose steps do not depend on
-links. Then, for each rate of the links, the steps of every way to exchange are timed, and the sides that depend on
-links train from begin to end: hetopt's own choice, local SGD, GraVAC. Composed times are up to a tenth shorter than
-whole runs, which favours the others. ``--quick`` has fewer sides, fewer rates and shorter runs. At the first rate
-communication takes a tenth of computing: there nothing can be gained, and a contest in which somebody gains is void.
+The target is the quality that plain DDP has after `TARGET_AT` of its run. Rates are constant, so no side's schedule
+ends where another needs more steps, and every side trains with the learning rate that suits it best, found on unlimited
+links. There, training is done once by every side whose steps do not depend on links. Then, for each rate of the links,
+the steps of every way to exchange are timed, and the sides that depend on links train from begin to end: hetopt's own
+choice, averages of parameters, GraVAC. Composed times are up to a tenth shorter than whole runs, which favours the
+others. ``--quick`` has fewer sides, fewer rates and shorter runs. At the first rate communication takes a tenth of
+computing: there nothing can be gained, and a contest in which somebody gains is void.
 
 Runs that differ in nothing but their seed end a point apart. Plain DDP and the sides that depend on links are means
 over the same seeds; of the others the best single run counts, which favours them too. Times are those of training:
@@ -14,6 +16,7 @@ hours. What hetopt measures then is printed beside the table.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ from benchmarks._composed import Trajectory, Way, data_folder, final, mean_curve
 from benchmarks._contenders import (
     AUTO,
     DIGITS,
+    FACTORS,
     MODELS,
     OWN,
     PLAIN,
@@ -72,8 +76,8 @@ class Comparison:
 
     @property
     def target(self) -> float:
-        """The quality to reach: a little less than where plain DDP ends."""
-        return self.final_quality(PLAIN) - self.runs.model.margin
+        """The quality to reach: that of plain DDP after `TARGET_AT` of its run."""
+        return target(mean_curve([trajectory.evaluations for trajectory in self.trajectories[PLAIN]]))
 
     def final_quality(self, side: str, rate: float | None = None) -> float:
         """Return the quality at the end, at the last rate if none is given; larger is better."""
@@ -110,6 +114,9 @@ class Comparison:
         return 8 * RING * self.trajectories[PLAIN][0].dense_bytes / (rate * self.runs.step_s)
 
 
+TARGET_AT = 0.7
+"""Part of plain DDP's run after which it has the quality to reach: those who need more steps have them."""
+
 HEADROOM = 2.0
 """Declared over measured computation. Four workers share two cores; exchanges take up to half as much processor time
 again as computing does, which every host of a real cluster has for itself, and the machine is not always as fast."""
@@ -132,21 +139,53 @@ def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
         RunFailed: a run failed.
     """
     unlimited = {name: each for name, each in runs.others.items() if not each.depends_on_links}
-    note(f"training {len(unlimited)} sides on unlimited links")
-    logs = rehearse(hosts(None), [runs.side(name, each) for name, each in unlimited.items()], rounds=1)
+    factors, logs = tuned(runs)
     comparison = Comparison(
-        runs=replace(runs, step_s=HEADROOM * computation_s(logs[STATIC][0])),
+        runs=replace(runs, step_s=HEADROOM * computation_s(logs[STATIC]), factors=factors),
         rates=rates,
-        trajectories={name: [as_trajectory(runs, unlimited[name], log)] for name, [log] in logs.items()},
+        trajectories={name: [as_trajectory(runs, each, logs[name])] for name, each in unlimited.items()},
     )
     note(f"a step computes for {comparison.runs.step_s:.3f} s from here on")
-    more = train(runs, PLAIN, unlimited[PLAIN], None, seeds=runs.seeds[1:])
+    more = train(replace(runs, factors=factors), PLAIN, unlimited[PLAIN], None, seeds=runs.seeds[1:])
     comparison.trajectories[PLAIN] += [as_trajectory(runs, unlimited[PLAIN], log) for log in more]
     for rate in comparison.rates:
         note(f"timing steps at {rate:g}x")
         time_ways(comparison, rate)
         train_at(comparison, rate)
     return comparison
+
+
+def tuned(runs: Runs) -> tuple[dict[str, float], dict[str, Log]]:
+    """Return the factor on the learning rate by which each side needs the fewest steps, and the log of that run.
+
+    Plain DDP has the one with which it is best at `TARGET_AT` of its run; so have the sides that decide by the links.
+    """
+    factors: dict[str, float] = {}
+    chosen: dict[str, Log] = {}
+    quality: float | None = None
+    for name, each in runs.others.items():
+        if each.decides_by_links:
+            continue
+        note(f"tuning {name}")
+        sides = [runs.side(f"{factor:g}", each, factor=factor) for factor in FACTORS]
+        logs = {float(factor): log for factor, [log] in rehearse(hosts(None), sides, rounds=1).items()}
+        curves = {factor: as_trajectory(runs, each, log).evaluations for factor, log in logs.items()}
+        if quality is None:  # plain DDP comes first
+            quality = max(target(curve) for curve in curves.values())
+        best = min(curves, key=lambda factor: (steps_to(curves[factor], quality), -final(curves[factor])))
+        factors[name], chosen[name] = best, logs[best]
+    return dict.fromkeys((*runs.others, AUTO), factors[PLAIN]) | factors, chosen
+
+
+def target(curve: Curve) -> float:
+    """Return the smoothed quality at `TARGET_AT` of a curve."""
+    return final([point for point in curve if point[0] <= TARGET_AT * curve[-1][0]])
+
+
+def steps_to(curve: Curve, quality: float) -> float:
+    """Return the steps until a smoothed quality was reached; infinite if it never was."""
+    steps = reached_s(curve, quality)
+    return math.inf if steps is None else steps
 
 
 def train_at(comparison: Comparison, rate: float) -> None:
@@ -190,7 +229,8 @@ def train(
     runs: Runs, name: str, contender: Contender, rate_bits_per_s: float | None, *, seeds: Sequence[int] = SEEDS[:1]
 ) -> list[Log]:
     """Return the logs of whole runs, one a seed."""
-    sides = [runs.side(f"{name}, seed {seed}", contender, seed=seed) for seed in seeds]
+    factor = runs.factors[name]
+    sides = [runs.side(f"{name}, seed {seed}", contender, seed=seed, factor=factor) for seed in seeds]
     logs = rehearse(hosts(rate_bits_per_s), sides, rounds=1) if sides else {}
     return [logs[side.name][0] for side in sides]
 
@@ -253,6 +293,7 @@ def outcome(comparison: Comparison, asked: str) -> Outcome:
                 place[f"seconds_{key(name)}_at_{key(f'{rate:g}')}x"] = round(seconds, 2)
         place[f"final_{job.metric}_{key(name)}"] = round(sign * comparison.final_quality(name), 4)
         place[f"sent_over_dense_{key(name)}"] = round(comparison.sent_share(name), 5)
+        place[f"rate_factor_{key(name)}"] = comparison.runs.factors[name]
     for rate in comparison.rates:
         auto_s, best = comparison.seconds(AUTO, rate), comparison.best(rate)
         if best is not None:
