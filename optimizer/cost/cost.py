@@ -7,6 +7,9 @@ With work t between checkpoints, C to write one, R to restart and Theta between 
     E[T] = (W / t) Theta e^(R / Theta) (e^((t + C) / Theta) - 1)                                  (Daly 2006)
 
 which is least where 1 - t / Theta = e^(-(t + C) / Theta); Young's sqrt(2 C Theta) (1974) is its first term.
+
+Training pauses for a copy in memory (C), which is written while it goes on. What is lost before the copy is on disk is
+done again, so that the time of writing belongs to R, and no checkpoint begins before the last one is written.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from hetopt.optimizer.cost.bill import Array, Numbers, Usage
 
 CHECKPOINT_INTERVAL_S = (60.0, 1800.0)
 """Bounds of what a run is told: one that had to save more often would be hopeless, and half an hour is much to lose by
-an error that no hazard counts."""
+an error that no hazard counts. A checkpoint that takes longer to write has that time between two."""
 _LARGEST_EXPONENT = 50.0
 _HALVINGS, _NEWTON_STEPS = 3, 1
 
@@ -105,6 +108,9 @@ DETECTION_S = 30.0
 CHECKPOINT_BYTES_PER_S = 100e6
 """Writing a checkpoint to a gp3 volume, whose baseline is 125 MB/s."""
 
+COPIED_BYTES_PER_S = 2e9
+"""Copying it to the host's memory before: pageable memory over PCIe takes 3 GB/s and more."""
+
 CHECKPOINT_COPIES = 4
 """Parameters, two moments of the optimizer and the compressor's residual, each as large as the gradient."""
 
@@ -136,6 +142,7 @@ def interruptions(
     scarce_per_hour: ArrayLike,
     scarce_chance: ArrayLike,
     checkpoint_s: float,
+    written_s: float = 0.0,
     restart_s: ArrayLike,
     interval_s: ArrayLike | None = None,
 ) -> Interruptions:
@@ -150,7 +157,8 @@ def interruptions(
         calm_per_hour: losses of the whole cluster an hour when no pool is scarce.
         scarce_per_hour: mean losses an hour given that some pool is scarce.
         scarce_chance: probability of that.
-        checkpoint_s: time to write a checkpoint.
+        checkpoint_s: for which training pauses to copy a checkpoint.
+        written_s: from then until it is on disk.
         restart_s: from a loss to training again, without the work that is done again.
         interval_s: work between checkpoints, where it is given or known already; absent: `planned_interval_s`, which
             takes most of the time here and is the same for all amounts of work.
@@ -161,6 +169,7 @@ def interruptions(
             scarce_per_hour=scarce_per_hour,
             scarce_chance=scarce_chance,
             checkpoint_s=checkpoint_s,
+            written_s=written_s,
             restart_s=restart_s,
         )
     work, chance, calm, scarce, interval, restart = np.broadcast_arrays(
@@ -169,6 +178,7 @@ def interruptions(
             for x in (work_s, scarce_chance, calm_per_hour, scarce_per_hour, interval_s, restart_s)
         )
     )
+    restart = restart + written_s
     rates, weights = _nodes(calm, scarce, chance)
     factors = factor_at(work.reshape(-1, 1), rates, interval.reshape(-1, 1), checkpoint_s, restart.reshape(-1, 1))
     expected = (weights * factors).sum(axis=1)
@@ -187,9 +197,10 @@ def planned_interval_s(
     scarce_per_hour: ArrayLike,
     scarce_chance: ArrayLike,
     checkpoint_s: float,
+    written_s: float = 0.0,
     restart_s: ArrayLike,
 ) -> Array:
-    """Return the best interval between checkpoints over the hazard prior, within `CHECKPOINT_INTERVAL_S`, seconds.
+    """Return the best interval between checkpoints over the hazard prior, within its bounds, seconds.
 
     Infinite where nothing is ever lost.
 
@@ -199,9 +210,14 @@ def planned_interval_s(
         *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour, restart_s))
     )
     rates, weights = _nodes(calm, scarce, chance)
-    best = interval_under_belief_s(rates, weights, checkpoint_s, restart.reshape(-1, 1))
-    interval = np.clip(best, *CHECKPOINT_INTERVAL_S)
+    best = interval_under_belief_s(rates, weights, checkpoint_s, restart.reshape(-1, 1) + written_s)
+    interval = bounded_interval_s(best, written_s)
     return np.where((weights * rates).sum(axis=1) > 0, interval, np.inf).reshape(chance.shape)
+
+
+def bounded_interval_s(interval_s: Array, written_s: float) -> Array:
+    """Return intervals between checkpoints within `CHECKPOINT_INTERVAL_S`, and never less than one takes to write."""
+    return np.maximum(np.clip(interval_s, *CHECKPOINT_INTERVAL_S), written_s)
 
 
 def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:
@@ -220,6 +236,11 @@ def checkpoint_bytes(gradient_bytes: int) -> int:
 def checkpoint_time_s(gradient_bytes: int) -> float:
     """Return the seconds to write a checkpoint of a model with so many bytes of gradient."""
     return checkpoint_bytes(gradient_bytes) / CHECKPOINT_BYTES_PER_S
+
+
+def checkpoint_pause_s(gradient_bytes: int) -> float:
+    """Return the seconds for which training pauses to copy a checkpoint, which is written while it goes on."""
+    return checkpoint_bytes(gradient_bytes) / COPIED_BYTES_PER_S
 
 
 def planned_usage(

@@ -17,7 +17,7 @@ import numpy as np
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Billing, Numbers, Usage, total_usd
-from hetopt.optimizer.cost.cost import CHECKPOINT_INTERVAL_S, interval_under_belief_s
+from hetopt.optimizer.cost.cost import bounded_interval_s, interval_under_belief_s
 from hetopt.optimizer.cost.preemption_rate import OUTAGE_SHAPE, SHOCKS, PreemptionRatePosterior
 
 DRAWS = 2000
@@ -53,7 +53,8 @@ class Finalist:
         step_time_log_sd, steps_log_sd: spread of the log of either factor of it.
         start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of its log.
         restart_s: from a loss to training again.
-        checkpoint_s: time to write a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
+        checkpoint_s: for which training pauses to copy a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
+        written_s: from then until it is on disk.
         before_usd: paid before machines are rented, such as for the data set's transfer.
         resumes: whether a run goes on from checkpoints; else a loss costs all that was done.
     """
@@ -64,6 +65,7 @@ class Finalist:
     start_up_s: float
     restart_s: float
     checkpoint_s: float
+    written_s: float = 0.0
     step_time_log_sd: float = 0.0
     steps_log_sd: float = 0.0
     start_up_log_sd: float = 0.0
@@ -113,10 +115,10 @@ def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAW
         few = per_hour[None, :_INTERVAL_DRAWS]
         planned = _NEVER_S
         if few.any() and run.resumes:
-            best = interval_under_belief_s(few, 1 / few.shape[1], run.checkpoint_s, run.restart_s)
-            planned = float(np.clip(best[0], *CHECKPOINT_INTERVAL_S))
+            best = interval_under_belief_s(few, 1 / few.shape[1], run.checkpoint_s, run.restart_s + run.written_s)
+            planned = float(bounded_interval_s(best, run.written_s)[0])
         count, checkpoints, added_s = losses(
-            work, per_hour, planned, run.checkpoint_s, run.restart_s * start_factor, generator
+            work, per_hour, planned, run.checkpoint_s, run.restart_s * start_factor + run.written_s, generator
         )
         start_up = run.start_up_s * start_factor
         totals[row] = start_up + work + added_s + away_s

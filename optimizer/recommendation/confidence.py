@@ -62,6 +62,7 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
                 start_up_log_sd=job.startup_log_sd,
                 restart_s=startup_s + DETECTION_S,
                 checkpoint_s=job.checkpoint_s,
+                written_s=job.written_s,
                 checkpoint_bytes=job.checkpoint_bytes,
                 before_usd=job.before_usd,
                 resumes=job.resumes,

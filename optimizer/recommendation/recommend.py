@@ -30,7 +30,7 @@ from hetopt.optimizer.convergence.convergence import (
 )
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import Billing, data_transfer, terms_of
-from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_time_s
+from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_pause_s, checkpoint_time_s
 from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
@@ -417,7 +417,8 @@ def job_of(
         evaluate_every_samples=every * profile.job.dataset_size,
         shape=shape,
         startup_log_sd=STARTUP_LOG_SD,
-        checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
+        checkpoint_s=checkpoint_pause_s(profile.job.gradient_bytes),
+        written_s=checkpoint_time_s(profile.job.gradient_bytes),
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes) if profile.job.resumes else 0.0,
         billing=billing,
         resumes=profile.job.resumes,

@@ -35,7 +35,7 @@ class JobModel:
         evaluate_every_samples: samples between evaluations.
         shape: what steps have in common on whatever machines.
         startup_log_sd: spread of the time from the request to the first step.
-        checkpoint_s: see `cost.interruptions`.
+        checkpoint_s, written_s: see `cost.interruptions`.
         checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
         transfer: of the data set to the region, before the launch; absent where it is there.
         resumes: whether it goes on from checkpoints; else a loss costs all that was done.
@@ -48,6 +48,7 @@ class JobModel:
     startup_log_sd: float
     checkpoint_s: float
     billing: Billing
+    written_s: float = 0.0
     checkpoint_bytes: float = 0.0
     transfer: CostTerm | None = None
     resumes: bool = True
@@ -158,6 +159,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         scarce_per_hour=table.scarce_per_hour,
         scarce_chance=table.scarce_chance,
         checkpoint_s=job.checkpoint_s,
+        written_s=job.written_s,
         restart_s=table.startup_s + DETECTION_S,
         interval_s=None if job.resumes else np.inf,
     )

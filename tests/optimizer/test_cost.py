@@ -31,6 +31,8 @@ from hetopt.optimizer.cost.bill import (
     total_usd,
 )
 from hetopt.optimizer.cost.cost import (
+    checkpoint_pause_s,
+    checkpoint_time_s,
     daly_interval_s,
     factor_at,
     interruptions,
@@ -385,6 +387,29 @@ def test_what_saves_nothing_loses_all_that_was_done() -> None:
     whole = float(factor_at(8 * HOUR, 0.4, np.inf, 10.0, 0.0))
     assert whole == pytest.approx(math.expm1(8 * HOUR * rate) / (8 * HOUR * rate))
     assert interruptions(8 * HOUR, interval_s=np.inf, **hazard).expected_factor > 2 * formula.expected_factor
+
+
+@given(st.integers(10**6, 10**11), st.sampled_from([*MONTH_LOST, None]), st.floats(0.05, 48))
+def test_a_little_more_work_takes_a_little_longer(gradient_bytes: int, band: str | None, work_h: float) -> None:
+    """No amount of work is where a plan falls off a cliff: a tenth more is never a third longer, however large a
+    checkpoint is."""
+    belief = PreemptionRatePosterior.prior(band)
+    times_s = [
+        work_s
+        * float(
+            interruptions(
+                work_s,
+                calm_per_hour=belief.calm.mean_per_hour,
+                scarce_per_hour=SCARCE.mean_per_hour,
+                scarce_chance=belief.scarce_chance,
+                checkpoint_s=checkpoint_pause_s(gradient_bytes),
+                written_s=checkpoint_time_s(gradient_bytes),
+                restart_s=210.0,
+            ).expected_factor
+        )
+        for work_s in (work_h * HOUR, 1.1 * work_h * HOUR)
+    ]
+    assert times_s[0] <= times_s[1] <= 1.33 * times_s[0]
 
 
 losses_seen = st.integers(0, 50)
