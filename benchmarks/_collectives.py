@@ -59,27 +59,23 @@ class Cell(Record):
 
 
 class Answer(Record):
-    """The timed exchanges of a request, and the seconds of its calibrations."""
+    """The timed exchanges of a request."""
 
     cells: tuple[Cell, ...]
-    calibration_s: tuple[float, ...]
 
 
 def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
     """Time the exchanges of the request in ``run_dir``; the first worker writes the answer."""
     request = Request.model_validate_json((run_dir / REQUEST_FILE).read_text(encoding="utf-8"))
     cells: list[Cell] = []
-    calibrations_s: list[float] = []
     device = torch.device("cpu")
     for numel in request.gradients:
-        timings = measure_network(4 * numel, device=device)
-        network = Network.of(timings)
-        calibrations_s.append(sum(timing.time_s for timing in timings))
+        network = Network.of(measure_network(4 * numel, device=device))
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(rank))
         for way in request.ways:
             cells.append(_timed(way, gradient, network, request, world_size))
     if rank == 0:
-        answer = Answer(cells=tuple(cells), calibration_s=tuple(calibrations_s))
+        answer = Answer(cells=tuple(cells))
         (run_dir / ANSWER_FILE).write_text(answer.model_dump_json(), encoding="utf-8")
 
 

@@ -92,11 +92,6 @@ class Trajectory:
         """The number of steps of the run."""
         return sum(stretch.steps for stretch in self.stretches)
 
-    @property
-    def sent_share(self) -> float:
-        """The bytes sent, as a fraction of those of dense steps."""
-        return self.sent_bytes / (self.steps * self.dense_bytes)
-
     def over(self, step_time_s: Mapping[Way, float]) -> list[tuple[float, float]]:
         """Return the seconds until each evaluation, with its quality, for a given step time of each method."""
         points: list[tuple[float, float]] = []

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,21 +60,6 @@ class Fault:
     byte: float = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The end of a faulty run, with its duration and the times of its faults.
-
-    Attributes:
-        ended: by which event; empty: not in time.
-        took_s: all of it.
-        faults_s: when each fault happened, seconds since the epoch.
-    """
-
-    ended: str
-    took_s: float
-    faults_s: list[float]
-
-
 class FaultyRun:
     """A run with its faults and processes.
 
@@ -103,13 +88,13 @@ class FaultyRun:
         self._last: Event | None = None
         self._failures = 0
 
-    def run(self, within_s: float) -> Outcome:
-        """Start the run, inject its faults, and wait for its end."""
+    def run(self, within_s: float) -> str:
+        """Start the run, inject its faults, and return the event by which it ended; empty: not in time."""
         write_spec(self._run_dir, self._spec)
         # What is due at a step happens once this start has come to it: who leaves before all have begun ends the run.
         self._look()
         self._step = 0
-        began_s, happened = time.monotonic(), []
+        began_s = time.monotonic()
         meeting, store = _start_store()
         try:
             for place in range(len(self._spec.workers)):
@@ -117,7 +102,6 @@ class FaultyRun:
             while time.monotonic() - began_s < within_s:
                 self._look()
                 if self._faults and self._step >= self._faults[0].at_step:
-                    happened.append(time.time())
                     self._do(self._faults.pop(0), meeting)
                 if self._collect(meeting):
                     break
@@ -127,8 +111,7 @@ class FaultyRun:
             for warden in self._wardens.values():
                 _end(warden)
             _end(store)
-        ended = "" if self._last is None else str(self._last["event"])
-        return Outcome(ended=ended, took_s=time.monotonic() - began_s, faults_s=happened)
+        return "" if self._last is None else str(self._last["event"])
 
     def _start(self, place: int, meeting: str) -> None:
         here = os.getpid()
@@ -264,9 +247,11 @@ def run_all(folder: Path) -> None:
         with (
             _small_disk(run_dir / CHECKPOINT_FOLDER) if any(fault.kind == "full" for fault in faults) else nullcontext()
         ):
-            outcome = _until_the_end(run, float(entry.get("within_s", 120.0)))
-        write_atomically(run_dir / OUTCOME_FILE, json.dumps(asdict(outcome)))
-        print(f"  {entry['name']}: {outcome.ended or 'not in time'} after {outcome.took_s:.1f} s", file=sys.stderr)
+            began_s = time.monotonic()
+            ended = _until_the_end(run, began_s + float(entry.get("within_s", 120.0)))
+        write_atomically(run_dir / OUTCOME_FILE, json.dumps({"ended": ended}))
+        took_s = time.monotonic() - began_s
+        print(f"  {entry['name']}: {ended or 'not in time'} after {took_s:.1f} s", file=sys.stderr)
 
 
 @contextmanager
@@ -287,17 +272,11 @@ def _fill(file: Path) -> None:
             stream.write(bytes(1 << 16))
 
 
-def _until_the_end(run: FaultyRun, within_s: float) -> Outcome:
-    began_s, faults_s = time.monotonic(), []
+def _until_the_end(run: FaultyRun, deadline_s: float) -> str:
+    """Return the event by which a run ended, however often it began again."""
     while True:
-        try:
-            outcome = run.run(within_s - (time.monotonic() - began_s))
-        except _Again:
-            faults_s.append(time.time())
-            continue
-        return Outcome(
-            ended=outcome.ended, took_s=time.monotonic() - began_s, faults_s=sorted([*faults_s, *outcome.faults_s])
-        )
+        with suppress(_Again):
+            return run.run(deadline_s - time.monotonic())
 
 
 def _start_store() -> tuple[str, int]:

@@ -44,9 +44,9 @@ class Options:
     part: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Outcome:
-    """The figures of a benchmark with units in their names, their goals, and baselines.
+    """The figures of a benchmark with units in their names, their goals, and baselines, gathered part by part.
 
     Attributes:
         asked: options that say what was measured, as they were given: "--model lstm".
@@ -56,9 +56,9 @@ class Outcome:
     benchmark: str
     asked: str = ""
     quick: bool
-    figures: Mapping[str, float]
-    goals: Mapping[str, Mapping[Bound, float]] = field(default_factory=dict)
-    baselines: Mapping[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    goals: dict[str, Mapping[Bound, float]] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
     seeds: str = "0"
 
     @property
@@ -70,31 +70,11 @@ class Outcome:
             for kind, bound in goal.items()
         )
 
-
-@dataclass(kw_only=True)
-class Results:
-    """The figures, goals and baselines of a benchmark of several parts, gathered part by part."""
-
-    figures: dict[str, float] = field(default_factory=dict)
-    goals: dict[str, dict[Bound, float]] = field(default_factory=dict)
-    baselines: dict[str, float] = field(default_factory=dict)
-
     def goal(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
         """Record a figure with the bound that it should keep."""
         self.figures[name] = round(value, 4)
         bounds: dict[Bound, float | None] = {"at_least": at_least, "at_most": at_most}
         self.goals[name] = {kind: bound for kind, bound in bounds.items() if bound is not None}
-
-    def outcome(self, benchmark: str, *, quick: bool, seeds: str = "0") -> Outcome:
-        """Return the gathered figures as the outcome of a benchmark."""
-        return Outcome(
-            benchmark=benchmark,
-            quick=quick,
-            figures=self.figures,
-            goals=self.goals,
-            baselines=self.baselines,
-            seeds=seeds,
-        )
 
 
 def run_benchmark(main: Callable[[], None]) -> None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,40 +39,28 @@ RANK = 2
 """Of PowerSGD's factors: for image classifiers, as its authors propose (Vogels et al. 2019)."""
 
 
-class CommunicationHook(Protocol):
-    """A way for DistributedDataParallel to sum gradients."""
-
-    @property
-    def dense_steps(self) -> int:
-        """The number of first steps that send the whole gradient, as DistributedDataParallel does by itself."""
-        ...
-
-    def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """Return the model in DistributedDataParallel, with the hook."""
-        ...
-
-    def sent_bytes(self, steps: int) -> int:
-        """Return the bytes that a worker has sent in all ``steps`` steps."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
 class NoHook:
-    """DistributedDataParallel with all its defaults."""
+    """DistributedDataParallel with all its defaults, by which gradients are summed as they are.
 
-    gradient_bytes: int
-    dense_steps: int = 0
+    Attributes:
+        dense_steps: the first steps, that send the whole gradient under a hook as well.
+        gradient_bytes: of the model.
+    """
+
+    dense_steps = 0
+
+    def __init__(self, gradient_bytes: int) -> None:
+        self.gradient_bytes = gradient_bytes
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
         """Return the model in DistributedDataParallel."""
         return DistributedDataParallel(model)
 
     def sent_bytes(self, steps: int) -> int:
-        """Return the bytes of the whole gradient in every step."""
+        """Return the bytes that a worker has sent in all ``steps`` steps."""
         return steps * self.gradient_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tuned(NoHook):
     """DistributedDataParallel tuned by an expert: gradients are views of its buckets, and the graph is static."""
 
@@ -82,12 +69,8 @@ class Tuned(NoHook):
         return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fp16Hook:
+class Fp16Hook(NoHook):
     """The hook of DistributedDataParallel that casts gradients to fp16 for the all-reduce."""
-
-    gradient_bytes: int
-    dense_steps: int = 0
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
         """Return the model in DistributedDataParallel, with the hook."""
@@ -100,7 +83,7 @@ class Fp16Hook:
         return steps * self.gradient_bytes * FP16_BYTES // FP32_BYTES
 
 
-class PowerSgdHook:
+class PowerSgdHook(NoHook):
     """The PowerSGD hook of DistributedDataParallel: low-rank factors of gradients, with error feedback.
 
     The gradient is one bucket: the hook waits inside its callbacks, and a bucket each would block gloo's threads.
@@ -112,7 +95,7 @@ class PowerSgdHook:
     dense_steps = DENSE_STEPS
 
     def __init__(self, gradient_bytes: int) -> None:
-        self._gradient_bytes = gradient_bytes
+        super().__init__(gradient_bytes)
         # Rows of an embedding that no word of the batch has are zero, and cannot be made orthogonal without an epsilon.
         self._state = PowerSGDState(
             process_group=None,
@@ -123,7 +106,7 @@ class PowerSgdHook:
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
         """Return the model in DistributedDataParallel, with the hook."""
-        whole_mb = self._gradient_bytes / 2**20 + 1
+        whole_mb = self.gradient_bytes / 2**20 + 1
         parallel = DistributedDataParallel(model, forward_sync_buffers=False, bucket_cap_mb=whole_mb)
         parallel.register_comm_hook(self._state, powerSGD_hook)
         return parallel
@@ -131,20 +114,10 @@ class PowerSgdHook:
     def sent_bytes(self, steps: int) -> int:
         """Return the bytes that the hook has counted, and those of the dense steps."""
         compressed = FP32_BYTES * int(self._state.total_numel_after_compression)
-        return min(steps, DENSE_STEPS) * self._gradient_bytes + compressed
+        return min(steps, DENSE_STEPS) * self.gradient_bytes + compressed
 
 
-def make_hook(name: HookName, gradient_bytes: int) -> CommunicationHook:
-    """Return the hook of a name for a gradient of ``gradient_bytes`` bytes."""
-    match name:
-        case "none":
-            return NoHook(gradient_bytes=gradient_bytes)
-        case "tuned":
-            return Tuned(gradient_bytes=gradient_bytes)
-        case "fp16":
-            return Fp16Hook(gradient_bytes=gradient_bytes)
-        case "powersgd":
-            return PowerSgdHook(gradient_bytes)
+HOOKS: dict[HookName, type[NoHook]] = {"none": NoHook, "tuned": Tuned, "fp16": Fp16Hook, "powersgd": PowerSgdHook}
 
 
 class StretchedBackward:
@@ -190,7 +163,7 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Slowdown, ho
     local = spec.global_batch_size // world_size
     StretchedBackward(task, model, fetch(data.train, range(local)), pace)
     gradient_bytes = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    hook = make_hook(hook_name, gradient_bytes)
+    hook = HOOKS[hook_name](gradient_bytes)
     parallel = hook.wrap(model)
     optimizer = task.optimizer(model)
     rates = [float(group["lr"]) * spec.learning_rate_scale for group in optimizer.param_groups]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -14,8 +13,6 @@ from hetopt.trainer.data.fetch import Batch, MapDataset, fetch
 from hetopt.trainer.session import session
 from hetopt.trainer.task import mean_of
 from hetopt.trainer.tasks.load import load_task
-
-Given = TypeVar("Given")
 
 
 class Gathered(Dataset[Batch]):
@@ -45,7 +42,11 @@ def train_in_session(spec: RunSpec, folder: Path) -> None:
     model = task.model()
     optimizer = task.optimizer(model)
     loader = DataLoader(
-        Gathered(data.train), batch_size=spec.global_batch_size, shuffle=True, drop_last=True, collate_fn=_as_it_is
+        Gathered(data.train),
+        batch_size=spec.global_batch_size,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=lambda batch: batch,
     )
     steps = 0
     with session(model, optimizer, spec=spec, folder=folder) as run:
@@ -58,7 +59,3 @@ def train_in_session(spec: RunSpec, folder: Path) -> None:
                 steps += 1
                 if steps == spec.stop.max_steps:
                     break
-
-
-def _as_it_is(batch: Given) -> Given:
-    return batch

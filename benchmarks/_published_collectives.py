@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from hetopt.core.comm.cost import GLOO, Algorithm, Algorithms, LinkSpeed, Operation
+from hetopt.core.comm.cost import Algorithm, LinkSpeed, Operation, gloo
 
 SCALAR_BYTES = 4
 
 TREE_ALL_REDUCE = Algorithm(messages=lambda n: 2 * math.log2(n), traffic=lambda n: 2 * math.log2(n))
 DOUBLING_ALL_GATHER = Algorithm(messages=math.log2, traffic=lambda n: n - 1.0)
 
-PUBLISHED_RING = Algorithms(all_gather=DOUBLING_ALL_GATHER)
-"""Behind the ring columns."""
 
-PUBLISHED_TREE = Algorithms(all_reduce=TREE_ALL_REDUCE, all_gather=DOUBLING_ALL_GATHER)
-"""Behind the tree columns."""
+def published_ring(operation: Operation) -> Algorithm:
+    """Return the algorithm behind an operation of the ring columns."""
+    return DOUBLING_ALL_GATHER if operation.primitive == "all_gather" else gloo(operation)
 
 
-def time_s(operations: Iterable[Operation], network: LinkSpeed, *, algorithms: Algorithms = GLOO) -> float:
+def published_tree(operation: Operation) -> Algorithm:
+    """Return the algorithm behind an operation of the tree columns."""
+    return TREE_ALL_REDUCE if operation.primitive == "all_reduce" else published_ring(operation)
+
+
+def time_s(
+    operations: Iterable[Operation], network: LinkSpeed, *, algorithms: Callable[[Operation], Algorithm] = gloo
+) -> float:
     """Return seconds of an exchange, its operations one after the other, when no member has to wait for another."""
     return sum(network.time_s(operation.terms(algorithms)) for operation in operations)
 

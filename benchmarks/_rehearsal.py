@@ -144,12 +144,12 @@ def equal_shares(workers: int, total: int) -> tuple[int, ...]:
 
 def best_compute_s(workers: Sequence[WorkerSpec], total: int) -> float:
     """Return the least seconds of a step's computation: the slowest worker's under optimal local batch sizes."""
-    return solve_shares(_times(workers), total).compute_s
+    return solve_shares(declared_times(workers), total).compute_s
 
 
 def compute_s(workers: Sequence[WorkerSpec], shares: Sequence[int]) -> float:
     """Return the seconds of the slowest worker's computation under these local batch sizes, as declared."""
-    return max(time.time_s(share) for time, share in zip(_times(workers), shares, strict=True))
+    return max(time.time_s(share) for time, share in zip(declared_times(workers), shares, strict=True))
 
 
 def share_changes(log: Log) -> list[Event]:
@@ -157,7 +157,8 @@ def share_changes(log: Log) -> list[Event]:
     return [event for event in log if event["event"] == "shares_changed"]
 
 
-def _times(workers: Sequence[WorkerSpec]) -> list[WorkerTime]:
+def declared_times(workers: Sequence[WorkerSpec]) -> list[WorkerTime]:
+    """Return the time of a step's computation by samples that each worker declares."""
     declared = [worker.declared for worker in workers if worker.declared is not None]
     assert len(declared) == len(workers)
     return [

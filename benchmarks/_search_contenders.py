@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import optuna
 from numpy.typing import NDArray
+from scipy.special import ndtr
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
@@ -126,17 +127,13 @@ def gaussian_process(trials: Trials, seed: int) -> None:
                 over, over_sd = of_risk.predict(candidates / scale, return_std=True)
             aim = math.log(trials.best) if math.isfinite(trials.best) else max(scores)
             z = (aim - mean) / np.maximum(sd, 1e-9)
-            improvement = sd * (z * _cdf(z) + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi))
-            place = int(np.argmax(improvement * _cdf(-over / np.maximum(over_sd, 1e-9))))
+            improvement = sd * (z * ndtr(z) + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi))
+            place = int(np.argmax(improvement * ndtr(-over / np.maximum(over_sd, 1e-9))))
         priced = trials.price(trials.cluster(candidates[place].tolist()))
         if priced is not None:
             seen.append(candidates[place] / scale)
             scores.append(math.log(priced[0]))
             risks.append(math.log(priced[1]))
-
-
-def _cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
 
 
 CONTENDERS: dict[str, Contender] = {

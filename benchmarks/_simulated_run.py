@@ -116,7 +116,6 @@ class Result:
         generations: that formed.
         redone: steps that were done more than once, of each time that training went back; without those that only a
             checkpoint would have saved for which there was no room, or that was torn.
-        took_s: virtual time.
     """
 
     final: list[State] = field(default_factory=list)
@@ -124,7 +123,6 @@ class Result:
     generations: int = 0
     redone: list[int] = field(default_factory=list)
     from_disk: int = 0
-    took_s: float = 0.0
 
 
 class Broken(Exception):
@@ -143,10 +141,9 @@ class _Process:
 
 @dataclass(kw_only=True)
 class _Operation:
-    """A collective operation: what each member brought, and until when each waits at most."""
+    """A collective operation: what each member brought."""
 
     brought: dict[int, object] = field(default_factory=dict)
-    complete_s: float | None = None
 
 
 class _StoreLost(Exception):
@@ -245,7 +242,6 @@ class Simulation:
                 self._resume(what)
             if not self._processes and not self.result.final:
                 self._relaunch()
-        self.result.took_s = self._now_s
         return self.result
 
     # The world.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,9 +174,8 @@ StepTimePeer: TypeAlias = Linear | Goodput
 """A fitted model of step times."""
 
 
-PeerName = Literal["scavenger", "ernest", "goodput"]
-PEERS: Mapping[PeerName, Callable[[Sequence[StepSample]], StepTimePeer]] = MappingProxyType(
-    {"scavenger": scavenger, "ernest": ernest, "goodput": Goodput.fit}
+PEERS: Mapping[str, Callable[[Sequence[StepSample]], StepTimePeer]] = MappingProxyType(
+    {"Scavenger": scavenger, "Ernest": ernest, "Pollux, ours": Goodput.fit}
 )
 
 FOLDS = 5
@@ -199,7 +198,7 @@ class PeerModel:
     types: frozenset[str]
 
     @classmethod
-    def fit(cls, name: PeerName, samples: Sequence[StepSample]) -> PeerModel:
+    def fit(cls, name: str, samples: Sequence[StepSample]) -> PeerModel:
         """Return a peer fitted to samples; layouts left out give its interval (grouped conformal prediction)."""
         half_width = _left_out(PEERS[name], samples) if len({s.layout for s in samples}) > 2 else UNTESTED
         return cls(
@@ -238,13 +237,9 @@ def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples:
 
 
 def _residuals(peer: StepTimePeer, shown: Sequence[StepSample]) -> Array:
-    return _logs(shown) - np.log(np.maximum(peer.step_time_s(shown), 1e-12))
+    seconds = np.array([sample.step_time_s for sample in shown], dtype=np.float64)
+    return np.asarray(np.log(seconds) - np.log(np.maximum(peer.step_time_s(shown), 1e-12)))
 
 
 def _some(samples: Sequence[StepSample], which: NDArray[np.bool_]) -> list[StepSample]:
     return [sample for sample, wanted in zip(samples, which.tolist(), strict=True) if wanted]
-
-
-def _logs(samples: Sequence[StepSample]) -> Array:
-    logs: Array = np.log(np.array([sample.step_time_s for sample in samples], dtype=np.float64))
-    return logs

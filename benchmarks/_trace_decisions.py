@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import _adaptdl
 from benchmarks._decided import Array, Belief, Chooser, Menu
 from benchmarks._held_out_priors import FLAT, learned_priors
-from benchmarks._step_baselines import PeerModel, PeerName, columns
+from benchmarks._step_baselines import PeerModel, columns
 from benchmarks._step_traces import Samples, as_columns, read
 from hetopt.core.memory import non_negative
 from hetopt.core.step_samples import StepSample
@@ -28,7 +28,6 @@ from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 
-PEERS: Mapping[str, PeerName] = {"Ernest": "ernest", "Scavenger": "scavenger", "Pollux, ours": "goodput"}
 ADAPTDL = "Pollux, AdaptDL's own code"
 
 
@@ -68,7 +67,7 @@ class Table:
         """Return the belief of hetopt's model, fitted to shown samples."""
         return self.belief(StepTimeModel.fit(observe(shown), {}, priors).predict(self.configurations))
 
-    def peer(self, name: PeerName, shown: Samples) -> Belief:
+    def peer(self, name: str, shown: Samples) -> Belief:
         """Return the belief of a published model, with the interval that its own held-out errors give it."""
         return self.belief(PeerModel.fit(name, shown).predict(self.configurations))
 

@@ -406,10 +406,6 @@ class Estimated:
     prior_log_sd: float
     gpu_log_sd: float
 
-    def is_covered(self, widened: float = 1.0) -> bool:
-        """Return whether the error lies in the 90 % interval, the prior's spread widened by a factor."""
-        return abs(self.error) <= Z90 * math.hypot(widened * self.prior_log_sd, self.gpu_log_sd)
-
 
 def jobs_left_out(rows: Sequence[Convolutions]) -> Iterator[Estimated]:
     """Yield every measured step of every job, estimated from the other jobs, as `hetopt.estimate` does it."""
@@ -440,7 +436,8 @@ def coverage(found: Sequence[Estimated], widened: float = 1.0) -> float:
     """Return the share of the steps within their intervals, every job weighing the same."""
     jobs: dict[str, list[bool]] = defaultdict(list)
     for one in found:
-        jobs[one.row.column.job].append(one.is_covered(widened))
+        half_width = Z90 * math.hypot(widened * one.prior_log_sd, one.gpu_log_sd)
+        jobs[one.row.column.job].append(abs(one.error) <= half_width)
     return statistics.fmean(statistics.fmean(job) for job in jobs.values())
 
 

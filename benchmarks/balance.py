@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._outcome import Outcome, options, publish, run_benchmark
 from benchmarks._rehearsal import (
     Log,
     Ratio,
     Side,
     best_compute_s,
     compute_s,
+    declared_times,
     equal_shares,
     need_namespaces,
     ratio,
@@ -22,7 +23,7 @@ from benchmarks._rehearsal import (
     share_changes,
     step_time_s,
 )
-from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.core.batch_partition import solve_shares
 from hetopt.core.run_spec import BatchPolicy, DeclaredTime, EmulatedHost, RunSpec, StopRule, WorkerSpec
 
 SPEEDS = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
@@ -106,12 +107,7 @@ def script_side(run: RunSpec) -> Side:
 
 def by_speed(workers: tuple[WorkerSpec, ...], batch: int) -> tuple[WorkerSpec, ...]:
     """Return the workers with optimal local batch sizes for their declared speeds, as from a perfect profile."""
-    times = [
-        WorkerTime(fixed_s=worker.declared.fixed_s, per_sample_s=worker.declared.per_sample_s, min_samples=1)
-        for worker in workers
-        if worker.declared is not None
-    ]
-    shares = solve_shares(times, batch).local_batch_sizes
+    shares = solve_shares(declared_times(workers), batch).local_batch_sizes
     return tuple(
         worker.model_copy(update={"local_batch_size": share}) for worker, share in zip(workers, shares, strict=True)
     )
@@ -128,7 +124,7 @@ def adjustments_to(log: Log, workers: Sequence[WorkerSpec], start: Sequence[int]
     return None
 
 
-def speeds_part(scale: Scale, results: Results) -> None:
+def speeds_part(scale: Scale, results: Outcome) -> None:
     """Measure every batch policy from equal local batches on the published clusters."""
     print(f"step-time speed-up over plain DDP (equal split), {scale.rounds} round(s), best step {scale.best_step_s} s")
     print(f"{'speeds':>14} {'ideal':>6}  " + "  ".join(f"{name:>12}" for name in POLICIES) + "   changes (model)")
@@ -186,7 +182,7 @@ EQUAL_JOBS = {
 }
 
 
-def equal_part(scale: Scale, results: Results) -> None:
+def equal_part(scale: Scale, results: Outcome) -> None:
     """Measure the overhead over plain DDP on two equal workers, where there is nothing to win."""
     print(f"\nequal workers: hetopt's step over plain DDP's, {scale.equal_rounds} interleaved rounds")
     hosts = [EmulatedHost(name=f"h{place}", rate_bits_per_s=1e9) for place in range(2)]
@@ -225,11 +221,11 @@ def main() -> None:
     asked = options(__doc__, parts=list(PARTS))
     need_namespaces(or_skip=asked.smoke)
     scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL
-    results = Results()
+    results = Outcome(benchmark="balance", quick=asked.quick)
     for name in (asked.part,) if asked.part is not None else ("speeds",) if asked.smoke else tuple(PARTS):
         print(f"balance: {name}", file=sys.stderr, flush=True)
         PARTS[name](scale, results)
-    publish(results.outcome("balance", quick=asked.quick), asked.json_file, part=asked.part)
+    publish(results, asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
-from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
+from benchmarks._outcome import Outcome, options, publish, quartiles, run_benchmark
 from benchmarks._simulated_run import check
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.processes import LocalLauncher
@@ -80,7 +80,7 @@ def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, obje
     return workers, sorted(faults, key=lambda fault: int(str(fault["at_step"])))
 
 
-def simulated(results: Results, runs: int) -> None:
+def simulated(results: Outcome, runs: int) -> None:
     """Simulate schedules of faults in virtual time, and record the figures."""
     began_s, failed, generations, from_disk, launches, worst = time.perf_counter(), 0, 0, 0, 0, 0
     for seed in range(runs):
@@ -113,7 +113,7 @@ def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
     subprocess.run([sys.executable, "-m", "benchmarks._faulty_runs", str(folder)], cwd=_REPOSITORY, check=True)
 
 
-def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> None:
+def real(results: Outcome, folder: Path, runs: int, most_workers: int = 4) -> None:
     """Do real runs with seeded faults, and record the figures."""
     schedules = [schedule(seed, most_workers) for seed in range(runs)]
     sizes = sorted({workers for workers, _ in schedules})
@@ -172,7 +172,7 @@ def steps_redone(events: list[Event]) -> int:
     return most
 
 
-def recovery(results: Results, folder: Path, kills: int) -> None:
+def recovery(results: Outcome, folder: Path, kills: int) -> None:
     """Measure the time to the next step after a worker dies: alone, or with its supervisor (torchrun restarts all)."""
     folder.mkdir()
     launcher = LocalLauncher(grace_s=5.0)
@@ -234,15 +234,16 @@ def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    asked, results = options(__doc__), Results()
+    asked = options(__doc__)
     schedules, real_runs, kills = (40, 1, 0) if asked.smoke else (300, 12, 3) if asked.quick else (10_000, 200, 15)
+    results = Outcome(benchmark="chaos", quick=asked.quick, seeds=f"0 to {schedules - 1}")
     simulated(results, schedules)
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
         folder = Path(temporary)
         real(results, folder / "real", real_runs, most_workers=2 if asked.smoke else 4)
         if not asked.smoke:
             recovery(results, folder / "recovery", kills)
-    publish(results.outcome("chaos", quick=asked.quick, seeds=f"0 to {schedules - 1}"), asked.json_file)
+    publish(results, asked.json_file)
 
 
 if __name__ == "__main__":

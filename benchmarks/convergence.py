@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._outcome import DATA, Bound, Outcome, options, publish, run_benchmark
+from benchmarks._outcome import DATA, Outcome, options, publish, run_benchmark
 from benchmarks._published_laws import MCCANDLISH, SCAVENGER, two_powers
 from hetopt.core.profile import Evaluation
 from hetopt.optimizer.convergence.averaged_law import averaged_curve
@@ -173,14 +173,7 @@ def progress_weighted_noise_scale(noise_scales: Sequence[float], steps: Sequence
         noise_scales: ``Bn_i`` in samples, not negative.
         steps: optimizer steps that each entry stands for.
         batch_size: global batch size ``B`` of the run that was logged.
-
-    Raises:
-        ValueError: nothing to average, or a negative or non-finite entry.
     """
-    if not noise_scales or len(noise_scales) != len(steps) or batch_size < 1:
-        raise ValueError("an average needs as many noise scales as step counts, at least one, and a batch size")
-    if not all(0 <= value < math.inf for value in (*noise_scales, *steps)) or sum(steps) <= 0:
-        raise ValueError("noise scales and steps must be finite and not negative, and some steps must have been taken")
     weights = [count / (1 + scale / batch_size) for scale, count in zip(noise_scales, steps, strict=True)]
     total = math.fsum(weight * scale for weight, scale in zip(weights, noise_scales, strict=True))
     return total / math.fsum(weights)
@@ -274,9 +267,7 @@ def main() -> None:
     files = sorted((DATA / "convergence").glob("*.json"))
     if not files:
         sys.exit(f"No training logs in {DATA}: HETOPT_SHARED_DATA says where the data is.")
-    figures: dict[str, float] = {}
-    baselines: dict[str, float] = {}
-    goals: dict[str, Mapping[Bound, float]] = {}
+    results = Outcome(benchmark="convergence", quick=asked.quick)
     print(f"{'job':12}{'protocol':10}{'by':12}{'median':>8}{'mean':>8}{'p90':>8}{'bias':>9}{'coverage':>10}{'n':>5}")
     jobs = {file.stem: read(file) for file in files}
     for job, logs in jobs.items():
@@ -295,36 +286,33 @@ def main() -> None:
                 middle, coverage = row(
                     job, protocol, predictor, [each for some in by_target for each in some[predictor]]
                 )
-                (figures if predictor == HETOPT else baselines)[
+                (results.figures if predictor == HETOPT else results.baselines)[
                     f"{job}_{protocol}_median_error" + ("" if predictor == HETOPT else f"_{predictor}")
                 ] = round(middle, 4)
                 if predictor == HETOPT:
-                    figures[f"{job}_{protocol}_share_in_90_percent_interval"] = round(coverage, 4)
+                    results.figures[f"{job}_{protocol}_share_in_90_percent_interval"] = round(coverage, 4)
             if job in GOALS:
-                goals[f"{job}_{protocol}_median_error"] = {"at_most": GOALS[job]}
+                results.goals[f"{job}_{protocol}_median_error"] = {"at_most": GOALS[job]}
         middle, _ = row(job, "seen", HETOPT, [each for steps in by_level.values() for each in seen(logs, steps)])
-        baselines[f"{job}_levels_median_error_seen"] = round(middle, 4)
+        results.baselines[f"{job}_levels_median_error_seen"] = round(middle, 4)
         early = [each for steps in by_level.values() for each in from_beginning(logs, steps)]
         middle, coverage = row(job, "early", HETOPT, early)
-        figures[f"{job}_early_median_error"] = round(middle, 4)
-        figures[f"{job}_early_share_in_90_percent_interval"] = round(coverage, 4)
-        goals[f"{job}_early_share_in_90_percent_interval"] = {"at_least": EARLY_COVERAGE}
+        results.figures[f"{job}_early_median_error"] = round(middle, 4)
+        results.figures[f"{job}_early_share_in_90_percent_interval"] = round(coverage, 4)
+        results.goals[f"{job}_early_share_in_90_percent_interval"] = {"at_least": EARLY_COVERAGE}
         kappa = kappa_of([others for other, others in jobs.items() if other != job])
-        figures[f"{job}_smallest_kappa_of_the_others"] = round(kappa, 2)
+        results.figures[f"{job}_smallest_kappa_of_the_others"] = round(kappa, 2)
         alone = [from_smallest(logs, steps, kappa) for steps in by_level.values()]
         for predictor in alone[0]:
             middle, coverage = row(job, "smallest", predictor, [g for each in alone for g in each[predictor]])
             if predictor == HETOPT:
-                figures[f"{job}_smallest_median_error"] = round(middle, 4)
-                figures[f"{job}_smallest_share_in_90_percent_interval"] = round(coverage, 4)
+                results.figures[f"{job}_smallest_median_error"] = round(middle, 4)
+                results.figures[f"{job}_smallest_share_in_90_percent_interval"] = round(coverage, 4)
                 if job in SMALLEST_GOALS:
-                    goals[f"{job}_smallest_median_error"] = {"at_most": SMALLEST_GOALS[job]}
+                    results.goals[f"{job}_smallest_median_error"] = {"at_most": SMALLEST_GOALS[job]}
             else:
-                baselines[f"{job}_smallest_median_error_{predictor}"] = round(middle, 4)
-    publish(
-        Outcome(benchmark="convergence", quick=asked.quick, figures=figures, goals=goals, baselines=baselines),
-        asked.json_file,
-    )
+                results.baselines[f"{job}_smallest_median_error_{predictor}"] = round(middle, 4)
+    publish(results, asked.json_file)
 
 
 if __name__ == "__main__":

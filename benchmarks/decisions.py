@@ -30,9 +30,10 @@ from benchmarks._decided import (
     missed,
     throughputs,
 )
-from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._outcome import Outcome, options, publish, run_benchmark
+from benchmarks._step_baselines import PEERS
 from benchmarks._step_traces import AZURE, FOLDERS, traces
-from benchmarks._trace_decisions import ADAPTDL, PEERS, Table, adaptdl, fitted_whole, priors_of_others, table
+from benchmarks._trace_decisions import ADAPTDL, Table, adaptdl, fitted_whole, priors_of_others, table
 
 PROTOCOLS = ("no probe", "one probe")
 OURS, MEDIANS, SEEN_ALL = "hetopt", "hetopt, ranked by medians", "hetopt that has seen all rows"
@@ -71,8 +72,8 @@ def contenders(tables: Sequence[Table], protocol: str, ours: Sequence[Belief]) -
     """Return the decisions of each contender under a protocol."""
     by_contender = {OURS: recommended(tables, ours)}
     by_contender[MEDIANS] = decided(tables, [by_median(t.menu, belief) for t, belief in zip(tables, ours, strict=True)])
-    for name, peer in PEERS.items():
-        predicted = [t.peer(peer, t.shown[protocol]) for t in tables]
+    for name in PEERS:
+        predicted = [t.peer(name, t.shown[protocol]) for t in tables]
         by_contender[name] = decided(
             tables, [as_believed(t.menu, belief) for t, belief in zip(tables, predicted, strict=True)]
         )
@@ -97,7 +98,7 @@ def said(decisions: Sequence[Decision]) -> str:
     return f"{mean_extra(decisions):.1%} / {missed(decisions):.1%}".replace("%", "")
 
 
-def clusters(results: Results, root: Path, *, folders: Sequence[str], with_others: bool) -> None:
+def clusters(results: Outcome, root: Path, *, folders: Sequence[str], with_others: bool) -> None:
     """Measure the cost of clusters chosen from step traces, and record the figures."""
     tables = [table(root, folder) for folder in folders]
     print("tables are read", file=sys.stderr)
@@ -155,7 +156,7 @@ def _beats(ours: Sequence[Decision], theirs: Sequence[Decision]) -> bool:
     return mean_extra(ours) < mean_extra(theirs) and missed(ours) < missed(theirs)
 
 
-def confidences(results: Results, tables: Sequence[Table], ours: Mapping[str, Sequence[Belief]]) -> None:
+def confidences(results: Outcome, tables: Sequence[Table], ours: Mapping[str, Sequence[Belief]]) -> None:
     """Measure how often limits are kept where a confidence is asked for, beside the stated probability."""
     print("\nConfidence asked for: stated with the choice, limits kept, extra cost (%)")
     for protocol in PROTOCOLS:
@@ -179,7 +180,7 @@ def confidences(results: Results, tables: Sequence[Table], ours: Mapping[str, Se
         results.goal(key(protocol, "confidence error"), worst, at_most=CONFIDENCE_ERROR)
 
 
-def held_out(results: Results, tables: Sequence[Table]) -> None:
+def held_out(results: Outcome, tables: Sequence[Table]) -> None:
     """Measure hetopt's choices with priors that are learned from other folders alone."""
     print("\nhetopt with priors from other folders alone: extra cost / missed (%)")
     fits = fitted_whole(tables)
@@ -196,14 +197,15 @@ def held_out(results: Results, tables: Sequence[Table]) -> None:
 
 
 def main() -> None:
-    asked, results = options(__doc__), Results()
+    asked = options(__doc__)
+    results = Outcome(benchmark="decisions", quick=asked.quick)
     root = traces()
     if root is None:
         print("The public measurements are not there (HETOPT_SHARED_DATA names the data folder).")
         return
     folders = QUICK_FOLDERS[:1] if asked.smoke else QUICK_FOLDERS if asked.quick else (*FOLDERS, *AZURE)
     clusters(results, root, folders=folders, with_others=not asked.quick)
-    publish(results.outcome("decisions", quick=asked.quick), asked.json_file)
+    publish(results, asked.json_file)
 
 
 if __name__ == "__main__":

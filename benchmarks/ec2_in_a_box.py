@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._outcome import Outcome, options, publish, run_benchmark
 from benchmarks._search_spaces import RECORDED
 from benchmarks.box.stories import KINDS
 from hetopt.core.errors import RunFailed
@@ -36,13 +36,13 @@ def main() -> None:
     """Simulate the stories, and publish."""
     asked = options(__doc__)
     stories = SMOKE_STORIES if asked.smoke else QUICK_STORIES if asked.quick else STORIES
-    results = Results()
+    results = Outcome(benchmark="ec2_in_a_box", quick=asked.quick)
     with tempfile.TemporaryDirectory(prefix="hetopt-benchmark-") as name:
         tell_stories(results, Path(name), stories)
-    publish(results.outcome("ec2_in_a_box", quick=asked.quick), asked.json_file)
+    publish(results, asked.json_file)
 
 
-def tell_stories(results: Results, folder: Path, stories: int) -> None:
+def tell_stories(results: Outcome, folder: Path, stories: int) -> None:
     """Simulate lives of runs by seeds, several at a time, and record the faults that must not happen."""
     print("telling stories", file=sys.stderr)
     plan = folder / "told-plan.json"
@@ -73,7 +73,7 @@ def tell_stories(results: Results, folder: Path, stories: int) -> None:
     _of_stories(results, stories_told)
 
 
-def _of_stories(results: Results, stories: Sequence[dict[str, Any]]) -> None:
+def _of_stories(results: Outcome, stories: Sequence[dict[str, Any]]) -> None:
     ledgers = [abs(story["ledger_error"]) for story in stories if story["ledger_error"] is not None]
     results.figures["stories"] = len(stories)
     results.figures["stories_kills"] = sum(story["kills"] for story in stories)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
-from benchmarks._outcome import DATA, Results, options, publish, run_benchmark
-from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, gathered, shared_index, time_s
+from benchmarks._outcome import DATA, Outcome, options, publish, run_benchmark
+from benchmarks._published_collectives import gathered, published_ring, published_tree, shared_index, time_s
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
 from hetopt.backends.emulation.conductor import CONDITION_CHANGED
 from hetopt.core.comm.cost import LinkSpeed
@@ -115,7 +115,7 @@ def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
     return [
         Phase(
             whole_j_s=_seconds(periods) / _progress(periods, coefficient),
-            settled_j_s=(_seconds(later) - _twins_s(later)) / _progress(later, coefficient),
+            settled_j_s=(_seconds(later) - sum(period["twins_s"] for period in later)) / _progress(later, coefficient),
             slowdown=sum(period["steps"] for period in later) / _progress(later, coefficient),
             ways=tuple(way for way, _ in itertools.groupby(str(period["exchange"]["way"]) for period in periods)),
         )
@@ -149,11 +149,6 @@ def _by_phase(log: Log) -> list[list[Event]]:
 def _seconds(periods: Sequence[Event]) -> float:
     """Return the seconds of periods: of their steps, and of all that is done between them."""
     return float(sum(period["steps"] * (period["step_time_s"] + period["control_s"]) for period in periods))
-
-
-def _twins_s(periods: Sequence[Event]) -> float:
-    """Return the seconds of paired trials in these periods."""
-    return float(sum(period["twins_s"] for period in periods))
 
 
 def _progress(periods: Sequence[Event], coefficient: float) -> float:
@@ -236,7 +231,7 @@ FULL = Scale(
 # The cost model against published tables
 
 
-def published_part(scale: Scale, results: Results) -> None:
+def published_part(scale: Scale, results: Outcome) -> None:
     """Compare the cost model with the 27 settings of arXiv 2312.02493, Table VI: cheapest collectives and times."""
     file = DATA / "published" / "artopk_table6.csv"
     if not file.is_file():
@@ -265,9 +260,9 @@ def _table_row(row: dict[str, str]) -> tuple[float, float, float]:
     sent = 4.0 * int(row["params_from_code"]) * float(row["kept_fraction"])
     link = LinkSpeed(latency_s=float(row["latency_ms"]) / 1e3, bytes_per_s=float(row["bandwidth_gbps"]) * 1.25e8)
     return (
-        time_s(gathered(2 * sent, workers), link, algorithms=PUBLISHED_RING),
-        time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_RING),
-        time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_TREE),
+        time_s(gathered(2 * sent, workers), link, algorithms=published_ring),
+        time_s(shared_index(sent, sent, workers), link, algorithms=published_ring),
+        time_s(shared_index(sent, sent, workers), link, algorithms=published_tree),
     )
 
 
@@ -283,7 +278,7 @@ WAYS = (
 )
 
 
-def measured_part(scale: Scale, results: Results) -> None:
+def measured_part(scale: Scale, results: Outcome) -> None:
     """Compare the calibrated cost model with measured exchanges, for every method on every network."""
     print("\nmeasured exchanges (ms) and the error of what was expected of them after calibration")
     print(f"{'hosts':>5} {'Mbit/s':>7} {'gradient':>9}  " + "  ".join(f"{_name(way):>22}" for way in WAYS))
@@ -333,7 +328,7 @@ def _size(count: int) -> str:
 # A schedule of link rates while training
 
 
-def schedule_part(scale: Scale, results: Results) -> None:
+def schedule_part(scale: Scale, results: Outcome) -> None:
     """Run every fixed choice and `auto` through a schedule of link rates, then `auto` and the closest ones in turn."""
     rates = ", ".join(f"{rate / 1e6:g}" for rate in PHASES)
     print(
@@ -437,11 +432,11 @@ def main() -> None:
     asked = options(__doc__, parts=list(PARTS))
     need_namespaces(or_skip=asked.smoke)
     scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL
-    results = Results()
+    results = Outcome(benchmark="exchange", quick=asked.quick)
     for name in PARTS if asked.part is None else (asked.part,):
         print(f"exchange: {name}", file=sys.stderr, flush=True)
         PARTS[name](scale, results)
-    publish(results.outcome("exchange", quick=asked.quick), asked.json_file, part=asked.part)
+    publish(results, asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

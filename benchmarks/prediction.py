@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks import _adaptdl
 from benchmarks._held_out_priors import FLAT, learned_priors
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
-from benchmarks._step_baselines import Goodput, StepTimePeer, ernest, scavenger
+from benchmarks._step_baselines import PEERS, StepTimePeer
 from benchmarks._step_traces import (
     AZURE,
     EVERY,
@@ -41,15 +41,10 @@ from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 
 Fit = Callable[[Samples], StepTimePeer]
-PEERS: dict[str, Fit] = {
-    "Scavenger": scavenger,
-    "Ernest": ernest,
-    "Pollux, ours": Goodput.fit,
-}
 ADAPTDL = "Pollux, AdaptDL's own code"
 FIT_ROWS = 2000
 
-GOALS: dict[str, dict[Bound, float]] = {
+GOALS: dict[str, Mapping[Bound, float]] = {
     "no_probe_median": {"at_most": 0.16},
     "one_probe_median": {"at_most": 0.065},
     "one_probe_p90": {"at_most": 0.17},

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._gpu_throughput import folder
-from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._outcome import Outcome, options, publish, run_benchmark
 from hetopt.api.options import Described
 from hetopt.api.planning import described
 from hetopt.core.step_samples import Configuration, Node
@@ -83,7 +83,7 @@ def _told(run: dict[str, Any], written: Path) -> Described:
     return Described(config=config, **known)
 
 
-def measure(results: Results) -> None:
+def measure(results: Outcome) -> None:
     """Print the table and record its figures."""
     data = folder()
     if data is None:
@@ -109,9 +109,10 @@ def measure(results: Results) -> None:
 
 
 def main() -> None:
-    asked, results = options(__doc__), Results()
+    asked = options(__doc__)
+    results = Outcome(benchmark="published", quick=asked.quick)
     measure(results)
-    publish(results.outcome("published", quick=asked.quick), asked.json_file)
+    publish(results, asked.json_file)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks._outcome import Bound, Results, options, publish, run_benchmark
+from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._search_contenders import CONTENDERS, run
 from benchmarks._search_growth import Growth, measure
 from benchmarks._search_spaces import EPOCHS, Question, best_score, everything, small
@@ -148,12 +148,13 @@ def grow(profiles: Sequence[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    asked, results = options(__doc__), Results()
+    asked = options(__doc__)
+    results = Outcome(benchmark="search", quick=asked.quick)
     spaces(results, 3 if asked.smoke else 30 if asked.quick else SPACES, grown=not asked.smoke, quick=asked.quick)
-    publish(results.outcome("search", quick=asked.quick), asked.json_file)
+    publish(results, asked.json_file)
 
 
-def spaces(results: Results, count: int, *, grown: bool, quick: bool) -> None:
+def spaces(results: Outcome, count: int, *, grown: bool, quick: bool) -> None:
     """Measure regrets and seconds, and record the figures."""
     by_contender, seconds = regrets(count)
     show(by_contender, seconds)

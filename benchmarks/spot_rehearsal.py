@@ -28,11 +28,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._outcome import DATA, Outcome, Results, parser, publish, run_benchmark
+from benchmarks._outcome import DATA, Outcome, parser, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks._spot_nodes import Move, NodeTrace, best_samples, moves_of, read_node_traces
 from benchmarks._spot_torchrun import run_under_torchrun
@@ -187,7 +186,7 @@ def calm_rates(sides: Iterable[Sequence[Event]], hosts: int) -> dict[int, float]
 
 
 def rehearse(
-    results: Results,
+    results: Outcome,
     folder: Path,
     trace: NodeTrace,
     *,
@@ -260,16 +259,22 @@ def main() -> None:
     need_namespaces(or_skip=read.smoke)
     traces = list(enumerate(read_node_traces(DATA / "spot-traces")))
     quick = read.quick or read.smoke
+    results = Outcome(
+        benchmark="spot_rehearsal",
+        quick=quick,
+        asked="" if read.recording is None else f"--recording {read.recording}",
+        seeds=f"by recording, {ROUNDS} draws each",
+    )
     if not traces:
         print(f"no spot traces under {DATA}; set HETOPT_SHARED_DATA to the folder that holds them", file=sys.stderr)
-        publish(Outcome(benchmark="spot_rehearsal", quick=quick, figures={}), read.json)
+        publish(results, read.json)
         return
     if read.recording is not None:
         traces = [numbered for numbered in traces if numbered[0] == read.recording]
     compression = SMOKE_COMPRESSION if read.smoke else COMPRESSION
     samples = 3 if read.smoke else 12 if quick else 24
     sides = ["sudden"] if read.smoke else ["sudden", "notice", "torchrun"]
-    results, start_s = Results(), 0.0 if read.smoke else time_of_import()
+    start_s = 0.0 if read.smoke else time_of_import()
     results.figures["start_s"] = round(start_s, 2)
     results.figures["compression"] = compression
     with tempfile.TemporaryDirectory(prefix="hetopt-spot-") as temporary:
@@ -286,9 +291,7 @@ def main() -> None:
                 sides=sides,
                 rounds=1 if read.smoke else ROUNDS,
             )
-    asked = "" if read.recording is None else f"--recording {read.recording}"
-    outcome = results.outcome("spot_rehearsal", quick=quick, seeds=f"by recording, {ROUNDS} draws each")
-    publish(replace(outcome, asked=asked), read.json)
+    publish(results, read.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks._outcome import DATA, Results, options, publish, run_benchmark
+from benchmarks._outcome import DATA, Outcome, options, publish, run_benchmark
 from benchmarks._spot_nodes import NodeTrace, read_node_traces
 from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, possible_runs
@@ -137,7 +137,7 @@ def main() -> None:
     if not traces:
         raise SystemExit(f"{DATA / 'spot-traces'} has no recordings; set HETOPT_SHARED_DATA to the folder that does")
     drawn = list(jobs(traces, JOBS // 6 if read.quick else JOBS, seed=0))
-    results = Results()
+    results = Outcome(benchmark="spot_waiting", quick=read.quick)
     for name, belief in (
         ("hetopt", believed),
         ("blind", partial(believed, outages=False)),
@@ -151,7 +151,7 @@ def main() -> None:
         else:
             results.baselines[f"{name}_abs_signed_median_error"] = round(abs(error), 4)
             results.baselines[f"{name}_within_interval"] = round(within, 4)
-    publish(results.outcome("spot_waiting", quick=read.quick), read.json_file)
+    publish(results, read.json_file)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from benchmarks._contenders import (
     Runs,
     hosts,
 )
-from benchmarks._outcome import Outcome, Results, parser, publish, run_benchmark
+from benchmarks._outcome import Outcome, parser, publish, run_benchmark
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_time_s
 
 RING = 2 * (WORKERS - 1) / WORKERS
@@ -285,7 +285,13 @@ def outcome(comparison: Comparison, asked: str) -> Outcome:
     """Return the figures and goals; a side that never reaches the target has no seconds."""
     job, last = comparison.runs.model.job, comparison.rates[-1]
     sign = 1 if job.higher_is_better else -1
-    results = Results(figures={"declared_step_s": round(comparison.runs.step_s or 0.0, 4)})
+    results = Outcome(
+        benchmark="time_to_target",
+        quick=comparison.runs.quick,
+        asked=asked,
+        seeds=", ".join(map(str, comparison.runs.seeds)),
+        figures={"declared_step_s": round(comparison.runs.step_s or 0.0, 4)},
+    )
     for name in (*comparison.runs.others, AUTO):
         place = results.figures if name == AUTO else results.baselines
         for rate in comparison.rates:
@@ -309,12 +315,7 @@ def outcome(comparison: Comparison, asked: str) -> Outcome:
     results.figures["computation_over_declared_at_worst"] = round(max(comparison.own_computation.values()), 4)
     below = (comparison.final_quality(PLAIN) - comparison.final_quality(AUTO)) / job.points
     results.goal("final_points_below_dense", below, at_most=0.5)
-    return replace(
-        results.outcome(
-            "time_to_target", quick=comparison.runs.quick, seeds=", ".join(map(str, comparison.runs.seeds))
-        ),
-        asked=asked,
-    )
+    return results
 
 
 CONTROL_RATE = 0.1

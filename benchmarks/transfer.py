@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks._gpu_fit import fit
 from benchmarks._gpu_throughput import Column, Machine, folder, read_columns, read_machines
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Outcome, parser, publish, run_benchmark
 from benchmarks._utilisation_fit import large_columns
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
@@ -80,14 +81,6 @@ def peak(gpu: Gpu, cell: Measured) -> float:
     return gpu.tflops(cell.place.precision)
 
 
-def bandwidth(gpu: Gpu, cell: Measured) -> float:
-    return gpu.bandwidth_gb_per_s
-
-
-def geometric_mean(gpu: Gpu, cell: Measured) -> float:
-    return math.sqrt(peak(gpu, cell) * gpu.bandwidth_gb_per_s)
-
-
 def half_each(known: Measured, asked: Measured) -> float:
     """Return the log seconds of a step by a simpler rule: half of it follows the fp32 peak, half the bandwidth."""
     ours, theirs = known.place.gpu, asked.place.gpu
@@ -97,8 +90,8 @@ def half_each(known: Measured, asked: Measured) -> float:
 
 RULES: dict[str, Rule] = {
     "peak rate": scaled_by(peak),
-    "bandwidth": scaled_by(bandwidth),
-    "mean of both": scaled_by(geometric_mean),
+    "bandwidth": scaled_by(lambda gpu, cell: gpu.bandwidth_gb_per_s),
+    "mean of both": scaled_by(lambda gpu, cell: math.sqrt(peak(gpu, cell) * gpu.bandwidth_gb_per_s)),
     "half each, as before": half_each,
 }
 
@@ -268,13 +261,7 @@ def held_out(
     return answered
 
 
-def by_job(column: Column) -> str:
-    return column.job
-
-
-def by_family(column: Column) -> str:
-    return column.kind
-
+by_job, by_family = attrgetter("job"), attrgetter("kind")
 
 CALIBRATION = 1.12
 """Factor on the intervals that ships: a little wide for a job left out, so that it is not too narrow for a new kind."""
@@ -323,7 +310,8 @@ def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
                     continue
                 others = ratios[known.place.gpu.key, cell.place.gpu.key, cell.place.half]
                 told = [ratio for job, ratio in others if job != c.job]
-                ratio = float(np.median(told)) if told else throughput_by_bandwidth(known, cell)
+                by_bandwidth = cell.place.gpu.bandwidth_gb_per_s / known.place.gpu.bandwidth_gb_per_s
+                ratio = float(np.median(told)) if told else math.log(by_bandwidth)
                 error = throughput(cell) - throughput(known) - ratio
                 answered.append(Answer(column=c, source=i, target=j, error=error, half_width=0.0))
     return answered
@@ -332,10 +320,6 @@ def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
 def throughput(cell: Measured) -> float:
     """Return the log of the samples a second."""
     return math.log(cell.place.batch_size / cell.step_time_s)
-
-
-def throughput_by_bandwidth(known: Measured, cell: Measured) -> float:
-    return math.log(cell.place.gpu.bandwidth_gb_per_s / known.place.gpu.bandwidth_gb_per_s)
 
 
 def errors(found: Sequence[Answer]) -> tuple[float, float]:
@@ -379,23 +363,19 @@ def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
     extra = []
     for options in choices.values():
         column, source = options[0].column, options[0].source
-        true = {i: log_cost(cell, prices) for i, cell in enumerate(column.cells)}
+        true = {i: math.log(prices[cell.place.gpu.key]) - throughput(cell) for i, cell in enumerate(column.cells)}
         believed = {source: true[source]} | {one.target: true[one.target] + one.error for one in options}
         extra.append(math.exp(true[min(believed, key=lambda i: believed[i])] - min(true.values())) - 1)
     return float(np.mean(extra))
 
 
-def log_cost(cell: Measured, prices: Mapping[str, float]) -> float:
-    return math.log(prices[cell.place.gpu.key]) - throughput(cell)
-
-
-def row(results: Results, name: str, found: Sequence[Answer], prices: Mapping[str, float]) -> None:
+def row(results: Outcome, name: str, found: Sequence[Answer], prices: Mapping[str, float]) -> None:
     """Print a line of the table and record its figures."""
     key = name.lower().replace(" ", "_").replace(",", "")
     median, p90 = errors(found)
     line = f"{name:34}{median:8.1%} /{p90:7.1%}"
     goals = WANTED.get(name.removesuffix(TOLD))
-    line += " " * 21 if goals is None else f"{goals.must:>11}{goals.aim:>10}"
+    line += " " * 21 if goals is None else f"{goals[0]:>11}{goals[1]:>10}"
     aws = [one for one in found if one.column.suite == "aws"]
     figures = {"median": median, "p90": p90}
     if aws:
@@ -411,21 +391,15 @@ def row(results: Results, name: str, found: Sequence[Answer], prices: Mapping[st
     print(line, flush=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Median and 90th percentile that a row must reach, and those that it aims at, in per cent, as they are printed."""
-
-    must: str
-    aim: str
-
-
 WANTED = {
-    "one measured": Wanted(must="14 / 42", aim="11 / 35"),
-    "kind held out": Wanted(must="17 / 48", aim="14 / 42"),
-    "two measured": Wanted(must="12 / 36", aim="10 / 31"),
-    "no row of the GPU": Wanted(must="19 / 52", aim="15 / 45"),
-    "large models": Wanted(must="12 / 32", aim="9 / 25"),
+    "one measured": ("14 / 42", "11 / 35"),
+    "kind held out": ("17 / 48", "14 / 42"),
+    "two measured": ("12 / 36", "10 / 31"),
+    "no row of the GPU": ("19 / 52", "15 / 45"),
+    "large models": ("12 / 32", "9 / 25"),
 }
+"""Median and 90th percentile that a row must reach, and those that it aims at, in per cent, as they are printed."""
+
 TOLD = ", model told"
 """Of rows whose samples say the kind of model and its operations."""
 
@@ -437,8 +411,8 @@ MACHINES = {"nvswitch": (0.07, 0.05), "pcie": (0.09, 0.07)}
 
 GOALS = {
     f"{name.lower().replace(' ', '_')}_{field}": (None, int(value) / 100)
-    for name, one in WANTED.items()
-    for field, value in zip(("median", "p90"), one.must.split(" / "), strict=True)
+    for name, (must, _) in WANTED.items()
+    for field, value in zip(("median", "p90"), must.split(" / "), strict=True)
 } | {
     "one_measured_aws_median": (None, 0.11),
     "one_measured_aws_p90": (None, 0.27),
@@ -457,7 +431,7 @@ def untold(columns: Sequence[Column]) -> list[Column]:
     ]
 
 
-def full_machines(results: Results, machines: Sequence[Machine]) -> None:
+def full_machines(results: Outcome, machines: Sequence[Machine]) -> None:
     """Record the errors of eight GPUs predicted from one, by what joins them."""
     for interconnect, (must, aim) in MACHINES.items():
         pairs = [one for one in machines if one.interconnect == interconnect]
@@ -467,7 +441,7 @@ def full_machines(results: Results, machines: Sequence[Machine]) -> None:
             results.figures[f"eight_gpus_from_one_{interconnect}"] = round(off, 4)
 
 
-def with_goals(results: Results) -> Results:
+def with_goals(results: Outcome) -> Outcome:
     """Return the results with the goals of their figures."""
     for name, (least, most) in GOALS.items():
         if name in results.figures:
@@ -487,7 +461,7 @@ def main() -> None:
     columns = read_columns(data)
     jobs = sorted({column.job for column in columns})
     some = set(jobs[:: max(1, len(jobs) // QUICK_JOBS)] if quick else jobs)
-    results = Results()
+    results = Outcome(benchmark="transfer", quick=quick)
     large = large_columns(data)
     believed = fit([*columns, *large], CALIBRATION)
     if options.fit is not None:
@@ -523,7 +497,7 @@ def main() -> None:
     answered = held_out(believed, large, by_family, Models(types=types).from_one)
     row(results, "large models", answered, prices)
     full_machines(results, [one for one in read_machines(data) if one.job in some])
-    publish(with_goals(results).outcome("transfer", quick=quick), options.json)
+    publish(with_goals(results), options.json)
 
 
 if __name__ == "__main__":

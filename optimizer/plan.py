@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
-from hetopt.core.formatting import chance, cluster, count, duration, usd, vcpus
+from hetopt.core.formatting import chance, cluster, count, counted, duration, usd
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule, Synchronization
@@ -121,7 +121,7 @@ class Hardware(Record):
     def in_words(self) -> str:
         """The hardware in words: '8 × A100 40 GiB', '1/8 L4 3 GiB' of a part, '16 vCPUs 32 GiB' without a GPU."""
         if self.gpu is None:
-            return f"{vcpus(self.vcpus)} {self.memory_gib:g} GiB"
+            return f"{counted(self.vcpus, 'vCPU')} {self.memory_gib:g} GiB"
         many = "" if self.gpus == 1 else f"{self.gpus:g} × " if self.gpus > 1 else f"1/{1 / self.gpus:g} "
         memory = "" if self.gpu_memory_gib is None else f" {self.gpu_memory_gib:.0f} GiB"
         return f"{many}{self.gpu}{memory}"

@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
@@ -39,12 +40,7 @@ from hetopt.core.paths import (
 )
 from hetopt.core.plain_text import fault_of, one_line, texts_in, typed
 
-
-def _one_line_of_any(value: object) -> object:
-    return one_line(value) if isinstance(value, str) else value
-
-
-Told = Annotated[str, BeforeValidator(_one_line_of_any)]
+Told = Annotated[str, BeforeValidator(lambda value: one_line(value) if isinstance(value, str) else value)]
 """Text that was told by a machine, a library or a log: it is cleaned, never refused."""
 
 
@@ -139,14 +135,13 @@ class Artifact(Record):
             what = f"a {shortened(kind, 40)}" if isinstance(kind, str) and kind else "something else"
             raise BadInput(f"{origin} holds {what}, not a {cls.KIND}.", hint=again)
         version = data.get("schema_version")
-        if isinstance(version, int) and version > cls.VERSION:
-            raise BadInput(
-                f"{origin} was written with {cls.KIND} schema {version}; this hetopt reads up to {cls.VERSION}.",
-                hint="install the newer hetopt that wrote it",
-            )
         if version != cls.VERSION:
-            shown = shortened(repr(version), 40)
-            raise BadInput(f"{origin} has {cls.KIND} schema {shown}, which this hetopt cannot read.", hint=again)
+            is_newer = isinstance(version, int) and version > cls.VERSION
+            why = f"; this hetopt reads up to {cls.VERSION}" if is_newer else ", which this hetopt cannot read"
+            raise BadInput(
+                f"{origin} has {cls.KIND} schema {shortened(repr(version), 40)}{why}.",
+                hint="install the newer hetopt that wrote it" if is_newer else again,
+            )
         return validated(cls, data, origin=origin, hint=f"correct that field or {again}")
 
     @classmethod
@@ -238,17 +233,12 @@ class ReplacedRecord(Generic[AnyRecord]):
 
     def now(self) -> AnyRecord | None:
         """Return the record as it was written last; None before it was ever written whole."""
-        try:
+        with suppress(OSError, BadInput):  # it is not there, or cannot be read as this record
             status = os.stat(self._path)
-        except OSError:
-            return self._record
-        identity = (status.st_ino, status.st_mtime_ns)
-        if identity != self._seen:
-            try:
+            identity = (status.st_ino, status.st_mtime_ns)
+            if identity != self._seen:
                 self._record = read_record(self._kind, self._path, hint="launch the run again")
-            except BadInput:
-                return self._record
-            self._seen = identity
+                self._seen = identity
         return self._record
 
 
@@ -328,7 +318,9 @@ def faults(
     """
     by_field: dict[tuple[str, ...], list[Any]] = {}
     for fault in error.errors(include_url=False):
-        where = tuple(repr(str(part))[1:-1] for part in fault["loc"] if not _is_branch(str(part)))
+        # A branch of a union, in pydantic's location, is not in the file.
+        parts = [part for part in map(str, fault["loc"]) if not part.startswith("constrained-") and "[" not in part]
+        where = tuple(repr(part)[1:-1] for part in parts)
         by_field.setdefault(where, []).append(fault)
     sentences = []
     for where, errors in by_field.items():
@@ -341,11 +333,6 @@ def faults(
         got = repr(texts[field]) if texts and field in texts else _shown(errors[0]["input"])
         sentences.append(_told(shortened(name, 80), errors, shortened(got, 80)))
     return tuple(sentences)
-
-
-def _is_branch(part: str) -> bool:
-    """Return whether a part of pydantic's error location is a branch of a union, which is not in the file."""
-    return part.startswith("constrained-") or "[" in part
 
 
 def _told(named: str, errors: list[Any], got: str) -> str:

@@ -228,8 +228,7 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
     shares = tuple(worker.local_batch_size for worker in spec.workers)
     match spec.batch_policy:
         case "uniform":
-            each, left = divmod(sum(shares), len(shares))
-            return tuple(each + (rank < left) for rank in range(len(shares)))
+            return divided((1.0,) * len(shares), sum(shares))
         case "allocation":
             return whole_micro_batches(shares, allocated_micro_batch_size(spec))
         case "rate" if spec.stream is not None and spec.stream.rates:

@@ -180,11 +180,6 @@ def chance(probability: float) -> str:
     return f"{math.floor(probability * 100 + 1e-9)} %"
 
 
-def vcpus(number: int) -> str:
-    """Format a number of vCPUs: '1 vCPU', '1,536 vCPUs'."""
-    return counted(number, "vCPU")
-
-
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
     """Format machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
     return " + ".join(f"{number} × {name}" for number, name in machines)

@@ -228,13 +228,8 @@ def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> d
     The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
     set before torch is loaded.
     """
-    threads = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(threads_of_each(workers))}
+    threads = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(max(1, usable_processors() // workers))}
     return threads if any(name in given for name in SPIN_VARIABLES) else threads | SPIN
-
-
-def threads_of_each(workers: int) -> int:
-    """Return the number of threads of each of ``workers`` workers that share this machine."""
-    return max(1, usable_processors() // workers)
 
 
 def usable_processors(groups: Path = _GROUPS, mounted: Path = _MOUNTED) -> int:

@@ -22,28 +22,20 @@ def is_loopback(address: str) -> bool:
     return ip_address.startswith("127.") or ip_address == "::1"
 
 
-def interface_of(address: str) -> str | None:
-    """Return the name of this machine's network interface that has an address; None: no interface has it."""
-    wanted = LOOPBACK if address.startswith("127.") else address  # it has all of them, and is listed with one
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == wanted for entry in addresses):
-            return name
-    return None
-
-
 def collectives_on(address: str) -> dict[str, str]:
     """Return the environment by which gloo and NCCL listen on the interface that has an address.
 
     Raises:
         RunFailed: this machine has no such address.
     """
-    name = interface_of(address)
-    if name is None:
-        raise RunFailed(
-            f"this machine has no network interface with the address {address}.",
-            hint="name the address by which the other machines reach this one",
-        )
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    wanted = LOOPBACK if address.startswith("127.") else address  # the interface has all of them, and lists one
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == wanted for entry in addresses):
+            return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    raise RunFailed(
+        f"this machine has no network interface with the address {address}.",
+        hint="name the address by which the other machines reach this one",
+    )
 
 
 SECRET_VARIABLE = "HETOPT_GROUP_SECRET"

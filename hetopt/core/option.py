@@ -19,6 +19,7 @@ import math
 import re
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -131,17 +132,11 @@ def takes(record: Any) -> Callable[[Function], Function]:
     return with_signature
 
 
-class _Names(dict[str, Any]):
-    """The names that annotations are written with; of those that only type checkers import, anything."""
-
-    def __missing__(self, name: str) -> Any:
-        return Any
-
-
 @cache
 def types_of(record: Any) -> dict[str, Any]:
     """Return the type of each field of a record, with its annotations."""
-    known_names = _Names(vars(builtins))
+    # Of names that only type checkers import, anything.
+    known_names = defaultdict[str, Any](lambda: Any, vars(builtins))
     for base in reversed(record.__mro__):
         known_names.update(vars(sys.modules.get(base.__module__, builtins)))
     return get_type_hints(record, localns=known_names, include_extras=True)
@@ -195,14 +190,12 @@ def _described(record: type) -> str:
     )
 
 
-def positive(value: float | str | None, name: str, unit: str) -> float | None:
-    """Return a finite number above zero, also of a text such as '$20' or '110M'; None where nothing was given.
+def positive(value: float | str, name: str, unit: str) -> float:
+    """Return a finite number above zero, also of a text such as '$20' or '110M'.
 
     Raises:
         BadInput: it is not.
     """
-    if value is None:
-        return None
     written = COUNT if unit in _COUNTED else MONEY if unit.startswith("USD") else NUMBER
     if not isinstance(value, str | Real):
         raise BadInput(f"`{name}` must be {written.what}, got {value!r}.", hint=f"write {written.example}")
@@ -229,14 +222,12 @@ def within(value: Any, name: str, least: float, most: float, *, example: str, wr
     return value
 
 
-def duration_s(given: str | float | None, name: str) -> float | None:
-    """Parse '90s', '45m', '6h', '1h30m', '2d', or a number of seconds, into seconds; None where nothing was given.
+def duration_s(given: str | float, name: str) -> float:
+    """Parse '90s', '45m', '6h', '1h30m', '2d', or a number of seconds, into seconds.
 
     Raises:
         BadInput: it is no length of time above 0.
     """
-    if given is None:
-        return None
     if isinstance(given, str) and _NUMBER_ALONE.fullmatch(given.strip()):
         example = setting(name, f"{given.strip()}h")
         raise BadInput(f"`{name}` needs a unit, got {given!r}.", hint=f"for example {example}")

@@ -22,6 +22,7 @@ import tempfile
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,8 +134,7 @@ def run_name(text: str) -> str:
 
 def shown(name: str) -> str:
     """Format a foreign name for a message: quoted, in plain characters, and no longer than a line."""
-    short = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
-    return ascii(short) if not short.isprintable() else repr(short)
+    return repr(shortened(name, _SHOWN))
 
 
 def _is_part(part: str, *, any_text: bool) -> bool:
@@ -159,7 +159,6 @@ MOST_LINE_CHARACTERS = 4_000_000
 
 _LARGEST_INTEGER = 2**64
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_SHOWN_CHARACTERS = 80
 _NAME_ANOTHER = "name another file"
 
 
@@ -285,23 +284,18 @@ def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOT
         BadInput: a line is longer than `MOST_LINE_CHARACTERS`, or is not UTF-8 text.
     """
     shown = shortened(origin)
-    number = 0
-    while True:
-        number += 1
-        try:
-            line: str = stream.readline(MOST_LINE_CHARACTERS + 1)
-        except UnicodeDecodeError:
-            raise BadInput(f"{shown} is not UTF-8 text.", hint=hint) from None
-        if not line:
-            return
-        if len(line) > MOST_LINE_CHARACTERS:
-            raise BadInput(
-                f"{shown}, line {number} is longer than {MOST_LINE_CHARACTERS / 1e6:g} million characters.", hint=hint
-            )
-        yield line.removeprefix("\ufeff") if number == 1 else line
+    lines: Iterator[str] = iter(partial(stream.readline, MOST_LINE_CHARACTERS + 1), "")
+    try:
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MOST_LINE_CHARACTERS:
+                most = f"{MOST_LINE_CHARACTERS / 1e6:g} million characters"
+                raise BadInput(f"{shown}, line {number} is longer than {most}.", hint=hint)
+            yield line.removeprefix("\ufeff") if number == 1 else line
+    except UnicodeDecodeError:
+        raise BadInput(f"{shown} is not UTF-8 text.", hint=hint) from None
 
 
-def shortened(text: str, most: int = 4 * _SHOWN_CHARACTERS) -> str:
+def shortened(text: str, most: int = 4 * _SHOWN) -> str:
     """Shorten text that someone else wrote for a sentence: its middle is left out."""
     if len(text) <= most:
         return text

@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
     Field,
@@ -150,8 +150,6 @@ class Injection(Record):
 DILOCO = "diloco"
 """Local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
 
-PARTITIONS = ("global", "shards", "seldp", "labels")
-
 _FIRST: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every",),
     "fedavg": ("participants", "epochs"),
@@ -201,7 +199,7 @@ def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
         BadInput: a name that is unknown, or a value that cannot be.
     """
     item = call(text, option)
-    name = known(item.name, PARTITIONS, "partition")
+    name = known(item.name, get_args(PartitionName), "partition")
     return record(Partition, item, _fields(name), first=_FIRST.get(name, ()), defaults={"name": name})
 
 
@@ -547,14 +545,8 @@ class Sweep(Record):
 class NetworkProbe(Record):
     """Timed collectives between all workers of the probe."""
 
-    collectives: tuple[Literal["all_reduce", "all_gather", "broadcast"], ...] = (
-        "all_reduce",
-        "all_gather",
-        "broadcast",
-    )
     payload_bytes: tuple[PositiveInt, ...] = (4_096, 65_536, 1_048_576, 4_194_304)
     warmup: PositiveInt = 3
-    least_rounds: PositiveInt = 1
     most_rounds: PositiveInt = 12
 
 

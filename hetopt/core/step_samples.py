@@ -9,7 +9,7 @@ are not known here are others' and ignored, unless their name is almost that of 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -130,7 +130,12 @@ class StepSample(Configuration):
     )
 
     @model_validator(mode="after")
-    def _within_the_step(self) -> Self:
+    def _is_a_step(self) -> Self:
+        if not 20e-6 <= self.step_time_s <= 86_400:  # calling a handful of operators takes longer than that
+            raise ValueError(
+                f"step_time_s must be that of a training step in seconds, got {self.step_time_s:g}: convert "
+                "milliseconds or microseconds to seconds"
+            )
         if self.sync_time_s is not None and self.sync_time_s > self.step_time_s:
             raise ValueError(
                 f"sync_time_s {self.sync_time_s:g} is longer than step_time_s {self.step_time_s:g}, whose part it is "
@@ -179,7 +184,6 @@ def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]
                 samples = condense(samples, MOST_SAMPLES)
     if not samples:
         raise BadInput(f"{origin} holds no step samples.", hint=HINT)
-    check_units(samples, origin=origin)
     return tuple(condense(samples, MOST_SAMPLES))
 
 
@@ -218,23 +222,3 @@ def _parsed(kind: type[_AnyLine], line: str) -> _AnyLine:
 
 MOST_TOLD = 8
 """Faults of one line that are named."""
-
-
-SHORTEST_STEP_S = 20e-6
-"""Calling a handful of operators takes longer."""
-
-LONGEST_STEP_S = 86_400.0
-
-
-def check_units(samples: Sequence[StepSample], *, origin: str) -> None:
-    """Refuse steps that no machine makes.
-
-    Raises:
-        BadInput: a step is one.
-    """
-    for sample in samples:
-        if not SHORTEST_STEP_S <= sample.step_time_s <= LONGEST_STEP_S:
-            raise BadInput(
-                f"the step times in {origin} must be those of training steps in seconds, got {sample.step_time_s:g} s.",
-                hint="convert milliseconds or microseconds to seconds",
-            )

@@ -1,6 +1,6 @@
 """How the learning rate follows the global batch: the usual rules, and the gain that the gradient's noise allows.
 
-The noise is estimated from gradients of groups of samples (`pooled_noise`) and smoothed over steps (`SmoothedNoise`).
+The noise is estimated from gradients of groups of samples (`pooled_noise`) and smoothed over steps (`smoothed`).
 
 How many more steps a goal takes when compression holds part of the gradient back: one law for planning and training.
 
@@ -105,44 +105,21 @@ def noise_scale(moments: Moments) -> float | None:
     return moments.gradient_variance / moments.gradient_square
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmoothedNoise:
-    """Exponential moving averages of both moments, corrected for their start; the ratio is taken last.
+def smoothed(moments: Iterable[Moments], decay: float = 0.9) -> Iterator[Moments]:
+    """Yield exponential moving averages of both moments after each of some steps; the ratio is taken last.
 
     Averaging ratios instead is wrong by a third and more when single estimates of ``|G|^2`` are noisy.
 
-    Attributes:
-        decay: factor on the past for each new sample, in [0, 1).
-        weight: total weight of the samples so far, in [0, 1): dividing by it removes the pull of the zero start.
+    Args:
+        moments: of one step after the other.
+        decay: factor on the past for each new step, in [0, 1).
     """
-
-    decay: float = 0.9
-    weight: float = 0.0
-    variance_sum: float = 0.0
-    square_sum: float = 0.0
-
-    def add(self, moments: Moments) -> SmoothedNoise:
-        """Return the averages after one more sample."""
-        fresh = 1 - self.decay
-        return SmoothedNoise(
-            decay=self.decay,
-            weight=self.decay * self.weight + fresh,
-            variance_sum=self.decay * self.variance_sum + fresh * moments.gradient_variance,
-            square_sum=self.decay * self.square_sum + fresh * moments.gradient_square,
-        )
-
-    @property
-    def moments(self) -> Moments:
-        """The averages, once a sample was added."""
-        return Moments(gradient_variance=self.variance_sum / self.weight, gradient_square=self.square_sum / self.weight)
-
-
-def smoothed(moments: Iterable[Moments]) -> Iterator[Moments]:
-    """Yield the averages after each of some moments."""
-    average = SmoothedNoise()
-    for one_step in moments:
-        average = average.add(one_step)
-        yield average.moments
+    weight = variance_sum = square_sum = 0.0
+    for step in moments:
+        weight = decay * weight + (1 - decay)  # dividing by it removes the pull of the zero start
+        variance_sum = decay * variance_sum + (1 - decay) * step.gradient_variance
+        square_sum = decay * square_sum + (1 - decay) * step.gradient_square
+        yield Moments(gradient_variance=variance_sum / weight, gradient_square=square_sum / weight)
 
 
 COEFFICIENT = 0.12

@@ -16,7 +16,7 @@ import numpy as np
 
 from hetopt.core import formatting
 from hetopt.reports.document import UNITS
-from hetopt.reports.series import Column, OverTime, Series, as_column, envelope_of
+from hetopt.reports.series import Column, OverTime, Series, as_column
 
 WIDTH = 1000
 """Of every plot, in its own units."""
@@ -119,7 +119,7 @@ def charts(told: OverTime, marks_s: Sequence[float], predicted_step_s: float | N
 def _chart(title: str, curves: Sequence[Series], axis: Axis, *, level: float | None) -> str:
     """Return HTML of curves with their bands, in one plot or, where they are many, each in a row of the same scale."""
     is_wide, say = curves[0].is_logarithmic, UNITS[curves[0].unit]
-    around = [part for curve in curves for part in (envelope_of(curve).low, envelope_of(curve).high)]
+    around = [as_column(end or curve.values) for curve in curves for end in (curve.low, curve.high)]
     levels = [np.array([level])] if level is not None else []
     from_zero = not is_wide and curves[0].unit != "number"
     scale = Scale.around([*around, *levels], logarithmic=is_wide, from_zero=from_zero)

@@ -63,7 +63,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Html:
-    """Markup for pages alone: links, inputs, bars."""
+    """Markup for pages alone: pictures, inputs, bars; a terminal has the figures beside it."""
 
     markup: str
 
@@ -165,14 +165,7 @@ class Table:
     are_cards: bool = False
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A picture of a page, as markup; a terminal has the figures beside it."""
-
-    markup: str
-
-
-Block: TypeAlias = Heading | Line | Remarks | Facts | Tiles | Table | Drawing
+Block: TypeAlias = Heading | Line | Remarks | Facts | Tiles | Table | Html
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ from hetopt.reports.document import (
     Cell,
     Column,
     Document,
-    Drawing,
     Facts,
     Figure,
     Heading,
@@ -209,7 +208,7 @@ def _block(block: Block) -> str:
             return _cards(block)
         case Table():
             return _table(block)
-        case Drawing():
+        case Html():
             return block.markup
         case Heading():
             return ""

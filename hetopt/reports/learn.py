@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from hetopt.core import formatting
 from hetopt.core.artifact import faults
+from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, RunStarted, StepsLogged, TrainingStarted
@@ -31,14 +32,6 @@ SAMPLES_OF_A_STRETCH = 5
 
 NOISE_SAMPLES = 40
 """That one run becomes."""
-
-IDENTITY = "identity"
-
-RENTING = "ec2"
-"""The backend whose machines boot anew for a run."""
-
-OWN_PLACE = "ssh"
-"""That of machines of one's own."""
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profile, list[str]]:
@@ -99,22 +92,11 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
     return Profile.model_validate(changed.model_dump()), news
 
 
-def _is_real(launch: Launch) -> bool:
-    """Return whether a run's step times are those of its machines, rentable or one's own: no miniature, none slowed."""
-    spec = launch.spec
-    own_types = {group.instance_type for group in launch.plan.chosen.groups if group.is_own}
-    return (
-        spec.miniature is None
-        and all(worker.slowdown == 1 and worker.declared is None for worker in spec.workers)
-        and all(RENTED.fullmatch(worker.type) or worker.type in own_types for worker in spec.workers)
-    )
-
-
 def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
     """Return the time from request to first step of a run that began once: later sessions find machines there."""
     took_s = history.run.startup_s
-    is_own = launch.on == OWN_PLACE and all(group.is_own for group in launch.plan.chosen.groups)
-    if not (launch.on == RENTING or is_own) or launch.resumed_s or not took_s:
+    is_own = launch.on == "ssh" and all(group.is_own for group in launch.plan.chosen.groups)
+    if not (launch.on == "ec2" or is_own) or launch.resumed_s or not took_s:
         return None
     types = dict.fromkeys(group.instance_type for group in launch.plan.chosen.groups)
     return Provisioned(run=launch.run_id, types=tuple(types), took_s=round(took_s, 1))
@@ -123,13 +105,17 @@ def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
 def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
     """Yield a run's steps as samples; none of a miniature, of slowed workers, or of machines nobody rents."""
     spec = launch.spec
-    if not _is_real(launch):
+    own_types = {group.instance_type for group in launch.plan.chosen.groups if group.is_own}
+    if spec.miniature is not None or not all(
+        worker.slowdown == 1 and worker.declared is None and (RENTED.fullmatch(worker.type) or worker.type in own_types)
+        for worker in spec.workers
+    ):
         return
     sync = spell_sync(spec.sync) if spec.is_local else None
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
     nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
     steps = [event for event in events if len(event.compute_s) == len(spec.workers)]
-    for _, stretch in groupby(steps, key=lambda event: (event.local_batch_sizes, _way(event))):
+    for _, stretch in groupby(steps, key=lambda step: (step.local_batch_sizes, step.exchange and step.exchange.way)):
         # The first period of new shares is not yet itself: caches and allocators adapt.
         rows = list(stretch)[1:]
         for chunk in np.array_split(np.arange(len(rows)), min(SAMPLES_OF_A_STRETCH, len(rows))) if rows else ():
@@ -157,10 +143,6 @@ def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | No
         step_time_s=step_time_s,
         sync_time_s=round(min(sync_s, step_time_s), 7),
     )
-
-
-def _way(event: StepsLogged) -> str:
-    return "" if event.exchange is None else event.exchange.way
 
 
 def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | None:

@@ -15,7 +15,6 @@ from hetopt.reports.document import (
     Cell,
     Column,
     Document,
-    Drawing,
     Facts,
     Figure,
     Heading,
@@ -247,7 +246,7 @@ def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
         return "this machine, measured"
     groups = way.candidate.groups
     quotas = "".join(f"{need.vcpus:,} + " for need in way.quotas[:-1])
-    quotas += "".join(formatting.vcpus(need.vcpus) for need in way.quotas[-1:])
+    quotas += "".join(formatting.counted(need.vcpus, "vCPU") for need in way.quotas[-1:])
     rests = {group.evidence for group in groups}
     least = next(known for known in reversed(EVIDENCE_IN_SHORT) if known in rests)
     basis = EVIDENCE_IN_SHORT[least] if len(rests) == 1 else f"in part {EVIDENCE_IN_SHORT[least]}"
@@ -305,7 +304,7 @@ def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
     for need in () if chosen is None else chosen.quotas:
         if (presumed or need.granted is None) and need.vcpus > need.new_account:
             yield (
-                f"Needs a quota of {formatting.vcpus(need.vcpus)} ({need.bucket}); a new account has "
+                f"Needs a quota of {formatting.counted(need.vcpus, 'vCPU')} ({need.bucket}); a new account has "
                 f"{need.new_account} (`hetopt doctor`)."
             )
 
@@ -320,10 +319,9 @@ def _memory_bound(candidate: Candidate) -> Iterator[str]:
 
 def asked(goal: Goal, *, until: str = "until") -> str:
     """Return a goal and its limits in a few words; ``until`` stands before a target."""
-    if goal.ends == "target":
-        return ", ".join([f"{until} {goal.target_metric} {goal.target_value:g}", *limits_of(goal)])
     length = formatting.counted(goal.amount or 0, goal.ends.removesuffix("s"))
-    return ", ".join([length, *limits_of(goal)])
+    end = f"{until} {goal.target_metric} {goal.target_value:g}" if goal.ends == "target" else length
+    return ", ".join([end, *limits_of(goal)])
 
 
 def limits_of(goal: Goal) -> list[str]:
@@ -429,7 +427,7 @@ def _memory(plan: Plan) -> Iterator[Block]:
 def bill(chosen: Candidate) -> Iterator[Block]:
     """Yield the bill of a plan as a bar and a table."""
     terms = chosen.prediction.bill
-    yield Drawing(parts_bar("parts of the bill", [(term.name, term.usd) for term in terms]))
+    yield Html(parts_bar("parts of the bill", [(term.name, term.usd) for term in terms]))
     yield Table(
         name="the bill",
         columns=columns("for, #USD, how"),
@@ -438,12 +436,12 @@ def bill(chosen: Candidate) -> Iterator[Block]:
 
 
 def _alternatives(plan: Plan) -> Iterator[Block]:
-    # Drawing needs what runs are drawn with, which takes as long to import as the rest of an answer.
+    # A picture needs what runs are drawn with, which takes as long to import as the rest of an answer.
     from hetopt.reports.plan_plots import front_svg
 
     usual = plan.profile.job.batch_size
     yield Heading("All plans, quickest first")
-    yield Drawing(f'<div class="front">{front_svg(plan)}</div>')
+    yield Html(f'<div class="front">{front_svg(plan)}</div>')
     yield Table(
         name="all plans",
         columns=columns("machines, time (90 %), cost (90 %)"),

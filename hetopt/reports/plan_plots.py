@@ -33,13 +33,17 @@ def front_svg(plan: Plan) -> str:
         f"Time and cost of {len(points)} plans, this one among them: {formatting.duration(point[0])}, "
         f"{formatting.usd(point[1])}. The table below has the figures."
     )
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">']
-    parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="var(--line)"/>')
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">',
+        f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="var(--line)"/>',
+    ]
     for time_s, cost_usd, anchor in ((times.low, costs.low, "start"), (times.high, costs.high, "end")):
         x, y = at((time_s, cost_usd))
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="{anchor}">')
-        parts.append(f"{formatting.duration(time_s)}</text>")
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(cost_usd)}</text>')
+        parts += [
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="{anchor}">',
+            f"{formatting.duration(time_s)}</text>",
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(cost_usd)}</text>',
+        ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, _places(plan.pareto)))
     parts.append(f'<polyline points="{path}" fill="none" stroke="var(--c)" stroke-dasharray="3 3"/>')
     for candidate, place in zip(plan.plans, points, strict=True):
@@ -52,15 +56,17 @@ def front_svg(plan: Plan) -> str:
         at((prediction.total_s.low, prediction.cost_usd.low)),
         at((prediction.total_s.high, prediction.cost_usd.high)),
     )
-    parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--accent)"/>')
-    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="var(--accent)"/>')
-    parts.append(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--accent)"><title>{_name(plan.chosen)}</title></circle>'
-    )
+    parts += [
+        f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--accent)"/>',
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="var(--accent)"/>',
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--accent)"><title>{_name(plan.chosen)}</title></circle>',
+    ]
     for limit, across in ((plan.goal.budget_usd, True), (plan.goal.deadline_s, False)):
         parts += _limit(limit, costs if across else times, across=across, name="budget" if across else "deadline")
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">total time, log scale →</text>')
-    parts.append('<text x="4" y="16">cost, log scale ↑</text></svg>')
+    parts += [
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">total time, log scale →</text>',
+        '<text x="4" y="16">cost, log scale ↑</text></svg>',
+    ]
     return "\n".join(parts)
 
 

@@ -67,23 +67,21 @@ def _link_time(link: Link) -> str:
 
 
 def _step_rows(device: Device) -> list[list[str]]:
-    rows = []
     each = "GPU"
     if device.kind == "cpu":
         each = f"{device.threads_per_worker} thread{'s' if device.threads_per_worker > 1 else ''}"
     computing = "" if device.precision == "fp32" else f", {device.precision}"
-    for point in device.step_times:
-        rows.append(
-            [
-                f"{device.workers_per_host} × {each}{computing}",
-                formatting.count(point.local_batch_size),
-                formatting.duration(point.step_time_s),
-                f"±{100 * relative_spread(point.samples_s):.0f} %",
-                formatting.count(round(point.local_batch_size / point.step_time_s)),
-                formatting.bytes_(point.peak_memory_bytes) if point.peak_memory_bytes is not None else "",
-            ]
-        )
-    return rows
+    return [
+        [
+            f"{device.workers_per_host} × {each}{computing}",
+            formatting.count(point.local_batch_size),
+            formatting.duration(point.step_time_s),
+            f"±{100 * relative_spread(point.samples_s):.0f} %",
+            formatting.count(round(point.local_batch_size / point.step_time_s)),
+            formatting.bytes_(point.peak_memory_bytes) if point.peak_memory_bytes is not None else "",
+        ]
+        for point in device.step_times
+    ]
 
 
 def _training(profile: Profile) -> list[str]:

@@ -186,14 +186,10 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
     """
     progress = history.run
     step_time_s = progress.step_time_s
-    if step_time_s is None and state == "failed":
-        raise BadInput(
-            f"{launch.run_id} failed before its first step, so there is nothing to report.",
-            hint=f"read why with `hetopt status {launch.run_id}` or `hetopt logs {launch.run_id}`",
-        )
     if step_time_s is None:
+        how = "failed before its first step" if state == "failed" else "has not logged a step yet"
         raise BadInput(
-            f"{launch.run_id} has not logged a step yet, so there is nothing to report.",
+            f"{launch.run_id} {how}, so there is nothing to report.",
             hint=f"look at it with `hetopt status {launch.run_id}` or `hetopt logs {launch.run_id}`",
         )
     compared = _compare(launch, progress, step_time_s)

@@ -16,7 +16,6 @@ from hetopt.reports.document import (
     Cell,
     Column,
     Document,
-    Drawing,
     Figure,
     Heading,
     Html,
@@ -191,7 +190,7 @@ def _over_time(report: Report) -> Iterator[Block]:
             '<input type="range" id="moment" min="0" max="1000" value="0" aria-label="moment of the run" hidden></div>'
         )
         markup = "".join([slider, *charts(over_time, [happened.time_s for happened in news], predicted_s)])
-        yield Drawing(markup)
+        yield Html(markup)
     sentences = [_sentence(happened) for happened in news[:MOST_HAPPENINGS]]
     if len(news) > MOST_HAPPENINGS:
         sentences.append(f"and {len(news) - MOST_HAPPENINGS} more, in the report's JSON")

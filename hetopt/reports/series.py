@@ -220,16 +220,6 @@ class Envelope:
     high: Column
 
 
-def envelope_of(series: Series) -> Envelope:
-    """Return the envelope of a curve: its median with the band from least to largest."""
-    middle = as_column(series.values)
-    return Envelope(
-        low=as_column(series.low) if series.low else middle,
-        middle=middle,
-        high=as_column(series.high) if series.high else middle,
-    )
-
-
 def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Rows:
     """Return the first row of each of at most ``most`` equal stretches of time, those without a row left out.
 

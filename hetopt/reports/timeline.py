@@ -57,6 +57,7 @@ ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 
 
 _WHAT = {"checkpoint_failed": "no checkpoint: ", "checkpoint_skipped": "passed over a checkpoint: "}
+_FATES = {"returns": "there again", "notice": "has notice", "cut": "cut off", "heals": "reached again"}
 _DONE = {"replace": "another machine takes its place", "on-demand": "moving to on-demand machines"}
 
 
@@ -183,14 +184,9 @@ def _tried(event: PairedTrialEnded) -> str:
 def _conditions(event: ConditionChanged, time_factor: float) -> str:
     if event.dies:
         return event.reason or "dead"
-    if event.returns:
-        return "there again"
-    if event.notice:
-        return "has notice"
-    if event.cut:
-        return "cut off"
-    if event.heals:
-        return "reached again"
+    for fate, words in _FATES.items():
+        if getattr(event, fate):
+            return words
     speed, rate = event.speed, event.rate_bits_per_s
     parts = [
         *([f"speed {speed:g}"] if speed is not None else []),

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -66,8 +67,8 @@ def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: i
     for count, payload_bytes in enumerate(payloads):
         if count >= 2 and crew.elapsed_s() - begun_s > time_limit_s:
             return
-        allowed_s = time_limit_s / (len(payloads) * len(probe.collectives))
-        for collective in probe.collectives:
+        allowed_s = time_limit_s / (len(payloads) * len(get_args(Collective)))
+        for collective in get_args(Collective):
             run = _collective(collective, payload_bytes, context.device, context.rank, context.world_size)
             crew.record(
                 LinkPoint(
@@ -87,7 +88,7 @@ def _samples(
     align(dist.group.WORLD)
     warmup = [_step(crew, compute, run) for _ in range(probe.warmup)]
     once_s = max(row[0] for row in crew.gather([warmup[-1][1]]))
-    rounds = min(probe.most_rounds, max(probe.least_rounds, int(time_limit_s / (ROUND * once_s))))
+    rounds = min(probe.most_rounds, max(1, int(time_limit_s / (ROUND * once_s))))
     _step(crew, compute, run)
     timed = [_step(crew, compute, run) for _ in range(rounds * ROUND)]
     rows = crew.gather([seconds for pair in timed for seconds in pair])

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import hetopt
+from hetopt.api import hosts
 from hetopt.api.backends import backend
 from hetopt.backends.emulation.namespaces import find_leftovers, why_not
 from hetopt.backends.options import Local, Machines, Rehearsal
@@ -28,6 +29,13 @@ RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 def plan() -> Plan:
     """Two workers on one type, for a few hundred steps."""
     return hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
+
+
+def test_hosts_of_ones_own_are_named_by_a_file_or_a_text_and_not_by_both(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_text("[box1]\n[box2]\n")
+    assert hosts.inventory(tmp_path / "hosts.toml") == hosts.inventory(hosts="box1,box2")
+    with pytest.raises(BadInput, match="both name hosts"):
+        hosts.check(tmp_path / "hosts.toml", "box1")
 
 
 def test_a_run_whose_own_process_is_frozen_ends_when_its_workers_have(

@@ -24,7 +24,6 @@ from tests.thinned import running
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
-CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def page_maker(name: str) -> ModuleType:

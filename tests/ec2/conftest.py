@@ -296,6 +296,12 @@ def run_dir(tmp_path: Path, order_for: Callable[..., Order], plan: Plan, bundle:
 
 
 @pytest.fixture
+def order(run_dir: Path) -> Order:
+    """The order in that folder."""
+    return Order.load(run_dir / ORDER_FILE)
+
+
+@pytest.fixture
 def launcher(cloud: BotoEdge, tmp_path: Path, patience: Patience) -> Ec2Launcher:
     return Ec2Launcher(home=tmp_path, inner=Recording(inner=cloud), clock=patience.clock, sleep=patience.sleep)
 

@@ -25,10 +25,6 @@ class Fault:
     kind: str
     step: str = ""
 
-    @property
-    def is_kill(self) -> bool:
-        return self.kind in ("killed before", "killed after")
-
     def __str__(self) -> str:
         return f"{self.call} {self.step}: {self.kind}"
 

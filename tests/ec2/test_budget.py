@@ -371,26 +371,6 @@ def test_what_ec2_takes_back_in_its_first_hour_is_free_whatever_its_prices_were(
     assert usd == pytest.approx(0.01 * max(end_s, 60.0) / 3600)
 
 
-@given(
-    budget=st.floats(1.0, 100.0),
-    shares=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=40),
-    gap=st.floats(1.0, 60.0),
-)
-def test_prices_never_take_a_promise_beyond_the_worst_case(budget: float, shares: list[float], gap: float) -> None:
-    """Whatever is seen of prices: what was granted is paid for at the worst price, and never taken back."""
-    guard = Guard(budget_usd=budget, fixed_usd=0.0, worst_usd_per_hour=WORST_PRICE, checkpoint_s=30, heartbeat_s=60)
-    stay, now_s, end_s = Stay(since_s=0.0, until_s=None, usd_per_hour=WORST_PRICE, minimum_s=MINIMUM_S), 60.0, 0.0
-    for share in shares:
-        stay = stay.repriced(share * WORST_PRICE, now_s)
-        now_s += gap
-        spent = stay.usd(now_s)
-        if guard.decide(spent, now_s) == "stop":
-            break
-        assert guard.end_s(spent, now_s) >= end_s - 1e-6
-        end_s = guard.end_s(spent, now_s)
-        assert spent + WORST_PRICE * (end_s + SHUTDOWN_S - now_s) / 3600 == pytest.approx(budget)
-
-
 @pytest.fixture
 def order(order_for: Callable[..., Order]) -> Order:
     """Two machines on spot, in one of three zones."""

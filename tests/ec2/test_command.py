@@ -30,7 +30,7 @@ from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, reco
 from hetopt.reports.status_document import UNSEEN_END
 from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import leftovers, plan_of
-from tests.face.conftest import RECORDED, Answer, start
+from tests.face.conftest import RECORDED, Answer, start, until
 
 Hetopt = Callable[..., Answer]
 
@@ -108,10 +108,7 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
     cloud: BotoEdge, plan_file: Path, home: Path, number: signal.Signals
 ) -> None:
     process = start("launch", "--on", "ec2", plan_file, "--yes")
-    deadline = time.monotonic() + PATIENCE_S
-    while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    (folder,) = home.iterdir()
+    folder = until(lambda: next(home.glob(f"*/{SEEN_FILE}"), None)).parent
     assert leftovers(cloud)
     process.send_signal(number)
     time.sleep(1.0)
@@ -155,10 +152,7 @@ def test_a_launch_is_followed_to_its_end(
     """What machines of a real run wrote, put there as they put it; then they end, as shutting down ends them."""
     plan_of(profile, catalog, (("c7i.large", 1, "spot"),)).save(tmp_path / "one.json")
     process = start("launch", "--on", "ec2", tmp_path / "one.json", "--yes")
-    deadline = time.monotonic() + PATIENCE_S
-    while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    (folder,) = home.iterdir()
+    folder = until(lambda: next(home.glob(f"*/{SEEN_FILE}"), None)).parent
     order = Order.load(folder / ORDER_FILE)
     events = [
         json.loads(line) for line in (Path(__file__).parent / "recorded" / "events.jsonl").read_text().splitlines()

@@ -107,9 +107,8 @@ def test_no_more_outputs_are_carried_than_may_be(tmp_path: Path, monkeypatch: py
 
 
 def test_what_does_not_arrive_whole_is_not_there(
-    cloud: BotoEdge, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: BotoEdge, run_dir: Path, order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     send(run_dir, tmp_path, b"weights")
     monkeypatch.setattr(S3Objects, "size_bytes", lambda self, name: 8)
     with pytest.raises(CloudRefused, match="could not be read to its end"):
@@ -128,8 +127,7 @@ def rules() -> list[Mapping[str, Any]]:
     return configured
 
 
-def test_no_rule_of_the_bucket_deletes_a_model(run_dir: Path, tmp_path: Path) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
+def test_no_rule_of_the_bucket_deletes_a_model(run_dir: Path, order: Order, tmp_path: Path) -> None:
     send(run_dir, tmp_path, b"weights")
     key = fetch_model(order, run_dir)[1].removeprefix(f"s3://{BUCKET}/")
     expire = [rule["Filter"]["Prefix"] for rule in rules() if "Expiration" in rule]

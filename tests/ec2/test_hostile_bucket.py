@@ -33,8 +33,6 @@ from tests.face.conftest import Answer as Answered
 from tests.profiler.test_paths import HOSTILE
 from tests.thinned import few
 
-Make = Callable[..., Order]
-
 
 def files_outside(folder: Path, inside: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(inside)}
@@ -64,9 +62,8 @@ class Listing:
 
 
 def test_an_object_is_a_file_of_the_run_or_nothing(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience, tmp_path: Path
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     handle = launcher.start(plan.run, run_dir, {})
     secret = tmp_path / "authorized_keys"
     secret.write_text("the operator's own key\n")
@@ -111,9 +108,8 @@ def test_no_key_that_a_bucket_can_hold_leads_anywhere(
 
 
 def test_an_object_that_is_no_part_of_the_log_is_passed_over(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     handle = launcher.start(plan.run, run_dir, {})
     for name in ("x.jsonl", "²³.jsonl", f"{0:015d}.json", "-1.jsonl", f"{'9' * 400}.jsonl", "a/0.jsonl"):
         put(cloud, order, f"events/{name}", "no event")
@@ -195,9 +191,14 @@ GARBAGE = [b"", b"{}", b"[" * 100_000, b"9" * 5000, b"\xff\xfe", b'{"end_s": 1e4
 
 @pytest.mark.parametrize("answer", few(5, ["AccessDenied", *GARBAGE, "SlowDown"]), ids=lambda answer: repr(answer[:8]))
 def test_stopping_waits_for_nothing_that_is_read(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, answer: bytes | str
+    cloud: BotoEdge,
+    launcher: Ec2Launcher,
+    run_dir: Path,
+    order: Order,
+    plan: Plan,
+    patience: Patience,
+    answer: bytes | str,
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     handle = launcher.start(plan.run, run_dir, {})
     for name in ("events/x.jsonl", "log//x", f"events/{0:015d}.jsonl", "lease.json", "placement.json", "outcome.json"):
         put(cloud, order, name, "nonsense")
@@ -233,9 +234,15 @@ def test_a_bucket_that_cannot_be_written_keeps_no_machine(
 )
 @pytest.mark.parametrize("name", ["placement.json", "order.json", "plan.json"])
 def test_a_run_whose_objects_are_nonsense_is_not_adopted_in_one_sentence(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, tmp_path: Path, name: str, body: bytes
+    cloud: BotoEdge,
+    launcher: Ec2Launcher,
+    run_dir: Path,
+    order: Order,
+    plan: Plan,
+    tmp_path: Path,
+    name: str,
+    body: bytes,
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     launcher.start(plan.run, run_dir, {})
     cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", body, "nonsense"))
     folder = tmp_path / "elsewhere" / order.run_id
@@ -246,9 +253,8 @@ def test_a_run_whose_objects_are_nonsense_is_not_adopted_in_one_sentence(
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[" * 100_000, b"\xff"], ids=lambda body: repr(body[:8]))
 def test_a_run_whose_machines_write_nonsense_is_looked_at(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, body: bytes
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience, body: bytes
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     handle = launcher.start(plan.run, run_dir, {})
     for name in ("lease.json", "outcome.json", "state/i-0.json", "ckpt/LATEST", "ckpt/WANTED", "log/h0/host.log"):
         cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", body, "nonsense"))

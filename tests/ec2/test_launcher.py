@@ -47,9 +47,8 @@ from tests.ec2.followed import Followed, Priced, end_machines, event, placement_
 
 
 def test_a_run_is_started_followed_and_stopped(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience, tmp_path: Path
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     handle = launcher.start(plan.run, run_dir, {})
     assert known_regions(tmp_path) == [REGION]
     assert launcher.poll(handle).state is RunState.STARTING
@@ -77,9 +76,8 @@ def test_a_run_is_started_followed_and_stopped(
 
 
 def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_budget(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
     dear = {
         zone.name: {
             name: rate.model_copy(update={"usd_per_hour": rate.worst_usd_per_hour / 2})

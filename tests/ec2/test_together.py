@@ -24,8 +24,8 @@ from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.host.protocol import Latest, spec_digest
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
+from tests.face.conftest import until
 
 STEPS = 500
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "resumable.py"
@@ -63,13 +63,6 @@ def placement(
             "spec": json.loads(spec.model_dump_json()),
         }
     ).encode()
-
-
-def until(reached: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not reached():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.3)
 
 
 @dataclass(kw_only=True)
@@ -126,8 +119,8 @@ class Machines:
         text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/")).decode()
         return list(parse_events(text.splitlines(keepends=True)))
 
-    def end_within(self, ids: Sequence[str], within_s: float = 240.0) -> None:
-        until(lambda: all(self.agents[id_].poll() is not None for id_ in ids), within_s)
+    def all_end(self, ids: Sequence[str]) -> None:
+        until(lambda: all(self.agents[id_].poll() is not None for id_ in ids))
         assert [self.agents[id_].returncode for id_ in ids] == [0] * len(ids)
 
 
@@ -159,7 +152,7 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(machines: Call
     run.kill("i-1")
     step = run.place({"i-0": "h0", "i-2": "h1"}, spec_of(STEPS), 1)
     run.boot("i-2")
-    run.end_within(("i-0", "i-2"))
+    run.all_end(("i-0", "i-2"))
     events = run.events()
     begun = [event for event in events if event["event"] == "training_started"]
     assert [event["step"] for event in begun] == [0, step], "all went on from the one checkpoint"
@@ -189,7 +182,7 @@ def test_a_script_goes_on_without_a_machine_and_then_with_another(machines: Call
     stopped = [event for event in run.events() if event["event"] == "training_finished"]
     assert [(event["reason"], event["step"]) for event in stopped] == [("stopped", paused)], "nothing was lost by it"
     run.boot("i-2")
-    run.end_within(("i-1", "i-2"))
+    run.all_end(("i-1", "i-2"))
     events = run.events()
     begun = [event for event in events if event["event"] == "training_started"]
     assert [event["step"] for event in begun] == [0, alone, paused]
@@ -221,7 +214,7 @@ def test_scripts_of_frameworks_train_on_rented_machines(
     run.place(ids, spec, 0)
     for id_ in ids:
         run.boot(id_, FRAMEWORKS / name)
-    run.end_within(tuple(ids))
+    run.all_end(tuple(ids))
     last = run.events()[-1]
     assert (last["event"], last["reason"]) == ("training_finished", "script")
     assert replace(run.objects, prefix="models/r").get("model.safetensors")

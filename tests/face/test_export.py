@@ -21,7 +21,6 @@ from tests.disturbance import PATIENCE_S
 from tests.listeners import watched
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RECORDED = REPOSITORY / "tests" / "recorded"
 SCHEMAS = REPOSITORY / "docs" / "schemas"
 
 WHEEL = "hetopt-0.1.0-py3-none-any.whl"

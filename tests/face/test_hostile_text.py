@@ -39,9 +39,9 @@ from hetopt.reports.document import (
     Block,
     Column,
     Document,
-    Drawing,
     Facts,
     Heading,
+    Html,
     Line,
     Remarks,
     Table,
@@ -72,7 +72,7 @@ def blocks(text: str) -> list[Block]:
     table = Table(name=text, columns=[Column(text)], rows=[[text]], notes=[text], caption=text)
     narrow = Table(name=text, columns=[Column(text * 99, "word"), Column(text)], rows=[[text, text]])
     copied = Line(text, is_copied=True)
-    lists = [Remarks([text], text), Facts({text: text}), Drawing("<i></i>")]
+    lists = [Remarks([text], text), Facts({text: text}), Html("<i></i>")]
     return [
         Heading(text),
         Line(text),

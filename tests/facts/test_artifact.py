@@ -61,7 +61,7 @@ def test_every_truncation_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 4}, "written with cake schema 4; this hetopt reads up to 3"),
+        ({"schema_version": 4}, "has cake schema 4; this hetopt reads up to 3"),
         ({"schema_version": 2}, "has cake schema 2, which this hetopt cannot read"),
         ({"schema_version": "new"}, "has cake schema 'new', which this hetopt cannot read"),
         ({"kind": "plan"}, "holds a plan, not a cake"),

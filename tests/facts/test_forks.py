@@ -23,7 +23,6 @@ from hetopt.core.interruption import (
     SPIN_VARIABLES,
     THREADS_VARIABLE,
     openmp_environment,
-    threads_of_each,
     usable_processors,
 )
 from hetopt.core.run_spec import RunSpec
@@ -350,7 +349,7 @@ def test_what_a_person_has_set_is_kept_and_workers_share_the_processors(workers:
     assert not set(own) & set(wishes)
     assert (THREADS_VARIABLE in own) != (THREADS_VARIABLE in wishes)
     assert set(SPIN) <= set(own) or set(SPIN_VARIABLES) & set(wishes)
-    each = threads_of_each(workers)
+    each = int(own.get(THREADS_VARIABLE, 1))
     assert each == 1 or each * workers <= usable_processors()
 
 
@@ -411,4 +410,4 @@ def test_a_launched_worker_has_its_part_of_the_processors_and_spins_briefly(
     assert status.state.value == "finished", status
     for rank in range(workers):
         told = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        assert told == {THREADS_VARIABLE: str(threads_of_each(workers))} | SPIN | wish
+        assert told == {THREADS_VARIABLE: str(max(1, usable_processors() // workers))} | SPIN | wish

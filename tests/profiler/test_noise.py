@@ -11,10 +11,10 @@ from hypothesis import given, strategies as st
 
 from hetopt.core.training_laws import (
     Moments,
-    SmoothedNoise,
     distance,
     noise_scale,
     pooled_noise,
+    smoothed,
 )
 
 SIZES = (8, 16, 32, 96)
@@ -99,11 +99,8 @@ def test_noise_scale_is_absent_while_the_signal_drowns(variance: float, square: 
 
 @given(st.floats(0, 0.99), st.integers(1, 20))
 def test_smoothing_a_constant_returns_it_from_the_first_sample(decay: float, count: int) -> None:
-    smoothed = SmoothedNoise(decay=decay)
-    for _ in range(count):
-        smoothed = smoothed.add(Moments(gradient_variance=5, gradient_square=-2))
-    assert smoothed.moments.gradient_variance == pytest.approx(5)
-    assert smoothed.moments.gradient_square == pytest.approx(-2)
+    for average in smoothed([Moments(gradient_variance=5, gradient_square=-2)] * count, decay):
+        assert (average.gradient_variance, average.gradient_square) == pytest.approx((5, -2))
 
 
 # --- The law of what compression costs: nothing where all is kept, and never less where less is

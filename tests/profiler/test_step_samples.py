@@ -56,7 +56,7 @@ def test_a_layout_has_no_order() -> None:
         (line(compression={"name": "topk", "ratio": 2}), "compression.ratio must be less than or equal to 1"),
         ('{"nodes": [{"type": "gpu", "work', "the last, where the file stops: invalid JSON"),
         ("[1, 2]\n", "it must be an object"),
-        (line(step_time_s=4.0e-9, sync_time_s=0), "in seconds, got 4e-09 s"),
+        (line(step_time_s=4.0e-9, sync_time_s=0), "in seconds, got 4e-09"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused_in_one_sentence(bad: str, said: str) -> None:

@@ -11,8 +11,6 @@ from math import inf
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from tests.disturbance import PATIENCE_S
 
-PORT = 5000
-
 RECEIVE = """
 import socket
 listening = socket.create_server(("0.0.0.0", 5000))

@@ -184,16 +184,6 @@ def test_a_run_that_is_stopped_keeps_its_last_step_over_a_slow_line(
     assert run.model is not None
 
 
-def node_of(run: hetopt.Run, host: str) -> psutil.Process:
-    """The process on a host that its part in a run is."""
-    return next(
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if "hetopt.backends.ssh.node" in (process.info["cmdline"] or [])
-        and any(word.endswith(f"/runs/{run.name}/{host}") for word in process.info["cmdline"])
-    )
-
-
 def happens(run: hetopt.Run, fate: str) -> None:
     """Wait until a host meets that."""
     until(lambda: f'"{fate}": true' in (run.folder / EVENTS_FILE).read_text(), lambda: goes_on(run))

@@ -7,14 +7,13 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import quad
-from scipy.optimize import Bounds, LinearConstraint, least_squares, milp, minimize, nnls
+from scipy.optimize import least_squares, minimize, nnls
 from scipy.special import ndtr, stdtrit
 from scipy.stats import norm
 
-from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.memory import non_negative, robust_non_negative
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import read_samples
@@ -108,29 +107,3 @@ def test_the_posterior_of_a_recorded_profile_is_at_its_peak(path: Path) -> None:
 def test_the_posterior_of_measured_steps_is_at_its_peak(shared_data: Path) -> None:
     with (shared_data / "step-traces" / "bert-aws" / "profile.jsonl").open() as lines:
         assert is_a_peak(observe(read_samples(lines, origin="bert")))
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 0.1), st.floats(1e-3, 1e-2), st.integers(1, 3)), min_size=1, max_size=4),
-    st.integers(20, 200),
-)
-@settings(max_examples=10)
-def test_local_batch_sizes_are_those_of_a_mixed_integer_program(
-    workers: list[tuple[float, float, int]], total: int
-) -> None:
-    """Minimise ``T`` where ``a_i + c_i b_i <= T`` and ``sum b_i = B``, over whole ``b_i`` between their bounds."""
-    times = [WorkerTime(fixed_s=a, per_sample_s=c, min_samples=least) for a, c, least in workers]
-    count = len(times)
-    table = np.zeros((count + 1, count + 1))
-    table[:count, :count] = np.diag([one.per_sample_s for one in times])
-    table[:count, count], table[count, :count] = -1, 1
-    upper = np.array([*(-one.fixed_s for one in times), total])
-    lower = np.array([*(-np.inf for _ in times), total])
-    exact = milp(
-        np.eye(count + 1)[count],
-        constraints=LinearConstraint(table, lower, upper),
-        integrality=[1] * count + [0],
-        bounds=Bounds([*(one.min_samples for one in times), 0], np.inf),
-        options={"mip_rel_gap": 0.0},
-    )
-    assert solve_shares(times, total).compute_s == pytest.approx(float(exact.fun), rel=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,12 +185,18 @@ def test_a_slice_of_a_gpu_has_its_part_of_the_rates_and_is_less_sure() -> None:
     assert widths[0] > widths[1] > widths[2]
 
 
-def test_steps_of_the_public_data_are_in_seconds() -> None:
-    """Whatever a throughput counts: frames, tokens, thousands of molecules."""
+@pytest.fixture
+def throughputs() -> Path:
+    """The folder of public measurements."""
     data = folder()
     if data is None:
         pytest.skip("the GPU throughputs are not there (HETOPT_SHARED_DATA)")
-    cells = [(column.job, cell) for column in read_columns(data) for cell in column.cells]
+    return data
+
+
+def test_steps_of_the_public_data_are_in_seconds(throughputs: Path) -> None:
+    """Whatever a throughput counts: frames, tokens, thousands of molecules."""
+    cells = [(column.job, cell) for column in read_columns(throughputs) for cell in column.cells]
     # Of fifty launches at least; of `pollux` a cell is what samples add to a step, without its fixed part.
     beyond = {job for job, cell in cells if not 5e-4 < cell.step_time_s < 30}
     assert beyond <= {"pollux-ncf"}
@@ -217,22 +224,16 @@ def test_gpus_that_a_switch_joins_slow_each_other_less() -> None:
     assert slower("p4d.24xlarge", "g6.48xlarge") > 1.09
 
 
-def test_what_is_believed_of_switches_is_what_public_machines_say() -> None:
-    data = folder()
-    if data is None:
-        pytest.skip("the GPU throughputs are not there (HETOPT_SHARED_DATA)")
-    switched = [one for one in read_machines(data) if one.interconnect == "nvswitch"]
+def test_what_is_believed_of_switches_is_what_public_machines_say(throughputs: Path) -> None:
+    switched = [one for one in read_machines(throughputs) if one.interconnect == "nvswitch"]
     assert len(switched) == 85
     assert SWITCHED["contention"].mean == pytest.approx(contention(switched), abs=0.05)
 
 
-def test_public_throughputs_are_met_better_than_by_peak_rates() -> None:
+def test_public_throughputs_are_met_better_than_by_peak_rates(throughputs: Path) -> None:
     """Of the jobs that the shipped posterior knows; `benchmarks.transfer` leaves them out."""
-    data = folder()
-    if data is None:
-        pytest.skip("the GPU throughputs are not there (HETOPT_SHARED_DATA)")
     ours, before, inside = [], [], []
-    for column in read_columns(data)[::5]:
+    for column in read_columns(throughputs)[::5]:
         for known in column.cells:
             told, covariance = steps_elsewhere([known], [cell.place for cell in column.cells])
             for cell, log_s, variance in zip(column.cells, told, covariance.diagonal(), strict=True):

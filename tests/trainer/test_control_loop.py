@@ -16,8 +16,6 @@ from hetopt.trainer.steps.step import StepTrace
 
 from .scenarios import toy_spec
 
-CPU = torch.device("cpu")
-
 
 class Ticks:
     """A stopwatch that stands still until it is told to go on."""

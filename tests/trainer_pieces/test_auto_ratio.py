@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed
+from hetopt.core.comm.cost import LinkSpeed, trainer
 from hetopt.core.comm.options import make_option
 from hetopt.core.run_spec import Compression
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
@@ -28,7 +28,7 @@ def any_run(seed, **known):
     workers, numel = rng.choice([2, 4, 8]), int(10 ** rng.uniform(5, 7.5))
     link = LinkSpeed(latency_s=10 ** rng.uniform(-4, -2), bytes_per_s=10 ** rng.uniform(6.5, 9.5))
     found = options(numel, workers)
-    dense_s = sum(link.time_s(operation.terms(TRAINER)) for operation in found[0].operations)
+    dense_s = sum(link.time_s(operation.terms(trainer)) for operation in found[0].operations)
     settings = {
         "compute_s": dense_s / 10 ** rng.uniform(-0.7, 1.4),
         "kept": rng.uniform(0.02, 0.25),

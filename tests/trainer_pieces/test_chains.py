@@ -22,7 +22,6 @@ from hetopt.core.comm.composition import (
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.compressor import AllReduce, Chain, Residual
-from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import Quantised
 from tests.thinned import few
@@ -32,12 +31,6 @@ from .thread_group import Crew
 SHAPES = ((24, 30), (24,), (5, 7, 3, 3), (10, 24), (1,))
 NUMEL = sum(math.prod(shape) for shape in SHAPES)
 EVERY = combinations()
-CODINGS = {
-    "fp16": LowPrecisionFloats(torch.float16),
-    "bf16": LowPrecisionFloats(torch.bfloat16),
-    "int8": ScaledCodes(8),
-    "int4": ScaledCodes(4),
-}
 UNBIASED = ("randomk", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale", "global_randomk_maxnorm")
 
 

@@ -123,6 +123,3 @@ def test_a_spec_of_before_is_still_one_and_files_say_only_what_is_not_usual():
 
 
 # --- One registry: what combines with what, the price list and the chains speak of the same methods
-
-
-NUMEL = sum(math.prod(shape) for shape in SHAPES)

@@ -9,13 +9,13 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, dense, gathered, shared_index, time_s
+from benchmarks._published_collectives import dense, gathered, published_ring, published_tree, shared_index, time_s
 from hetopt.core.comm.cost import (
-    GLOO,
-    TRAINER,
     LinkSpeed,
     Operation,
     Terms,
+    gloo,
+    trainer,
 )
 from hetopt.core.comm.payload_bytes import kept_elements, wire_bytes
 from tests.collective_time import collective_time_s
@@ -50,9 +50,9 @@ def published(dense_bytes, ratio, workers, link):
     """All-gather, AR-Topk on a ring and on a tree in seconds, index as heavy as value, as the paper has them."""
     sent = dense_bytes * ratio
     return (
-        time_s(gathered(2 * sent, workers), link, algorithms=PUBLISHED_RING),
-        time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_RING),
-        time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_TREE),
+        time_s(gathered(2 * sent, workers), link, algorithms=published_ring),
+        time_s(shared_index(sent, sent, workers), link, algorithms=published_ring),
+        time_s(shared_index(sent, sent, workers), link, algorithms=published_tree),
     )
 
 
@@ -113,7 +113,7 @@ def forms(size, workers):
     ]
 
 
-algorithms = st.sampled_from([GLOO, PUBLISHED_RING, PUBLISHED_TREE])
+algorithms = st.sampled_from([gloo, published_ring, published_tree])
 
 
 @given(st.integers(0, 3), st.integers(1, 40), networks, payloads, algorithms)
@@ -143,7 +143,7 @@ def test_the_wire_prices_with_the_same_formula(primitive, size, workers, link):
 def test_the_trainer_s_own_forms_have_fewer_messages_or_bring_fewer_bytes(members, size, primitive, sliced):
     """What it does otherwise than the library saves messages where bytes are few, and bytes where they are many."""
     operation = Operation(primitive=primitive, payload_bytes=size, members=members, sliced=sliced)
-    plain, own = operation.terms(GLOO), operation.terms(TRAINER)
+    plain, own = operation.terms(gloo), operation.terms(trainer)
     if own != plain:
         assert members > 1
         assert own.messages < plain.messages or own.traffic_bytes < plain.traffic_bytes
@@ -167,14 +167,13 @@ def test_the_trainer_s_own_forms_have_fewer_messages_or_bring_fewer_bytes(member
 )
 def test_a_few_bytes_go_directly_and_a_long_vector_is_dealt_out(primitive, size, sliced, messages, traffic_bytes):
     operation = Operation(primitive=primitive, payload_bytes=size, members=8, sliced=sliced)
-    assert operation.terms(TRAINER) == Terms(messages=messages, traffic_bytes=traffic_bytes)
+    assert operation.terms(trainer) == Terms(messages=messages, traffic_bytes=traffic_bytes)
 
 
 # --- Laws of the wire: what travels, what it costs, and the published tables that the formulas must reproduce
 
 
 ratios = st.floats(0, 1, exclude_min=True)
-collectives = st.sampled_from(["all_reduce", "all_gather"])
 
 
 @given(st.integers(1, 10**9), ratios)

@@ -29,8 +29,6 @@ from hetopt.trainer.comm.vectors import (
 
 from .thread_group import ThreadGroup
 
-CPU = torch.device("cpu")
-
 
 @given(
     st.sampled_from(sorted(LARGEST_SUM)), st.integers(1, 64), st.integers(0, 200), st.integers(0, 2**32), st.booleans()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from benchmarks._published_collectives import dense, gathered, time_s
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
+from hetopt.core.comm.cost import LinkSpeed, Operation, trainer
 from hetopt.core.comm.options import make_option
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.network import Network, Timed
@@ -23,7 +23,7 @@ links = st.builds(
 
 def timed(primitive, size, link, *, members=WORKERS, factor=1.0):
     operation = Operation(primitive=primitive, payload_bytes=size, members=members)
-    return Timed(operation=operation, time_s=factor * time_s([operation], link, algorithms=TRAINER))
+    return Timed(operation=operation, time_s=factor * time_s([operation], link, algorithms=trainer))
 
 
 def network(link, slower=()):
@@ -36,9 +36,9 @@ def network(link, slower=()):
 def test_timings_of_lines_are_found_and_every_exchange_is_priced(link, factor):
     found = network(link, {"broadcast": factor})
     for exchange in (dense(2e5, WORKERS), gathered(9e4, WORKERS), dense(100, 2)):
-        assert found.expected_s(exchange) == pytest.approx(time_s(exchange, link, algorithms=TRAINER), rel=0.02)
+        assert found.expected_s(exchange) == pytest.approx(time_s(exchange, link, algorithms=trainer), rel=0.02)
     shared = [Operation(primitive="broadcast", payload_bytes=5e4, members=WORKERS)]
-    assert found.expected_s(shared) == pytest.approx(factor * time_s(shared, link, algorithms=TRAINER), rel=0.02)
+    assert found.expected_s(shared) == pytest.approx(factor * time_s(shared, link, algorithms=trainer), rel=0.02)
 
 
 LINK = LinkSpeed(latency_s=1e-3, bytes_per_s=1e7)

@@ -93,14 +93,6 @@ def test_the_order_of_workers_does_not_matter(groups, total):
     )
 
 
-@given(st.lists(workers(), min_size=1, max_size=5), workers(), st.integers(1, 60))
-def test_another_worker_never_hurts_beyond_its_own_least_time(cluster, newcomer, total):
-    feasible(cluster, total)
-    feasible([*cluster, newcomer], total)
-    alone = solve_shares(cluster, total).compute_s
-    assert solve_shares([*cluster, newcomer], total).compute_s <= max(alone, newcomer.time_s(newcomer.min_samples))
-
-
 def cluster(fixed, slopes, **bounds):
     return [WorkerTime(fixed_s=a, per_sample_s=c, **bounds) for a, c in zip(fixed, slopes, strict=True)]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks._published_collectives import time_s
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, pipelined_s
+from hetopt.core.comm.cost import LinkSpeed, pipelined_s, trainer
 from hetopt.core.comm.options import Candidates, CompressTime
 from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.trainer.policies.ratio.auto import BACKWARD
@@ -49,7 +49,7 @@ def traffic(
 ) -> GroupTraffic:
     """A period in the present way over such links."""
     option = steering.candidate
-    exchange_s = option.buckets * time_s(option.operations, link, algorithms=TRAINER)
+    exchange_s = option.buckets * time_s(option.operations, link, algorithms=trainer)
     sync_s = exchange_s
     if option.buckets > 1:
         backward_s = BACKWARD * COMPUTE_S

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, fit_alpha_beta
+from hetopt.core.comm.cost import LinkSpeed, Operation, Primitive, fit_alpha_beta, trainer
 from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Option
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
@@ -52,7 +52,7 @@ class Network:
     def expected_s(self, operations: Sequence[Operation]) -> float:
         """Return the seconds of an exchange, its operations one after the other."""
         lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
-        return sum(line.time_s(operation.terms(TRAINER)) for line, operation in zip(lines, operations, strict=True))
+        return sum(line.time_s(operation.terms(trainer)) for line, operation in zip(lines, operations, strict=True))
 
     def exchange_s(self, option: Option) -> float:
         """Return the seconds of all buckets of an option, without what backward hides of them."""
@@ -66,7 +66,7 @@ class Network:
 
 def _line(timings: Sequence[Timed]) -> LinkSpeed:
     """Fit ``t / m = alpha + (x / m) beta``: relative errors are what they were."""
-    terms = [timed.operation.terms(TRAINER) for timed in timings]
+    terms = [timed.operation.terms(trainer) for timed in timings]
     sizes = [round(term.traffic_bytes / term.messages) for term in terms]
     return fit_alpha_beta(sizes, [timed.time_s / term.messages for timed, term in zip(timings, terms, strict=True)])
 

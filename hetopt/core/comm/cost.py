@@ -92,52 +92,28 @@ TREE_BROADCAST = Algorithm(messages=math.log2, traffic=math.log2)
 DEALT_BROADCAST = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambda n: 2 * (n - 1) / n)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Algorithms:
-    """The algorithm behind each collective.
+def gloo(operation: Operation) -> Algorithm:
+    """Return the library's own algorithm of an operation, and so what a line through its timings is about."""
+    rings = {"all_reduce": RING_ALL_REDUCE, "all_gather": RING_ALL_GATHER, "broadcast": TREE_BROADCAST}
+    return rings[operation.primitive]
 
-    Attributes:
-        all_reduce, all_gather, broadcast: as a rule.
-        few_reduced: behind an all-reduce that `reduces_directly`; absent: the same.
-        few_gathered: behind an all-gather that `gathers_directly`; absent: the same.
-        few_sliced: behind a sliced all-reduce whose slices do; absent: as behind any all-reduce.
-        many_broadcast: behind a broadcast that `deals`; absent: the same.
+
+def trainer(operation: Operation) -> Algorithm:
+    """Return the trainer's algorithm of an operation over gloo, by which it prices.
+
+    Where another library does otherwise, the measured network corrects it.
     """
-
-    all_reduce: Algorithm = RING_ALL_REDUCE
-    all_gather: Algorithm = RING_ALL_GATHER
-    broadcast: Algorithm = TREE_BROADCAST
-    few_reduced: Algorithm | None = None
-    few_gathered: Algorithm | None = None
-    few_sliced: Algorithm | None = None
-    many_broadcast: Algorithm | None = None
-
-    def of(self, operation: Operation) -> Algorithm:
-        """Return the algorithm of an operation's collective."""
-        size, members = operation.payload_bytes, operation.members
-        match operation.primitive:
-            case "all_reduce" if operation.sliced:
-                special = self.few_sliced if gathers_directly(size / members, members) else None
-                return special or self.all_reduce
-            case "all_reduce":
-                return (self.few_reduced if reduces_directly(size, members) else None) or self.all_reduce
-            case "all_gather":
-                return (self.few_gathered if gathers_directly(size, members) else None) or self.all_gather
-            case "broadcast":
-                return (self.many_broadcast if deals(size, members) else None) or self.broadcast
-
-
-GLOO = Algorithms()
-"""The library's own, and so what a line through its timings at any payload is about."""
-
-TRAINER = Algorithms(
-    few_reduced=DIRECT_ALL_REDUCE,
-    few_gathered=DIRECT_ALL_REDUCE,
-    few_sliced=DIRECT_SLICED_ALL_REDUCE,
-    many_broadcast=DEALT_BROADCAST,
-)
-"""What the trainer does over gloo, and prices with. Where another library does otherwise, the measured network corrects
-it."""
+    size, members = operation.payload_bytes, operation.members
+    match operation.primitive:
+        case "all_reduce" if operation.sliced and gathers_directly(size / members, members):
+            return DIRECT_SLICED_ALL_REDUCE
+        case "all_reduce" if not operation.sliced and reduces_directly(size, members):
+            return DIRECT_ALL_REDUCE
+        case "all_gather" if gathers_directly(size, members):
+            return DIRECT_ALL_REDUCE
+        case "broadcast" if deals(size, members):
+            return DEALT_BROADCAST
+    return gloo(operation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,9 +140,9 @@ class Operation:
     members: int
     sliced: bool = False
 
-    def terms(self, algorithms: Algorithms = GLOO) -> Terms:
-        """Return the messages on the critical path, and the bytes that each member sends, under the algorithms."""
-        algorithm = algorithms.of(self)
+    def terms(self, algorithm_of: Callable[[Operation], Algorithm] = gloo) -> Terms:
+        """Return the messages on the critical path, and the bytes that each member sends, by an algorithm."""
+        algorithm = algorithm_of(self)
         return Terms(
             messages=algorithm.messages(self.members),
             traffic_bytes=algorithm.traffic(self.members) * self.payload_bytes,
