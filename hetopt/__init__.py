@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from hetopt.api.catalogs import gpus as gpus
     from hetopt.api.converting import convert as convert
     from hetopt.api.launching import launch as launch, resume as resume
-    from hetopt.api.options import Ec2 as Ec2, Local as Local, Rehearsal as Rehearsal, Ssh as Ssh
+    from hetopt.api.options import (
+        Ec2 as Ec2,
+        Local as Local,
+        Rehearsal as Rehearsal,
+        Slurm as Slurm,
+        Ssh as Ssh,
+    )
     from hetopt.api.planning import Estimate as Estimate, estimate as estimate, recommend as recommend
     from hetopt.api.profiling import check as check, profile as profile
     from hetopt.api.run import Run as Run, report as report
@@ -47,6 +53,7 @@ _HOMES = {
     "Report": "hetopt.reports.report",
     "Reporter": "hetopt.core.interruption",
     "Run": "hetopt.api.run",
+    "Slurm": "hetopt.backends.options",
     "Ssh": "hetopt.backends.options",
     "Target": "hetopt.trainer.task",
     "Task": "hetopt.trainer.task",

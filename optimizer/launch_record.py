@@ -15,6 +15,8 @@ from hetopt.optimizer.plan import Plan, Prediction
 LAUNCH_FILE = "launch.json"
 
 Place: TypeAlias = str
+OWN_PLACES = ("ssh", "slurm")
+"""Places of machines that are not rented, whose cost an inventory says."""
 """Where a plan can run: the name of a backend."""
 
 

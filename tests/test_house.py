@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.options import RECORDS, Changes, Ec2, Local, Rehearsal, Ssh
+from hetopt.api.options import RECORDS, Changes, Ec2, Local, Rehearsal, Slurm, Ssh
 from hetopt.core.option import options_of
 from tests.sources import REPOSITORY, modules
 
@@ -138,6 +138,7 @@ WRITES_COMMAND_LINES = {
     "hetopt/api/exactness.py": "the command line of torchrun",
     "hetopt/core/run_spec.py": "the command line of a host's agent",
     "hetopt/backends/ssh/gpus.py": "the command line of nvidia-smi",
+    "hetopt/backends/slurm/jobs.py": "the command lines of Slurm",
     "hetopt/backends/host/entry.py": "the command lines of nvidia-smi and pip",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
     "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",
@@ -235,6 +236,7 @@ OURS = {
     "hetopt/backends/host/bundle.py: folder / f'{first}.py'": "likewise",
     "hetopt/backends/ec2/renter/backend.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/facts.py: Path(__file__).parent / name": "a constant",
+    "hetopt/backends/on_this_machine.py: folder / name": "one of two constants",
     "hetopt/backends/ec2/renter/doctor.py: Path(__file__).with_name('policies.json')": "a constant",
     "hetopt/core/run_folder.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
@@ -405,7 +407,7 @@ def forms(record: type) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("record", [Changes, Local, Rehearsal, Ssh, Ec2], ids=lambda record: record.__name__)
+@pytest.mark.parametrize("record", [Changes, Local, Rehearsal, Ssh, Slurm, Ec2], ids=lambda record: record.__name__)
 def test_an_option_is_written_once(record: type) -> None:
     """Command line, signature, docstring and file of options are derived from the field."""
     for field, written in forms(record).items():

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetopt.backends.options import Ec2, Local, Machines, Rehearsal, Ssh
+from hetopt.backends.options import Ec2, Local, Machines, Rehearsal, Slurm, Ssh
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.interruption import Reporter
 from hetopt.core.option import options_of
@@ -20,6 +20,7 @@ __all__ = [
     "Local",
     "Machines",
     "Rehearsal",
+    "Slurm",
     "Ssh",
     "backend",
     "backend_of",
@@ -35,7 +36,7 @@ Make = Callable[[Reporter], "Backend"]
 
 def _later(module: str, name: str) -> Make:
     """Return a function that makes a backend of a class, imported when it is called."""
-    return lambda reporter: getattr(import_module(f"hetopt.backends.{module}"), name)()
+    return lambda reporter: getattr(import_module(module), name)()
 
 
 def _ec2(reporter: Reporter) -> Backend:
@@ -46,9 +47,10 @@ def _ec2(reporter: Reporter) -> Backend:
 
 
 BACKENDS: dict[str, tuple[type[Machines], Make]] = {
-    Local.PLACE: (Local, _later("on_this_machine", "LocalBackend")),
-    Rehearsal.PLACE: (Rehearsal, _later("on_this_machine", "RehearsalBackend")),
-    Ssh.PLACE: (Ssh, _later("on_this_machine", "SshBackend")),
+    Local.PLACE: (Local, _later("hetopt.backends.on_this_machine", "LocalBackend")),
+    Rehearsal.PLACE: (Rehearsal, _later("hetopt.backends.on_this_machine", "RehearsalBackend")),
+    Ssh.PLACE: (Ssh, _later("hetopt.backends.on_this_machine", "SshBackend")),
+    Slurm.PLACE: (Slurm, _later("hetopt.backends.slurm.backend", "SlurmBackend")),
     Ec2.PLACE: (Ec2, _ec2),
 }
 """By name the record of its options, and what makes it; the reporter is told what goes on in the cloud."""

@@ -41,8 +41,8 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
         plan: made by `recommend`, or its file.
         on: place to run with its options, such as ``Ec2(zone="us-east-1a")``, or its name where all are usual:
             ``"local"``: real processes on this machine; ``"rehearsal"``: a scaled emulation of the cluster on this
-            machine, with a network of its own (it needs root); ``"ssh"``: hosts of your own; ``"ec2"``: the plan's
-            machines are rented.
+            machine, with a network of its own (it needs root); ``"ssh"``: hosts of your own; ``"slurm"``: nodes of a
+            Slurm cluster; ``"ec2"``: the plan's machines are rented.
         reporter: told what goes on.
         **options: what this launch changes in its plan.
 
@@ -71,7 +71,7 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     """
     on = place.PLACE
     policy, batch_settings = changes.batch_policy or (None, None)
-    if changes.stream is not None and on in ("ssh", "ec2"):
+    if changes.stream is not None and on in ("ssh", "slurm", "ec2"):
         raise BadInput(
             '`stream` is for `on="local"` and `on="rehearsal"`.', hint='leave it out, or choose `on="local"`'
         )

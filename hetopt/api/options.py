@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
+from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, path
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import DURATION, FRACTION, NUMBER, SIZE, arguments, fields, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
@@ -33,6 +33,7 @@ __all__ = [
     "Measurement",
     "Rehearsal",
     "Search",
+    "Slurm",
     "Sought",
     "Ssh",
 ]
@@ -741,5 +742,5 @@ class Gpus(Options):
     catalog: Annotated[Path | None, CATALOG] = None
 
 
-RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Ec2)
+RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Slurm, Ec2)
 """All that options are derived from."""

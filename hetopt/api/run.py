@@ -421,8 +421,10 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
         if status.state.is_over:
             return status
         if isinstance(run.backend, ProcessLauncher):
-            before, arrived = arrived, saved_bytes(run.folder) if progress.has_ended else {}
-            if not progress.has_ended or arrived != before:
+            # One that was stopped waits for hosts, or for whoever is stopping it.
+            has_ended = progress.has_ended and progress.finish_reason != "stopped"
+            before, arrived = arrived, saved_bytes(run.folder) if has_ended else {}
+            if not has_ended or arrived != before:
                 arrived_s = time.monotonic()
             elif time.monotonic() - arrived_s > LONGEST_ENDING_S:
                 run.backend.stop(run.handle)  # its workers have ended, and its own process does not notice

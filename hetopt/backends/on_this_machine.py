@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from hetopt.backends.prediction import Mapped, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program
 from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts, check_readers
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
+from hetopt.backends.ssh.link import SSH, Link
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput, RunFailed
@@ -302,11 +303,11 @@ class OnHosts(Prepared):
 
     Attributes:
         inventory: those.
-        bundle: the code that they run; None: a run that goes on has it in its folder.
+        files: of the run's folder, by name, such as the code; a run that goes on has it there.
     """
 
     inventory: Inventory
-    bundle: Bundle | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,9 +324,30 @@ class SshBackend(ProcessLauncher):
         """See `ProcessLauncher.program`."""
         return Program(module="hetopt.backends.ssh.conductor", log_name="conductor.log", defaults={})
 
-    def prepare(self, made: Plan, wanted: Plan, options: Ssh) -> OnHosts:
+    def hosts_of(self, options: Any) -> tuple[Host, ...]:
+        """Return the hosts of a launch.
+
+        Raises:
+            BadInput: there are none, or two inventories.
+        """
+        if (options.hosts is None) == (options.inventory is None):
+            raise BadInput(
+                "a launch on machines of your own needs to know which: `inventory` or `hosts`, and not both.",
+                hint='give `inventory="hosts.toml"`, or `hosts="alice@box1,bob@box2"`',
+            )
+        return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
+
+    def asked(self, prepared: OnHosts) -> Inventory:
+        """Return the inventory with what the hosts say: their addresses, and why some are left out.
+
+        Raises:
+            HetoptError: no host can take part.
+        """
+        return ready(prepared.inventory, prepared.launch.spec, prepared.launch.plan.profile.job.reading)
+
+    def prepare(self, made: Plan, wanted: Plan, options: Any) -> OnHosts:
         """See `hetopt.backends.backend.Backend`. No host is asked anything yet."""
-        mapped, hosts = _mapped(wanted, _hosts(options))
+        mapped, hosts = _mapped(wanted, self.hosts_of(options))
         run = mapped.run
         bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
         inventory = Inventory(hosts=hosts, bundle_sha256=bundle.sha256)
@@ -340,9 +362,11 @@ class SshBackend(ProcessLauncher):
             prediction=prediction,
             notes=(*mapped.notes, *costs),
         )
-        return OnHosts(launch=launch, inventory=inventory, bundle=bundle, connects_to=_told(inventory))
+        return OnHosts(
+            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=_told(inventory)
+        )
 
-    def prepare_resumed(self, folder: Path, options: Ssh) -> OnHosts:
+    def prepare_resumed(self, folder: Path, options: Any) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
         launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
@@ -360,13 +384,12 @@ class SshBackend(ProcessLauncher):
             RunFailed: no host can take part; nothing has begun.
         """
         assert isinstance(prepared, OnHosts)
-        reading = prepared.launch.plan.profile.job.reading
-        inventory = ready(prepared.inventory, prepared.launch.spec, reading)
+        inventory = self.asked(prepared)
         folder, launch = prepared.begun(folders)
         launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
         inventory.save(folder / INVENTORY_FILE)
-        if prepared.bundle is not None:
-            (folder / BUNDLE_FILE).write_bytes(prepared.bundle.data)
+        for name, data in prepared.files.items():
+            (folder / name).write_bytes(data)
         launch.save(folder / LAUNCH_FILE)
         return self.start(launch.spec, folder, {}), launch
 
@@ -391,20 +414,6 @@ class SshProbes(SshBackend):
         some.save(run_dir / INVENTORY_FILE)
         (run_dir / BUNDLE_FILE).write_bytes(self.bundle.data)
         return super().start(_ranked(spec_on(spec, some, self.bundle, None), some), run_dir, environment)
-
-
-def _hosts(options: Ssh) -> tuple[Host, ...]:
-    """Return the hosts in the inventory of a launch.
-
-    Raises:
-        BadInput: there is none, or two.
-    """
-    if (options.hosts is None) == (options.inventory is None):
-        raise BadInput(
-            "a launch on machines of your own needs to know which: `inventory` or `hosts`, and not both.",
-            hint='give `inventory="hosts.toml"`, or `hosts="alice@box1,bob@box2"`',
-        )
-    return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
 
 
 def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]]:
@@ -461,18 +470,21 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
     return check_hosts(hosts, _mapped(plan, hosts)[0].run, plan.profile.job.reading)
 
 
-def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None) -> Inventory:
+def ready(
+    inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None, link: Link = SSH
+) -> Inventory:
     """Ask the hosts of an inventory; return it with the address by which each was reached, and why some are left out.
 
     Args:
         inventory: of those to ask.
         spec: of the run; None: they are to be measured.
         reading: of the job; None: it is not known.
+        link: the way to them.
 
     Raises:
         RunFailed: none can take part.
     """
-    checked = check_hosts(inventory.hosts, spec, reading)
+    checked = check_hosts(inventory.hosts, spec, reading, link)
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",

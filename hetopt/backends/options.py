@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hetopt.core.errors import BadInput
-from hetopt.core.option import Option, Options, options, positive
+from hetopt.core.option import Option, Options, duration_s, options, positive, within
 
 if TYPE_CHECKING:
     from hetopt.core.run_spec import RunSpec
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MOST_SLOWDOWN = 1e6
 """A step of a microsecond would take a second."""
 MOST_RESTARTS = 10**6
+LEAST_JOB_S, MOST_JOB_S = 300.0, 366 * 86_400.0
+"""Time limits of jobs of a cluster: workers start and save a checkpoint in the shortest."""
 IMAGE_KINDS = ("x86_64-cpu", "arm64-cpu", "x86_64-gpu", "arm64-gpu")
 """Of machines that EC2 rents: architecture and accelerator."""
 
@@ -262,18 +264,65 @@ class Rehearsal(OnThisMachine):
 
 
 @options
-class Ssh(Machines):
+class OnHosts(Machines):
+    """Options of both backends on machines of an inventory."""
+
+    inventory: Annotated[
+        Path | None,
+        Option(
+            help="The file that describes your hosts or nodes, see `hetopt hosts check` and `hetopt hosts slurm`.",
+            read=path,
+            is_fixed=True,
+        ),
+    ] = None
+
+
+@options
+class Ssh(OnHosts):
     """Hosts of your own, reached by ssh."""
 
     PLACE: ClassVar[str] = "ssh"
 
     hosts: Annotated[str | None, Option(help="Those to run on, such as alice@box1,bob@box2.", is_fixed=True)] = None
-    inventory: Annotated[
-        Path | None,
+
+
+def word(given: str, name: str) -> str:
+    """Return a name of Slurm's, as its commands take it.
+
+    Raises:
+        BadInput: it is none.
+    """
+    if not (given.strip() and given.isprintable()):
+        raise BadInput(f"`{name}` must be a name, got {given!r}.", hint="`sinfo` and `sacctmgr show assoc` list them")
+    return given
+
+
+def time_limit(given: str | float, name: str) -> float | None:
+    """Return the time limit of a job in seconds.
+
+    Raises:
+        BadInput: it is none, or too short to begin anything.
+    """
+    limit_s: float | None = within(duration_s(given, name), name, LEAST_JOB_S, MOST_JOB_S, example="4h")
+    return limit_s
+
+
+@options
+class Slurm(OnHosts):
+    """Nodes of a Slurm cluster, each in a job of its own."""
+
+    PLACE: ClassVar[str] = "slurm"
+
+    slurm_partition: Annotated[str | None, Option(help="Partition of the jobs. Default: Slurm's.", read=word)] = None
+    account: Annotated[str | None, Option(help="Account of the jobs. Default: Slurm's.", read=word)] = None
+    qos: Annotated[str | None, Option(help="Quality of service of the jobs. Default: Slurm's.", read=word)] = None
+    constraint: Annotated[str | None, Option(help="Features that the nodes must have.", read=word)] = None
+    time_limit: Annotated[
+        float | None,
         Option(
-            help="The file that describes your hosts, see `hetopt hosts check`.",
-            read=path,
-            is_fixed=True,
+            help="Time limit of each job, such as 4h: a run saves a checkpoint before, asks for another job, and goes "
+            "on. Default: the partition's.",
+            read=time_limit,
         ),
     ] = None
 

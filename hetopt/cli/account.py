@@ -17,6 +17,7 @@ from hetopt.api.options import Ec2
 from hetopt.cli import render
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
 from hetopt.cli.options import Json, with_options
+from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -119,11 +120,12 @@ def attach(
 app = typer.Typer(
     name="hosts",
     cls=OneScreenGroup,
-    help="""Machines of your own, reached by ssh.
+    help="""Machines of your own, reached by ssh or Slurm.
 
     \b
       hetopt hosts check hosts.toml
       hetopt hosts check --hosts alice@box1,bob@box2
+      hetopt hosts slurm -o nodes.toml
     """,
     no_args_is_help=True,
     add_completion=False,
@@ -174,6 +176,31 @@ def check(
         show(checked, for_plans=inventory is not None or hosts is None)
     if any(host.verdict == "bad" for host in checked):
         raise typer.Exit(6)
+
+
+@app.command("slurm", cls=OneScreen)
+def slurm(
+    partition: Annotated[str | None, typer.Option(help="Only nodes of this partition. Default: all.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write them to this file. Default: print them.")
+    ] = None,
+) -> None:
+    """List the nodes of a Slurm cluster as a file of hosts. Nothing is changed there.
+
+    \b
+      hetopt hosts slurm -o nodes.toml
+    \f
+    It has what `sinfo` says of each: CPUs, memory and GPUs. Slurm does not know what an hour costs and how fast the
+    network is: write usd_per_hour and network_mbit above the tables, for all nodes.
+    """
+    from hetopt.api import hosts as owned
+
+    text = owned.of_slurm(partition)
+    if output is None:
+        render.line(text.rstrip("\n"))
+    else:
+        write_atomically(output, text)
+        render.note(f"wrote {output}")
 
 
 def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:

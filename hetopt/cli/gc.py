@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def gc(
     on: str = typer.Option(
         "rehearsal",
-        autocompletion=one_of("rehearsal", "ec2"),
-        help="Where to look: 'rehearsal' is this machine, 'ec2' is the cloud.",
+        autocompletion=one_of("rehearsal", "slurm", "ec2"),
+        help="Where to look: 'rehearsal' is this machine, 'slurm' a cluster's queue, 'ec2' the cloud.",
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed and stop there."),
     remove_: bool = typer.Option(False, "--remove", help="ec2: remove what is found; without it nothing is."),
@@ -40,6 +40,8 @@ def gc(
     \f
     Rehearsals that run are left alone.
 
+    With --on slurm: jobs of runs of this machine that are over. Without it they end by themselves within minutes.
+
     With --on ec2: machines, fleets, launch templates, security groups and disks that carry hetopt's tags, in every
     region that was ever used from here; in all regions of the account, where none was. They are only listed, unless
     --remove is given. What belongs to a run that goes on, by its lease and its machines' heartbeats, or to somebody
@@ -56,12 +58,29 @@ def gc(
         )
         show(searched, as_json=json_)
         return
-    if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
+    is_here = on in ("rehearsal", "slurm")
+    if not is_here or remove_ or region or run is not None or everything or everybody:
         raise BadInput(
-            f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
-            hint="use --on ec2 or --on rehearsal",
+            "--remove and the like are for --on ec2." if is_here else f"there is nothing to find on {on!r}.",
+            hint="use --on ec2, --on slurm or --on rehearsal",
         )
-    show_rehearsals(dry_run=dry_run, as_json=json_)
+    if on == "slurm":
+        from hetopt.api.hosts import runs_left_in_slurm
+
+        left = [{"run": name, "removed": not dry_run} for name in runs_left_in_slurm(remove=not dry_run)]
+        said = [f"{'would end' if dry_run else 'ended'} the jobs of {found['run']}" for found in left]
+    else:
+        networks = of_rehearsals(remove=not dry_run)
+        left = [{"id": network.id, "purpose": network.purpose or None, "removed": not dry_run} for network in networks]
+        said = [
+            f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}"
+            f"{f' of {network.purpose}' if network.purpose else ''}"
+            for network in networks
+        ]
+    if json_:
+        render.print_json(left)
+    else:
+        render.line("\n".join(said) or "nothing is left behind")
 
 
 def show(searched: Search, *, as_json: bool) -> None:
@@ -115,22 +134,3 @@ def _document(searched: Search) -> Iterator[Block]:
             for kind, leftovers in kinds.items()
         }
         yield Remarks([f"{kind}: {', '.join(names)}" for kind, names in named.items()])
-
-
-def show_rehearsals(*, dry_run: bool, as_json: bool) -> None:
-    """Remove the networks of rehearsals whose launcher is dead, and print them.
-
-    Raises:
-        RunFailed: one of them could not be removed.
-    """
-    networks = of_rehearsals(remove=not dry_run)
-    if as_json:
-        render.print_json(
-            [{"id": network.id, "purpose": network.purpose or None, "removed": not dry_run} for network in networks]
-        )
-        return
-    for network in networks:
-        purpose = f" of {network.purpose}" if network.purpose else ""
-        render.line(f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}{purpose}")
-    if not networks:
-        render.line("nothing is left behind")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hetopt
-from hetopt.api.options import Changes, Ec2, Local, Rehearsal, Ssh
+from hetopt.api.options import Changes, Ec2, Local, Rehearsal, Slurm, Ssh
 from hetopt.cli import parse, render
 from hetopt.cli.options import one_of, with_options
 from hetopt.core.errors import BadInput
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hetopt.optimizer.launch_record import Place
 
 
-@with_options(Changes, Local, Rehearsal, Ssh, Ec2, leave_out=("script", "accept_fewer"))
+@with_options(Changes, Local, Rehearsal, Ssh, Slurm, Ec2, leave_out=("script", "accept_fewer"))
 def launch(
     plan: Annotated[
         Path | None, typer.Argument(help="Plan made by `hetopt recommend`. Left out with --resume.")
@@ -38,8 +38,8 @@ def launch(
         typer.Option(
             autocompletion=one_of("hetopt.api.backends:BACKENDS"),
             help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; "
-            "'rehearsal' emulates the cluster on this machine, network included; 'ssh' is hosts of your own. Asked for "
-            "where it is left out.",
+            "'rehearsal' emulates the cluster on this machine, network included; 'ssh' is hosts of your own; 'slurm' "
+            "is nodes of a Slurm cluster. Asked for where it is left out.",
         ),
     ] = None,
     allow_partial: Annotated[
@@ -87,6 +87,9 @@ def launch(
 
     On 'ssh' each machine of the plan is a host of --inventory or --hosts. Code and results travel over the connection,
     which is all that the run has there: when it ends, nothing of it is left on the host.
+
+    On 'slurm' each machine of the plan is a node of --inventory, reached inside a job of its own. The jobs end with the
+    run.
 
     On 'ec2' the plan's machines are rented, all in one zone, and given back when the run ends, fails, is stopped or
     comes near its budget. --dry-run prints every call that would be made, with its cost. Interrupting the command ends

@@ -162,8 +162,8 @@ def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
 def _here(prepared: Prepared) -> Iterator[Block]:
     """Yield each worker's host, slowdown and local batch size, and the predicted time and cost."""
     record = prepared.launch
-    spec, said, is_ssh = record.spec, record.prediction, record.on == "ssh"
-    where = "on your hosts" if is_ssh else "on this machine"
+    spec, said, is_own = record.spec, record.prediction, record.on in ("ssh", "slurm")
+    where = "on your hosts" if is_own else "on this machine"
     if spec.miniature is not None:
         where = f"on {formatting.counted(len(spec.miniature.hosts), 'host')}, rehearsed here"
     computing = "" if spec.precision == "fp32" else f", computing in {spec.precision}"
@@ -188,9 +188,9 @@ def _here(prepared: Prepared) -> Iterator[Block]:
     if prepared.folder is not None:
         own_checkpoints = ", from checkpoints of its own if it has any" if spec.script else ""
         yield Line(f"  begins anew{own_checkpoints}: hetopt has saved none of this run yet.")
-    usd = formatting.usd(said.cost_usd.value) if is_ssh and said.cost_usd.value else "$0"
+    usd = formatting.usd(said.cost_usd.value) if is_own and said.cost_usd.value else "$0"
     yield Line(
-        f"  predicted {'there' if is_ssh else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
+        f"  predicted {'there' if is_own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
         f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
         f"{formatting.counted(said.steps.value, 'step')} of {formatting.duration(said.step_time_s.value)}. "
         f"Nothing is rented: total {usd}."

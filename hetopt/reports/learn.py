@@ -24,7 +24,7 @@ from hetopt.core.profile import Evaluation, NoiseSample, Pilot, PilotCompression
 from hetopt.core.run_spec import spell_sync
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.training_laws import Moments, smoothed
-from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.launch_record import OWN_PLACES, Launch
 from hetopt.optimizer.step_time.model import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
@@ -95,7 +95,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
 def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
     """Return the time from request to first step of a run that began once: later sessions find machines there."""
     took_s = history.run.startup_s
-    is_own = launch.on == "ssh" and all(group.is_own for group in launch.plan.chosen.groups)
+    is_own = launch.on in OWN_PLACES and all(group.is_own for group in launch.plan.chosen.groups)
     if not (launch.on == "ec2" or is_own) or launch.resumed_s or not took_s:
         return None
     types = dict.fromkeys(group.instance_type for group in launch.plan.chosen.groups)

@@ -12,7 +12,7 @@ from hetopt.core.artifact import Artifact, Record, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
-from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.launch_record import OWN_PLACES, Launch
 from hetopt.optimizer.plan import Range
 from hetopt.reports.series import OverTime, over_time
 from hetopt.reports.timeline import Happening, Kind, audited, happenings
@@ -267,7 +267,7 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
     startup_s = progress.startup_s or 0.0
     startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
     total_s = startup_s + progress.training_s + progress.recovery_s
-    is_own = launch.on == "ssh"
+    is_own = launch.on in OWN_PLACES
     hourly = launch.running_usd_per_hour if is_own else launch.hourly_usd
     return (
         step_time,

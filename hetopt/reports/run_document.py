@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.launch_record import OWN_PLACES, Launch
 from hetopt.reports.chart import charts
 from hetopt.reports.cursor import SCRIPT
 from hetopt.reports.document import (
@@ -240,7 +240,8 @@ def _money(report: Report, launch: Launch) -> Iterator[Block]:
     here = next((compared for compared in report.compared if compared.unit == "USD"), None)
     if here is not None:
         budget = launch.plan.goal.budget_usd
-        rate = "on your hosts" if report.on == "ssh" else f"at the plan's {formatting.usd(report.hourly_usd)} an hour"
+        is_own, hourly = report.on in OWN_PLACES, formatting.usd(report.hourly_usd)
+        rate = "on your hosts" if is_own else f"at the plan's {hourly} an hour"
         limit = f", of a budget of {formatting.usd(budget)}" if budget is not None else ""
         yield Line(f"This run took {_figure(here, 'measured')} {rate}, predicted were {_interval(here)}{limit}.")
     yield Line(f"Predicted for the plan's cluster, {formatting.usd(report.rented_cost_usd)} in all:", "soft")

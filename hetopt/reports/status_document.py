@@ -7,6 +7,7 @@ from typing import Any
 
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import way_in_words
+from hetopt.optimizer.launch_record import OWN_PLACES
 from hetopt.reports.document import Block, Line, Remarks, Table, columns
 from hetopt.reports.live_run import UNREADABLE
 from hetopt.reports.report import WorkerReport
@@ -96,7 +97,7 @@ def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str) -> str:
     """Return a run's cost and its rate in words; ``of`` stands behind the amount."""
     if not usd_per_hour:
         return "$0, as nothing is rented"
-    whose = "your hosts'" if on == "ssh" else "the plan's"
+    whose = "your hosts'" if on in OWN_PLACES else "the plan's"
     return f"{formatting.usd(usd)}{of} at {whose} {formatting.usd(usd_per_hour)} an hour"
 
 

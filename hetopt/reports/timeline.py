@@ -256,6 +256,7 @@ _PLACES = {
     "local": "on this machine",
     "rehearsal": "rehearsed on this machine",
     "ssh": "on your own machines",
+    "slurm": "on Slurm",
     "ec2": "on EC2",
 }
 

@@ -77,7 +77,8 @@ class Stories:
         return [
             process
             for process in psutil.process_iter(["cmdline"])
-            if "hetopt.trainer.worker" in (process.info["cmdline"] or []) and str(run.folder) in process.info["cmdline"]
+            if "hetopt.trainer.worker" in (process.info["cmdline"] or [])
+            and any(run.name in word for word in process.info["cmdline"])
         ]
 
     def test_preparing_starts_nothing(self, plan: Plan, home: Path) -> None:

@@ -80,14 +80,6 @@ class TestSsh(Stories):
     def on_these(self, inventory: Path) -> None:
         self.here = hetopt.Ssh(inventory=inventory)
 
-    def workers(self, run: hetopt.Run) -> list[psutil.Process]:
-        return [
-            process
-            for process in psutil.process_iter(["cmdline"])
-            if "hetopt.trainer.worker" in (process.info["cmdline"] or [])
-            and any(f"/runs/{run.name}/box" in word for word in process.info["cmdline"])
-        ]
-
 
 def test_a_run_ends_and_nothing_of_it_is_left_on_the_hosts(plan: Plan, inventory: Path, tmp_path: Path) -> None:
     """Of a task in a file, which travels with the code; the others train without a host that cannot take part."""

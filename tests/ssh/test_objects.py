@@ -168,6 +168,7 @@ class Crashing:
     placed_s: ClassVar[dict[str, list[float]]] = {}
 
     host: Host
+    link: Any
     objects: Any
     errors: Path
     models: Any = None
@@ -208,6 +209,9 @@ class Crashing:
             with self.lock:
                 self.objects.put(OUTCOME_OBJECT, outcome_json(generation))
         self.is_over = True
+
+    def complaint(self) -> str:
+        return ""
 
     def end(self) -> None:
         self.is_over = True

@@ -227,6 +227,7 @@ LEFT_OUT = (
     "on_this_machine.py",
     "prediction.py",
     "probe_runs.py",
+    "slurm",
     "supervisor.py",
     *_LAUNCHING,
 )

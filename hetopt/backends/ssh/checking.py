@@ -20,7 +20,7 @@ from pydantic import Field
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.host import entry
 from hetopt.backends.ssh.gpus import places
-from hetopt.backends.ssh.link import Conversation
+from hetopt.backends.ssh.link import SSH, Conversation, Link
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
@@ -129,7 +129,7 @@ class HostFound:
 
 
 def check_hosts(
-    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None
+    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None, link: Link = SSH
 ) -> tuple[HostFound, ...]:
     """Ask all hosts at once, and let each try the ways to all others; return the result of each.
 
@@ -137,9 +137,10 @@ def check_hosts(
         hosts: to ask.
         spec: of the run that they are to take part in; None: none yet.
         reading: how its job reads samples; None: it is not known.
+        link: the way to them.
     """
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-        talks = [Conversation(host=host) for host in hosts]
+        talks = [Conversation(host=host, link=link) for host in hosts]
         try:
             token = secrets.token_hex(32)
             answers = list(pool.map(lambda talk: _facts(talk, token), talks))

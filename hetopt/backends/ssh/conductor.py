@@ -34,7 +34,7 @@ from hetopt.backends.host.protocol import (
 )
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
-from hetopt.backends.ssh.link import Part
+from hetopt.backends.ssh.link import SSH, Link, Part
 from hetopt.backends.ssh.objects import FolderObjects
 from hetopt.core.artifact import read_words, write_atomically
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
@@ -56,8 +56,6 @@ SILENT_S = 45.0
 """A host that asks for nothing for so long is lost: it asks several times a second."""
 MOST_SKEW_S = 2.0
 """Between the clocks of two machines: answers take part of it, and no figure of a run is finer."""
-RETURN_WITHIN_S = 600.0
-"""How long a run without any host waits for one."""
 _LATER = Lease(end_s=1e11, stop_training_s=1e11)
 _NOW = Lease(end_s=1e11, stop_training_s=0.0)
 
@@ -84,9 +82,11 @@ class HostsConductor(Conductor):
 
     Attributes:
         inventory: the hosts. The workers of the run are in the order of their addresses.
+        link: the way to them.
     """
 
     inventory: Inventory
+    link: Link = SSH
     _links: dict[str, Part] = field(default_factory=dict)
     _coming: dict[str, Future[Part]] = field(default_factory=dict)
     _again_s: dict[str, float] = field(default_factory=dict)
@@ -130,24 +130,26 @@ class HostsConductor(Conductor):
         self.place()
 
     def _tell_absent(self, name: str, reason: str | None) -> None:
-        """Log that a host takes no part any more, and why, where it does not come back by itself."""
-        said = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}; the run goes on without it"
+        """Log that a host takes no part any more, and why, where that is known."""
+        others = "; the run goes on without it" if self._links or self._coming else ""
+        said = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}{others}"
         self.log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
 
     def look(self) -> None:
         """See `Conductor.look`; also hear what the user wishes."""
         now_s = time.monotonic()
-        for name, link in list(self._links.items()):
-            if now_s - link.heard_s > SILENT_S:
-                link.cut()
-            if link.is_over:
+        for name, part in list(self._links.items()):
+            if now_s - part.heard_s > SILENT_S:
+                part.cut()
+            if part.is_over:
                 del self._links[name]
                 if name in self.now.members and not self.now.stopping:
                     # Whoever comes back must not take the place that is lost.
                     with self._lock:
                         self._objects.delete(PLACEMENT_OBJECT)
                     if name in self._allowed():
-                        self._tell_absent(name, self._why_given_up(name))
+                        lost = self.link.why_lost(part.host, part.complaint())
+                        self._tell_absent(name, self._why_given_up(name) or lost)
                 self._again_s[name] = now_s + back_off_s(AGAIN_S, self._idle.get(name, 0))
         for name, coming in list(self._coming.items()):
             if coming.done():
@@ -202,7 +204,7 @@ class HostsConductor(Conductor):
         Raises:
             RunFailed: all are gone for too long.
         """
-        if time.monotonic() - self._there_s > RETURN_WITHIN_S:
+        if time.monotonic() - self._there_s > self.link.RETURN_WITHIN_S:
             raise RunFailed("all hosts are gone, and none has come back.", hint="go on with `hetopt launch`")
         return True
 
@@ -216,7 +218,8 @@ class HostsConductor(Conductor):
         moment = datetime.datetime.now()
         fit = {host.name for host in self.inventory.fit()}
         kept = (name for name in self._names if name in fit and not is_given_up(self._idle.get(name, 0)))
-        return [name for name in kept if self.inventory.host(name).may_be_used(moment)]
+        hosts = (self.inventory.host(name) for name in kept)
+        return [host.name for host in hosts if host.may_be_used(moment) and self.link.may_be_used(host)]
 
     def place(self) -> None:
         """See `Conductor.place`.
@@ -271,6 +274,7 @@ class HostsConductor(Conductor):
         folder.mkdir(parents=True, exist_ok=True)
         part = Part(
             host=self.inventory.host(name),
+            link=self.link,
             objects=self._objects,
             models=self._models,
             lock=self._lock,
@@ -322,14 +326,14 @@ class HostsConductor(Conductor):
         self._pool.shutdown(wait=True)
 
 
-def train(run_dir: Path, stop_signal: StopSignal) -> int:
-    """Conduct the run in a folder.
+def train(run_dir: Path, stop_signal: StopSignal, link: Link = SSH) -> int:
+    """Conduct the run in a folder, on hosts that a link leads to.
 
     Raises:
         BadInput: the folder has no run on hosts of one's own.
     """
     spec, inventory = read_spec(run_dir), Inventory.load(run_dir / INVENTORY_FILE)
-    conductor = HostsConductor(run_dir=run_dir, spec=spec, inventory=inventory, stop_signal=stop_signal)
+    conductor = HostsConductor(run_dir=run_dir, spec=spec, inventory=inventory, link=link, stop_signal=stop_signal)
     return conductor.conduct()
 
 

@@ -5,6 +5,7 @@ CUDA numbers GPUs from the fastest on unless it is told to go by their slots, as
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ def environment(devices: Sequence[str]) -> dict[str, str]:
     """Return the environment in which workers' first device is the first of these; empty for training on the CPU."""
     if CPU in devices:
         return {}
+    if "SLURM_STEP_GPUS" in os.environ:  # what is visible is the job's own already
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
         done = subprocess.run(
             _ASK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN_S, check=True

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 from hetopt.backends.host import entry
 from hetopt.backends.ssh.objects import (
@@ -177,6 +178,48 @@ _ADVICE = (
 """What to do, by what ssh says (OpenSSH, `sshconnect.c`, `ssh.c`, `auth-pam.c`); the first that fits."""
 
 
+class Link:
+    """The way to run a command on a host: by ssh. Other machines have a form of their own.
+
+    Attributes:
+        RETURN_WITHIN_S: how long a run without any host waits for one.
+        MISSING: what to do where the command is not installed here.
+    """
+
+    RETURN_WITHIN_S: ClassVar[float] = 600.0
+    MISSING: ClassVar[str] = (
+        f"install OpenSSH's client, such as `apt install openssh-client`, or correct {SSH_VARIABLE}"
+    )
+
+    def argv(self, host: Host, command: str) -> list[str]:
+        """Return the command line that runs a command on a host.
+
+        Raises:
+            HetoptError: the host cannot be reached now.
+        """
+        return ssh_argv(host, command)
+
+    def why_unreached(self, host: Host, code: int, complaint: str) -> RunFailed | None:
+        """Return why a command never ran on a host, by how its command line ended; None: it ran."""
+        reached = code != UNREACHED and not re.search("password", complaint, re.IGNORECASE)
+        return None if reached else why_unreached(host, complaint)
+
+    def said(self, complaint: str) -> list[str]:
+        """Return the lines of a complaint that are the host's own."""
+        return complaint.strip().splitlines()
+
+    def why_lost(self, host: Host, complaint: str) -> str | None:
+        """Return why a connection ended, by its complaint; None: nobody knows."""
+        return None
+
+    def may_be_used(self, host: Host) -> bool:
+        """Return whether a host is there for long enough to begin something on it."""
+        return True
+
+
+SSH = Link()
+
+
 BEGIN_WITHIN_S = 120.0
 """Connecting, and sending the code."""
 INSTALL_WITHIN_S = 1800.0
@@ -205,11 +248,13 @@ class Conversation:
 
     Attributes:
         host: which.
+        link: the way to it.
         errors: the file that gets what it complains of, which must have a folder; None: none.
         end_s: how long the program may take to end once it is let go.
     """
 
     host: Host
+    link: Link = SSH
     errors: Path | None = None
     end_s: float = 5.0
     _printed: list[str] = field(default_factory=list)
@@ -218,9 +263,9 @@ class Conversation:
         """Start the program; nothing is waited for.
 
         Raises:
-            BadInput: there is no ssh here.
+            HetoptError: there is no ssh here, or the host cannot be reached now.
         """
-        argv = ssh_argv(self.host, python_command(self.host.python, _program()))
+        argv = self.link.argv(self.host, python_command(self.host.python, _program()))
         self._complaints = open(self.errors, "w+b") if self.errors else tempfile.TemporaryFile()  # noqa: SIM115
         self.asked_s = time.time()
         pipe = subprocess.PIPE
@@ -229,10 +274,7 @@ class Conversation:
                 argv, stdin=pipe, stdout=pipe, stderr=self._complaints, bufsize=-1, start_new_session=True
             )
         except OSError as error:
-            raise BadInput(
-                f"{argv[0]} cannot be started here: {error.strerror}.",
-                hint=f"install OpenSSH's client, such as `apt install openssh-client`, or correct {SSH_VARIABLE}",
-            ) from None
+            raise BadInput(f"{argv[0]} cannot be started here: {error.strerror}.", hint=self.link.MISSING) from None
         assert isinstance(self.ssh.stdout, io.BufferedReader)
         self.incoming = self.ssh.stdout
         self._words = self._said()
@@ -271,7 +313,7 @@ class Conversation:
     def say(self, data: bytes) -> None:
         """Write bytes to the program's input; where that fails, the next `ask` says why."""
         assert self.ssh.stdin is not None
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it may be let go of meanwhile
             self.ssh.stdin.write(data)
             self.ssh.stdin.flush()
 
@@ -307,18 +349,22 @@ class Conversation:
             elif line.strip():
                 self._printed.append(one_line(line))
 
-    def _why_ended(self, *, is_late: bool) -> HetoptError:
-        code = self._let_go()
+    def complaint(self) -> str:
+        """Return what the connection has complained of."""
         self._complaints.seek(0)
-        complaint = self._complaints.read(_MOST_BYTES).replace(b"\0", b"").decode(errors="replace")
-        if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
-            return why_unreached(self.host, complaint)
+        return self._complaints.read(_MOST_BYTES).replace(b"\0", b"").decode(errors="replace")
+
+    def _why_ended(self, *, is_late: bool) -> HetoptError:
+        code, complaint = self._let_go(), self.complaint()
+        unreached = self.link.why_unreached(self.host, code, complaint)
+        if unreached is not None:
+            return unreached
         if is_late:
             return RunFailed(
                 f"{self.host.name} has begun to answer and says nothing more.", hint="see whether it is overloaded"
             )
         # A shell that lets nobody in says so where others greet: nologin, for one.
-        said = complaint.strip().splitlines() or self._printed or [f"it ends with {code} and says nothing"]
+        said = self.link.said(complaint) or self._printed or [f"it ends with {code} and says nothing"]
         return RunFailed(
             f"{self.host.name} cannot run a program ({one_line(said[-1])[:200].rstrip('.')}).",
             hint='see that its shell runs one, or name another interpreter there: python = "~/venv/bin/python"',

@@ -1,0 +1,1 @@
+"""Nodes of a Slurm cluster: a job each, and a command that runs on one."""

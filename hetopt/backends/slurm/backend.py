@@ -1,0 +1,183 @@
+"""The backend of a Slurm cluster, whose hosts are reached inside jobs of ours, and the process that owns a run there.
+
+``python -m hetopt.backends.slurm.backend RUN_DIR PARENT_PID`` asks for the jobs, conducts the run as on any hosts, and
+gives the jobs back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetopt.backends.backend import Prepared, RunHandle
+from hetopt.backends.on_this_machine import OnHosts, SshBackend, ready
+from hetopt.backends.options import Slurm
+from hetopt.backends.processes import Program, conduct
+from hetopt.backends.slurm.jobs import JOB_OPTIONS, LOOK_S, SlurmLink, ask_nodes, give_back
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
+from hetopt.backends.ssh.conductor import train
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.formatting import duration, listed
+from hetopt.core.hosts import Host, read_hosts
+from hetopt.core.interruption import StopSignal
+from hetopt.core.run_folder import read_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
+from hetopt.optimizer.plan import Plan
+
+ORDER_FILE = "slurm.json"
+GATHER_S = 30.0
+"""Once the first job runs, a run waits so long for the others before it begins; whose job starts later joins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmBackend(SshBackend):
+    """The backend of nodes of an inventory, which are reached inside a job on each."""
+
+    name: Place = Slurm.PLACE
+
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
+        """See `ProcessLauncher.program`."""
+        return replace(super().program(spec, run_dir), module="hetopt.backends.slurm.backend")
+
+    def hosts_of(self, options: Slurm) -> tuple[Host, ...]:
+        """See `SshBackend.hosts_of`."""
+        if options.inventory is None:
+            raise BadInput(
+                "a launch on Slurm needs to know which nodes: `inventory`.",
+                hint="`hetopt hosts slurm -o nodes.toml` writes it",
+            )
+        return read_hosts(options.inventory)
+
+    def prepare(self, made: Plan, wanted: Plan, options: Slurm) -> OnHosts:
+        """See `hetopt.backends.backend.Backend`. Slurm is asked nothing yet."""
+        prepared = super().prepare(made, wanted, options)
+        launch, limit_s = prepared.launch, options.time_limit
+        if limit_s is not None and limit_s < launch.prediction.total_s.high:
+            said = f"the run may take {duration(launch.prediction.total_s.high)}, and a job {duration(limit_s)} at most"
+            if not launch.spec.resumes:
+                raise BadInput(f"{said}; it saves no checkpoint to go on from.", hint="give a longer `time_limit`")
+            note = f"{said}: before that it saves a checkpoint, and goes on in another job, which may wait in the queue"
+            launch = launch.model_copy(update={"notes": (*launch.notes, note)})
+        return _ordered(replace(prepared, launch=launch), {}, options)
+
+    def prepare_resumed(self, folder: Path, options: Slurm) -> OnHosts:
+        """See `hetopt.backends.backend.Backend`. Jobs are asked for as before, but for what is given now."""
+        before = json.loads((folder / ORDER_FILE).read_text(encoding="utf-8"))
+        return _ordered(super().prepare_resumed(folder, options), before, options)
+
+    def check_ready(self, prepared: Prepared) -> None:
+        """See `hetopt.backends.backend.Backend`: Slurm is asked whether it would take the jobs.
+
+        Raises:
+            BadInput: it would not, or there is no Slurm here.
+        """
+        assert isinstance(prepared, OnHosts)
+        options = Slurm(**json.loads(prepared.files[ORDER_FILE]))
+        SlurmLink(run="new", options=options).check(prepared.inventory.hosts, ask_nodes())
+
+    def asked(self, prepared: OnHosts) -> Inventory:
+        """See `SshBackend.asked`: Slurm knows the addresses, and nodes are asked once their jobs run."""
+        self.check_ready(prepared)
+        nodes, addresses = ask_nodes(), dict[str, str]()
+        for host in prepared.inventory.hosts:
+            with suppress(OSError):
+                addresses[host.name] = host.private or socket.gethostbyname(nodes[host.address].address)
+        return prepared.inventory.model_copy(update={"addresses": addresses})
+
+    def stop(self, handle: RunHandle) -> None:
+        """See `ProcessLauncher.stop`; its jobs end, too."""
+        super().stop(handle)
+        give_back(handle.run_dir.resolve().name)
+
+
+def _ordered(prepared: OnHosts, before: Mapping[str, object], options: Slurm) -> OnHosts:
+    """Return a prepared launch whose folder keeps the options of its jobs.
+
+    Args:
+        prepared: on hosts.
+        before: options of an earlier launch, where others are not given.
+        options: of this one.
+    """
+    given = {name: getattr(options, name) for name in (*JOB_OPTIONS, "time_limit")}
+    kept = {**before, **{name: value for name, value in given.items() if value is not None}}
+    names = listed([host.name for host in prepared.inventory.hosts])
+    return replace(
+        prepared,
+        files={**prepared.files, ORDER_FILE: json.dumps(kept).encode()},
+        connects_to=(f"Asks Slurm for a job on each of {names}.",),
+    )
+
+
+def train_on_slurm(run_dir: Path, stop_signal: StopSignal) -> int:
+    """Conduct the run in a folder, in jobs that end with it.
+
+    Raises:
+        HetoptError: Slurm takes none of them, or no node can take part.
+    """
+    options = Slurm(**json.loads((run_dir / ORDER_FILE).read_text(encoding="utf-8")))
+    link, path = SlurmLink(run=run_dir.name, options=options), run_dir / INVENTORY_FILE
+    inventory = Inventory.load(path)
+    try:
+        hosts = gather(inventory.hosts, link, run_dir, stop_signal)
+        if not hosts:
+            return 128 + (stop_signal() or 0)
+        spec, reading = read_spec(run_dir), Launch.load(run_dir / LAUNCH_FILE).plan.profile.job.reading
+        there = (host.model_copy(update={"private": inventory.address(host.name)}) for host in hosts)
+        asked = ready(inventory.model_copy(update={"hosts": tuple(there)}), spec, reading, link)
+        inventory.model_copy(update={"left_out": asked.left_out}).save(path)
+        return train(run_dir, stop_signal, link)
+    finally:
+        with suppress(HetoptError):  # where Slurm does not answer, they end by themselves
+            give_back(run_dir.name)
+
+
+def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: StopSignal) -> list[Host]:
+    """Ask for all jobs, wait until enough of them run, and return their hosts; none: somebody wished the end.
+
+    A run begins when all jobs run, or a while after the first: those that wait take part once they run.
+
+    Raises:
+        HetoptError: Slurm takes no job.
+    """
+    told, log = set[str](), EventLog(run_dir / EVENTS_FILE)
+    begun_s = first_s = time.monotonic()
+    while stop_signal() is None:
+        waits = {host.name: reason for host in hosts if (reason := _why_waits(link, host)) is not None}
+        now_s = time.monotonic()
+        there = [host for host in hosts if host.name not in waits]
+        first_s = first_s if there else now_s
+        if not waits or (there and now_s - first_s >= GATHER_S):
+            return there
+        if now_s - begun_s > 2 * LOOK_S:
+            if all(link.job(host) is None for host in hosts):
+                raise next(iter(waits.values()))
+            for name, reason in waits.items():
+                if name not in told:
+                    log.write("condition_changed", host=name, dies=True, reason=reason.message.rstrip("."))
+                told.add(name)
+        time.sleep(0.5)
+    return []
+
+
+def _why_waits(link: SlurmLink, host: Host) -> RunFailed | None:
+    try:
+        link.running(host)
+    except RunFailed as waits:
+        return waits
+    return None
+
+
+if __name__ == "__main__":
+    # Inside a job of somebody's own, its variables would be taken for what is asked for here.
+    for name in [name for name in os.environ if name.startswith("SLURM_") and not name.startswith("SLURM_CONF")]:
+        del os.environ[name]
+    sys.exit(conduct(sys.argv, train_on_slurm))

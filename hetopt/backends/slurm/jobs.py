@@ -1,0 +1,346 @@
+"""Slurm's commands: the nodes of a cluster, a job for each node of a run, and how a command runs inside a job.
+
+One job a node, so that the loss of one ends no other. A job's own program only holds the node: it ends a while after
+the last process of the run there, so that nothing stays where nobody is left to give it back. What the launching
+machine knows comes from `sinfo`, `squeue` and what `sbatch` and `srun` complain of; the parsing of each is pure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from hetopt.backends.options import Slurm
+from hetopt.backends.ssh.link import Link
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.hosts import CPU, Host
+from hetopt.core.paths import RUN_PATTERN, is_name, shown
+from hetopt.core.plain_text import one_line
+from hetopt.optimizer.market.catalog_filter import is_called
+from hetopt.optimizer.market.instance_type import known_gpus
+
+LOOK_S = 5.0
+"""Between two looks at the queue."""
+ASK_AGAIN_S = 30.0
+"""Between two jobs that are asked for in the place of one that has ended."""
+NOTICE_S = 90.0
+"""A job that ends so soon is left before: time for a look and a checkpoint."""
+ANSWER_WITHIN_S = 60.0
+JOB_PREFIX = "hetopt-"
+RUNNING = "RUNNING"
+
+HOLDER = """#!/bin/sh
+# Holds this node for a run of hetopt. It ends three minutes after the last process of the run here.
+left={turns}
+while [ $left -gt 0 ]; do
+    sleep 15
+    left=$((left - 1))
+    grep -qsa '/[r]uns/{run}/{host}' /proc/[0-9]*/cmdline && left=12
+done
+exit 0
+"""
+TURNS = 40
+"""Of a quarter of a minute, in which the first process of a run must be there."""
+
+
+def slurm(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm's; return how it ended and what it printed.
+
+    Raises:
+        BadInput: Slurm is not installed here.
+    """
+    try:
+        return subprocess.run(
+            command, input=text or "", capture_output=True, errors="replace", timeout=ANSWER_WITHIN_S, check=False
+        )
+    except OSError:
+        raise BadInput(f"there is no Slurm here: `{command[0]}` does not start.", hint=SlurmLink.MISSING) from None
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "it does not answer")
+
+
+class Node(NamedTuple):
+    """A node, as `sinfo` tells it, and why no job can start on it."""
+
+    name: str
+    cpus: int
+    memory_mib: int
+    gres: str
+    address: str
+    trouble: str | None
+
+
+NODE_FORMAT = "%N|%c|%m|%G|%o|%T|%E"
+
+
+def read_nodes(text: str) -> dict[str, Node]:
+    """Return the nodes of an output of `sinfo` in `NODE_FORMAT`, which has a line for each partition of a node."""
+    nodes = {}
+    for line in (line for line in text.splitlines() if line.count("|") >= 6):
+        name, cpus, memory, gres, address, state, reason = line.split("|", 6)
+        said = state if reason == "none" else f"{state}, {one_line(reason)}"
+        trouble = said if re.search(r"down|drain|fail|inval|unknown|\*$", state) else None
+        nodes[name] = Node(name, int(cpus.rstrip("+")), int(memory.rstrip("+")), gres, address, trouble)
+    return nodes
+
+
+def ask_nodes(partition: str | None = None) -> dict[str, Node]:
+    """Return the nodes of the cluster, or of one partition.
+
+    Raises:
+        BadInput: there is no Slurm here, or no node.
+        RunFailed: it does not answer.
+    """
+    only = [] if partition is None else [f"--partition={partition}"]
+    done = slurm("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}", *only)
+    if done.returncode != 0:
+        raise RunFailed(f"Slurm lists no nodes: {_last(done.stderr)}.", hint="see what `sinfo` says")
+    nodes = read_nodes(done.stdout)
+    if not nodes:
+        where = "" if partition is None else f" in a partition {partition!r}"
+        raise BadInput(f"Slurm has no node{where}.", hint="`sinfo` lists the partitions")
+    return nodes
+
+
+def device_of(kind: str) -> str | None:
+    """Return the name in the registry of a GPU that Slurm calls so, such as ``tesla_v100-sxm2-32gb``; None: unknown."""
+    words = re.split(r"[^A-Za-z0-9]+", kind)
+    spans = [" ".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
+    found = [(len(span), gpu.name) for gpu in known_gpus() for span in spans if is_called(gpu, span)]
+    return max(found)[1] if found else None
+
+
+def as_inventory(nodes: Iterable[Node]) -> str:
+    """Return the tables of an inventory with what Slurm says of its nodes, the memory in tenths of a GiB."""
+    lines = []
+    for node in nodes:
+        name, memory_gib = f'"{node.name}"' if "." in node.name else node.name, 10 * node.memory_mib // 1024 / 10
+        lines += [f"\n[{name}]", f"cpus = {node.cpus}", f"memory_gib = {memory_gib}"]
+        gpus = re.findall(r"\bgpu(?::([^:,()]+))??:(\d+)", node.gres)
+        devices = [device_of(kind) for kind, count in gpus for _ in range(int(count))]
+        if devices and all(devices):
+            lines.append(f"devices = {json.dumps(devices)}")
+        elif devices:
+            lines.append(f"# devices = []  # Slurm says {node.gres}: name each as `nvidia-smi -L` does there")
+    return "\n".join(lines).lstrip() + "\n"
+
+
+class Job(NamedTuple):
+    """A job of a run, as `squeue` tells it."""
+
+    number: str
+    state: str
+    reason: str
+    left_s: float
+
+
+JOB_FORMAT = "%i|%k|%T|%L|%r"
+
+
+def read_jobs(text: str) -> dict[str, Job]:
+    """Return the job of each host in an output of `squeue` in `JOB_FORMAT`; one that runs before one that does not."""
+    jobs: dict[str, Job] = {}
+    for number, host, state, left, reason in (line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4):
+        if host not in jobs or state == RUNNING:
+            jobs[host] = Job(number, state, one_line(reason), left_of(left))
+    return jobs
+
+
+def left_of(text: str) -> float:
+    """Return the seconds of ``1-02:03:04``, as Slurm writes times; infinite where it is none, as of no limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)??(?:(\d+):)?(\d+)", text)
+    if match is None:
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return 86_400.0 * days + 3600 * hours + 60 * minutes + seconds
+
+
+JOB_OPTIONS = ("slurm_partition", "account", "qos", "constraint")
+"""Options of a launch that are `sbatch`'s own."""
+
+_ADVICE = (
+    ("account|qos", "`sacctmgr show assoc user=$USER` lists yours: `account` and `qos`"),
+    ("partition", "`sinfo` lists the partitions: `slurm_partition`"),
+    ("feature", "`sinfo -o '%N %f'` lists the nodes' features: `constraint`"),
+    ("time limit", "`sinfo` lists the partitions' limits: `time_limit`"),
+    (
+        "configuration",
+        "see `slurm_partition`, and that the inventory says no more CPUs, memory and GPUs than `hetopt hosts slurm`",
+    ),
+)
+"""What to do, by what `sbatch` says (Slurm, `slurm_errno.c`); the first that fits."""
+
+
+def _advice(refusal: str) -> str:
+    fits = (advice for pattern, advice in _ADVICE if re.search(pattern, refusal, re.IGNORECASE))
+    return next(fits, "see what `sbatch` takes")
+
+
+def _last(complaint: str) -> str:
+    """Return what the last line of a complaint says, without who says it."""
+    line = one_line((complaint.strip().splitlines() or ["it does not say why"])[-1])
+    return line.rpartition(": ")[2].rstrip(".")[:200]
+
+
+_NEVER_RAN = re.compile(
+    r"^srun: error: ((?:Unable to|Job allocation|Task launch|Application launch|Invalid job|slurm_).*)$", re.MULTILINE
+)
+_ENDED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
+_WHY_ENDED = {
+    "PREEMPTION": "Slurm gave its node to another job",
+    "TIME LIMIT": "its job reached its time limit",
+    "NODE FAILURE": "Slurm says that its node failed",
+}
+
+
+@dataclass(kw_only=True)
+class SlurmLink(Link):
+    """The way to a node: a step of the run's job on it. Where the run has none there, one is asked for.
+
+    Attributes:
+        run: its name, which is its jobs', too.
+        options: of the launch.
+        clock: seconds, monotonic.
+    """
+
+    RETURN_WITHIN_S: ClassVar[float] = math.inf
+    MISSING: ClassVar[str] = "launch from a machine where `sinfo` lists the cluster's nodes"
+
+    run: str
+    options: Slurm
+    clock: Callable[[], float] = time.monotonic
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    _looked_s: float = -math.inf
+    _is_silent: bool = False
+    _asked: dict[str, tuple[float, str | None]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def words(self, host: Host) -> list[str]:
+        """Return the command line that asks for a host's job; none of its words is a secret."""
+        asked = {
+            "job-name": f"{JOB_PREFIX}{self.run}", "comment": host.name, "nodelist": host.address,
+            "nodes": 1, "ntasks": 1, "cpus-per-task": host.cpus,
+            "mem": host.memory_gib and f"{math.floor(1024 * host.memory_gib)}M",
+            "gres": None if CPU in host.devices else f"gpu:{len(host.devices)}",
+            **{name.removeprefix("slurm_"): getattr(self.options, name) for name in JOB_OPTIONS},
+            "time": self.options.time_limit and math.ceil(self.options.time_limit / 60),
+            "output": "/dev/null", "chdir": "/",
+        }  # fmt: skip
+        alone = [] if host.cpus is not None else ["--exclusive"]
+        given = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+        return ["sbatch", "--parsable", "--requeue", *alone, *given]
+
+    def holder(self, host: Host) -> str:
+        """Return the program of a host's job.
+
+        Raises:
+            BadInput: the run's name is one that a shell would read.
+        """
+        if not is_name(RUN_PATTERN, self.run):
+            raise BadInput(f"a run has a name of letters, digits, _ and -, not {shown(self.run)}.", hint="rename it")
+        return HOLDER.format(run=self.run, host=host.name, turns=TURNS)
+
+    def refusal(self, host: Host, *, ask: bool) -> str | None:
+        """Ask for a host's job, or, where it is not to be asked for, whether it could be; return why not."""
+        test = [] if ask else ["--test-only"]
+        sbatch, *words = self.words(host)
+        done = slurm(sbatch, *test, *words, text=self.holder(host))
+        return None if done.returncode == 0 else _last(done.stderr)
+
+    def check(self, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> None:
+        """Refuse jobs that Slurm would not take; those of nodes that are down wait, unless all are.
+
+        Raises:
+            BadInput: so it is.
+        """
+        lacks = [host.name for host in hosts if host.address not in nodes]
+        if lacks:
+            raise BadInput(f"Slurm knows no node {', '.join(lacks)}.", hint="`hetopt hosts slurm` lists those it knows")
+        troubles = {host.name: nodes[host.address].trouble for host in hosts}
+        if all(troubles.values()):
+            said = "; ".join(f"{name} is {trouble}" for name, trouble in troubles.items())
+            raise BadInput(f"no node can be had: {said}.", hint="`sinfo --list-reasons` says since when")
+        for host in (host for host in hosts if troubles[host.name] is None):
+            refusal = self.refusal(host, ask=False)
+            if refusal is not None:
+                raise BadInput(f"Slurm takes no job on {host.name}: {refusal}.", hint=_advice(refusal))
+
+    def job(self, host: Host) -> Job | None:
+        """Return the job of a host; the queue is looked at every few seconds. Where it is silent nothing changes."""
+        with self._lock:
+            if self.clock() - self._looked_s >= LOOK_S:
+                asked = slurm("squeue", "--noheader", f"--name={JOB_PREFIX}{self.run}", f"--format={JOB_FORMAT}")
+                self._is_silent, self._looked_s = asked.returncode != 0, self.clock()
+                self._jobs = self._jobs if self._is_silent else read_jobs(asked.stdout)
+            return self._jobs.get(host.name)
+
+    def running(self, host: Host) -> Job:
+        """Return the job that runs on a host; ask for one where there is none.
+
+        Raises:
+            RunFailed: it waits, or Slurm takes none.
+        """
+        job, (asked_s, refusal) = self.job(host), self._asked.get(host.name, (-math.inf, None))
+        if job is None and not self._is_silent and self.clock() - asked_s >= ASK_AGAIN_S:
+            refusal = self.refusal(host, ask=True)
+            self._asked[host.name] = (self.clock(), refusal)
+        if job is None and refusal is not None:
+            raise RunFailed(f"Slurm takes no job on {host.name}: {refusal}.", hint=_advice(refusal))
+        if job is None or job.state != RUNNING:
+            said = "" if job is None else f" ({job.number}, {job.state.lower()}: {job.reason})"
+            raise RunFailed(f"{host.name} waits for its job in Slurm's queue{said}.", hint="see `squeue --start`")
+        return job
+
+    def argv(self, host: Host, command: str) -> list[str]:
+        """See `Link.argv`."""
+        cpus = [] if host.cpus is None else [f"--cpus-per-task={host.cpus}"]
+        return [
+            "srun", "--quiet", f"--jobid={self.running(host).number}", "--overlap", "--nodes=1", "--ntasks=1", *cpus,
+            f"--nodelist={host.address}", "--unbuffered", "--mpi=none", "--chdir=/", "sh", "-c", command,
+        ]  # fmt: skip
+
+    def why_unreached(self, host: Host, code: int, complaint: str) -> RunFailed | None:
+        """See `Link.why_unreached`."""
+        never = _NEVER_RAN.search(complaint)
+        lost = self.why_lost(host, complaint)
+        if never is None and lost is None:
+            return None
+        said = lost or one_line(never[1] if never else "")[:200].rstrip(".")
+        return RunFailed(f"{host.name} is not reached: {said}.", hint="see what `squeue` and `sinfo` say")
+
+    def said(self, complaint: str) -> list[str]:
+        """See `Link.said`; the last word is `srun`'s, and says no more than that a program has ended."""
+        lines = (line for line in super().said(complaint) if not line.startswith("srun: "))
+        return [re.sub(r"^slurmstepd\S*: error: ", "", line) for line in lines]
+
+    def why_lost(self, host: Host, complaint: str) -> str | None:
+        """See `Link.why_lost`."""
+        ended = _ENDED.search(complaint)
+        return None if ended is None else _WHY_ENDED.get(ended[1] or "", "its job was cancelled")
+
+    def may_be_used(self, host: Host) -> bool:
+        """See `Link.may_be_used`: not where its job is about to reach its time limit."""
+        job = self.job(host)
+        return job is None or job.state != RUNNING or job.left_s > NOTICE_S
+
+
+def give_back(run: str) -> None:
+    """End all jobs of a run."""
+    slurm("scancel", f"--name={JOB_PREFIX}{run}")
+
+
+def runs_with_jobs() -> list[str]:
+    """Return the names of runs that this user has jobs of, in order.
+
+    Raises:
+        BadInput: there is no Slurm here.
+    """
+    names = set(slurm("squeue", "--me", "--noheader", "--format=%j").stdout.split())
+    return sorted(name.removeprefix(JOB_PREFIX) for name in names if name.startswith(JOB_PREFIX))
