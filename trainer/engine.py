@@ -32,14 +32,14 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.core.artifact import Record
-from hetopt.core.batch_partition import first_shares, micro_batch_size, within_memory
+from hetopt.core.batch_partition import first_shares, largest_remainder, micro_batch_size, within_memory
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec, StopRule
 from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.policies.policy import BatchObservation, BatchPolicy
+from hetopt.trainer.policies.policy import BatchObservation, BatchPolicy, CriticalState
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, GroupTraffic, Traffic, traffic_of
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
@@ -175,14 +175,17 @@ class Period:
         """The largest micro-batch that fits each worker; 0 where no bound is known."""
         return tuple(int(row.memory_bound) for row in self.rows)
 
-    def observation(self, epoch: int) -> BatchObservation:
-        """Return the compute times by which batch policies judge shares, after ``epoch`` completed epochs."""
+    def observation(self, epoch: int, samples_seen: int) -> BatchObservation:
+        """Return what batch policies judge by, after ``epoch`` completed epochs and so many samples."""
         return BatchObservation(
             local_batch_sizes=self.local_batch_sizes,
             compute_s=tuple(row.compute_median_s for row in self.rows),
             spread_s=tuple(row.compute_spread_s for row in self.rows),
             steps=int(self.rows[0].judged_steps),
             epoch=epoch,
+            step_time_s=self.step_time_s,
+            noise=self.noise,
+            samples_seen=samples_seen,
         )
 
     def stream_event(self, rates: Sequence[float]) -> Event:
@@ -365,7 +368,7 @@ class Balance:
     """
 
     def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], *, minimum: int = 1) -> None:
-        self._spec = spec
+        self._spec, self._minimum = spec, minimum
         self._policy = policy
         self._state: Record = policy.initial()
         self._unjudged_steps = 0
@@ -382,20 +385,31 @@ class Balance:
         self._unjudged_steps, self._unjudged_s = 0, 0.0
         return True
 
-    def judge(self, period: Period, epoch: int) -> Event | None:
+    def judge(self, period: Period, epoch: int, samples_seen: int) -> Event | None:
         """Let the policy judge a period; return the change of shares as an event, if any.
 
         Args:
             period: the last one, whose medians are over all steps since shares were last judged.
             epoch: completed epochs.
+            samples_seen: by all workers.
         """
-        self._state, decision = self._policy.decide(self._state, period.observation(epoch))
+        self._state, decision = self._policy.decide(self._state, period.observation(epoch, samples_seen))
         if not decision.changed:
             return None
         before, self.shares = self.shares, within_memory(self._spec, decision.local_batch_sizes)
         if self.shares == before:
             return None
         return {"before": list(before), "after": list(self.shares), "reason": decision.reason}
+
+    @property
+    def worth(self) -> float | None:
+        """The steps of the planned batch that the next step is worth; None: the batch does not follow the noise."""
+        return self._state.worth if isinstance(self._state, CriticalState) else None
+
+    def progress(self, samples_seen: int) -> float:
+        """Return the samples that the planned batch would have taken to get as far as the run is."""
+        state = self._state
+        return state.progress(samples_seen, sum(self.shares)) if isinstance(state, CriticalState) else samples_seen
 
     def state(self) -> Mapping[str, object]:
         """Return the state of the batch policy, as plain JSON."""
@@ -404,13 +418,18 @@ class Balance:
     def resume(self, *, policy: str, shares: tuple[int, ...], state: Mapping[str, object]) -> None:
         """Restore the state in a checkpoint, where it suits the cluster and the policy that the run has now."""
         spec = self._spec
-        if policy != spec.batch_policy or len(shares) != len(spec.workers):
+        workers = len(spec.workers)
+        if policy != spec.batch_policy or (len(shares) != workers and policy != "critical"):
             return
-        if policy != "rate" and sum(shares) != spec.global_batch_size:
+        if policy != "rate" and (state.get("given") or sum(shares)) != spec.global_batch_size:
             return
         if spec.batch_policy == "allocation" and any(share % (micro_batch_size(spec) or 1) for share in shares):
             return
         self._state = type(self._policy.initial()).model_validate(state)
+        if len(shares) != workers:  # of as large a batch, as those that are left were planned
+            shares = largest_remainder(
+                self.shares, sum(shares), minimum=[self._minimum] * workers, maximum=[None] * workers
+            )
         self.shares = shares
 
 
@@ -419,6 +438,9 @@ LONGEST_PERIOD_S = 2.0
 
 _STEPS_TO_JUDGE = 10
 """Shares are judged by this many steps, or by as many as `LONGEST_PERIOD_S` holds."""
+
+_NOISE_EVERY = 4
+"""Steps between measurements of the noise that the batch follows."""
 
 # Products of a decimal number of epochs and a dataset size may miss the integer they mean by rounding.
 _ROUNDING = 1e-9
@@ -434,6 +456,7 @@ class Milestones:
         global_batch_size: samples of a step.
         evaluate_every_epochs: epochs between evaluations.
         control_period_steps: most steps between looks at the statistics.
+        behind: samples by which the progress of a batch that has grown stays behind the samples seen.
     """
 
     stop: StopRule
@@ -441,9 +464,10 @@ class Milestones:
     global_batch_size: int
     evaluate_every_epochs: float
     control_period_steps: int
+    behind: float = 0.0
 
-    def ended_by(self, step: int, samples_seen: int) -> str | None:
-        """Return the limit that has been reached: "steps", "epochs" or none."""
+    def ended_by(self, step: int, samples_seen: float) -> str | None:
+        """Return the limit that has been reached, by progress in samples: "steps", "epochs" or none."""
         if self.stop.max_steps is not None and step >= self.stop.max_steps:
             return "steps"
         if self.stop.max_epochs is not None and samples_seen >= self._samples(self.stop.max_epochs):
@@ -462,7 +486,8 @@ class Milestones:
     def all_meet(self, step: int, samples_seen: int, steps: int) -> bool:
         """Return whether the run ends or is evaluated after ``steps`` more steps: then all workers meet anyway."""
         seen = samples_seen + steps * self.global_batch_size
-        return self.ended_by(step + steps, seen) is not None or self.evaluation_due(samples_seen, seen)
+        is_last = self.ended_by(step + steps, seen - self.behind) is not None
+        return is_last or self.evaluation_due(samples_seen, seen)
 
     def period_steps(self, step: int, samples_seen: int, step_time_s: float | None) -> int:
         """Return the steps of the next period, which ends at the latest with the run or at an evaluation point.
@@ -483,7 +508,7 @@ class Milestones:
         """Return the steps to each limit that the run has."""
         limits = [] if self.stop.max_steps is None else [self.stop.max_steps - step]
         if self.stop.max_epochs is not None:
-            limits.append(self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
+            limits.append(self._steps_to(self._samples(self.stop.max_epochs), samples_seen - math.floor(self.behind)))
         return limits
 
     def _samples(self, epochs: float) -> int:
@@ -570,9 +595,11 @@ class Engine:
 
     @property
     def wants_norms(self) -> bool:
-        """True where the next step is to tell the norms of its gradient: once a period, where it is summed as it is."""
+        """True where the next step is to tell the norms of its gradient, which is summed as it is: few steps do."""
         summed_whole = self.exchange.is_dense and self.synchroniser is None and self.context.world_size > 1
-        return summed_whole and self._done + 1 == self._told
+        left = self._told - self._done - 1
+        every = self._told if self.balance.worth is None else _NOISE_EVERY
+        return summed_whole and left >= 0 and left % every == 0
 
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
         """Log a step that the optimizer has done on every worker, and average parameters where the policy says so.
@@ -657,11 +684,11 @@ class Engine:
             self.exchange.follow()
             self.context.events.write("exchange_changed", step=self.step, **change)
 
-    def share(self, period: Period, epoch: int) -> bool:
+    def share(self, period: Period, epoch: int, samples_seen: int = 0) -> bool:
         """Judge the shares if it is time to; return whether they change from the next step on."""
         if not self.balance.is_due(period):
             return False
-        change = self.balance.judge(period, epoch)
+        change = self.balance.judge(period, epoch, samples_seen)
         self.log.judged(changed=change is not None)
         if change is None:
             return False

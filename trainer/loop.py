@@ -247,12 +247,14 @@ class _Run(Training):
             )
         feed = self.feed
         seen = feed.cursor.position - unread * sum(feed.drawn(self.balance.shares))
+        worth, planned = self.balance.worth, self.balance.progress(seen) / self.context.spec.global_batch_size
         self.tell(
             period,
             epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
             learning_rate_scale=self.learning_rate_scale,
             **feed.event(),
+            **({} if worth is None else {"worth": worth, "planned_step": round(planned, 2)}),
             **({} if (stream := self.context.spec.stream) is None else period.stream_event(stream.rates)),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self.memory_bounds, strict=True)):
@@ -370,6 +372,5 @@ def conclude(training: Training, period: Period) -> None:
         if steering is not None and (ratio := steering.try_ratio) is not None:
             # It is worth knowing whether thin exchanges would hold training back.
             steering.heard(try_twins(training, ratio))
-    if training.share(period, training.feed.cursor.epoch):
-        drawn = training.feed.drawn(training.balance.shares)
-        training.milestones = replace(training.milestones, global_batch_size=sum(drawn))
+    training.share(period, training.feed.cursor.epoch, training.feed.cursor.position)
+    training.follow_shares()

@@ -30,7 +30,7 @@ from typing import Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from hetopt.core.batch_partition import first_shares, micro_batch_size
 from hetopt.core.comm.composition import AUTO, combine
@@ -62,7 +62,7 @@ from hetopt.trainer.data.cursor import (
 from hetopt.trainer.data.fetch import Batch, MapDataset, labels_of, samples_in
 from hetopt.trainer.engine import Balance, Engine, Milestones, parameters_of, tensors_mark
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.policies.policy import choose_policy, stream_learning_rate_scale
+from hetopt.trainer.policies.policy import CriticalBatch, choose_policy, stream_learning_rate_scale
 from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
 from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
@@ -491,7 +491,16 @@ class Training(Engine):
         # A share has no upper bound: what exceeds a worker's memory is computed in micro-batches. BatchNorm cannot
         # normalise a single sample, so models that have it keep two on every worker where the global batch allows.
         least = least_share(model, spec.global_batch_size, len(spec.workers))
-        balance = Balance(spec, choose_policy(spec, minimum=least), minimum=least)
+        policy = choose_policy(spec, minimum=least)
+        if isinstance(policy, CriticalBatch):
+            policy = replace(policy, most=max(policy.given, min(policy.most, len(data.train))))
+            if task.learning_rate_rule == "none":
+                raise BadInput(
+                    "The batch cannot follow the noise: the task's `learning_rate_rule` is 'none', and a larger batch "
+                    "makes no more progress at the same learning rate.",
+                    hint="choose another batch policy, or the rule sqrt or linear",
+                )
+        balance = Balance(spec, policy, minimum=least)
         self.feed = make_feed(context, data.train)
         self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
@@ -565,6 +574,7 @@ class Training(Engine):
         if len(shared.memory_bounds) == context.world_size:
             self.memory_bounds = shared.memory_bounds
             self.feed.recall_bound(shared.memory_bounds[context.rank])
+        self.follow_shares()
         self.step = shared.step
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
@@ -608,7 +618,7 @@ class Training(Engine):
         """Return why the run is over, "target", "steps" or "epochs"; None while it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
-        return self.milestones.ended_by(self.step, self.feed.cursor.position)
+        return self.milestones.ended_by(self.step, self.balance.progress(self.feed.cursor.position))
 
     @property
     def epoch(self) -> float:
@@ -620,9 +630,16 @@ class Training(Engine):
         """The learning rate of the next step, over the task's own rate."""
         spec = self.context.spec
         if spec.stream is None:
-            return spec.learning_rate_scale
+            worth = self.balance.worth or 1.0  # AdaScale's rate; of Adam its root, as AdaptDL has it
+            return spec.learning_rate_scale * (worth if isinstance(self.optimizer, SGD) else math.sqrt(worth))
         batch_size = sum(self.balance.shares)
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
+
+    def follow_shares(self) -> None:
+        """Reckon with steps of the present shares from here on."""
+        position, drawn = self.feed.cursor.position, self.feed.drawn(self.balance.shares)
+        behind = position - self.balance.progress(position)
+        self.milestones = replace(self.milestones, global_batch_size=sum(drawn), behind=behind)
 
     @property
     def training_s(self) -> float:
@@ -672,7 +689,8 @@ class Training(Engine):
         ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
         """
         shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
-        self._learning_rate.apply(self.optimizer, self.epoch, learning_rate_scale)
+        epoch = self.balance.progress(self.feed.cursor.position) / self.feed.cursor.dataset_size
+        self._learning_rate.apply(self.optimizer, epoch, learning_rate_scale)
         if self.context.spec.is_elastic:
             self.unfinished = dict(self.feed.cursor.state()), Generators.at(self.context.device)
         scale = self.loss_scale

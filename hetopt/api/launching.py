@@ -18,7 +18,7 @@ from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of, takes
 from hetopt.core.plain_text import converted_script, known, typed, typed_script
 from hetopt.core.run_folder import RunFolders, runs_home
-from hetopt.core.run_rules import check_batch, check_for_script, left_to_script
+from hetopt.core.run_rules import check_batch, check_follows_noise, check_for_script, left_to_script
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, RunSpec
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
@@ -101,6 +101,8 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
         check_for_script(wanted.run)
     prepared = where.prepare(planned, wanted, place)
     record = prepared.launch
+    if record.spec.batch_policy == "critical":
+        check_follows_noise(record.spec)
     record = record.model_copy(update={"notes": (*record.notes, *remarks)})
     if changes.stream is not None:
         spec = on_stream(changes.stream, record.spec, policy)
@@ -135,7 +137,8 @@ def _refuse_what_would_train(changes: Changes) -> None:
     Raises:
         BadInput: something was asked for that needs them.
     """
-    for name in ("script", "partition", "inject", "stream"):
+    follows_noise = changes.batch_policy is not None and changes.batch_policy[0] == "critical"
+    for name in ("script", "partition", "inject", "stream", *(["batch_policy"] if follows_noise else [])):
         if getattr(changes, name):
             raise BadInput(
                 f"`{name}` is for what is trained, and a stand-in trains nothing.", hint=f"leave `{name}` out"

@@ -219,8 +219,9 @@ class Changes(Options):
     batch_policy: Annotated[
         Policy | None,
         Option(
-            help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, model, or "
-            "rate with `stream`; with settings as in 'allocation(micro=4)'. Default: the plan's.",
+            help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, model, "
+            "critical, whose batch follows the gradient noise, or rate with `stream`; with settings as in "
+            "'allocation(micro=4)'. Default: the plan's.",
             names=("hetopt.core.run_spec:BATCH_POLICIES",),
             read=read_by("hetopt.core.run_rules:parse_batch_policy"),
         ),

@@ -138,7 +138,7 @@ class Supervision:
     @property
     def steps_left(self) -> float:
         """Number of steps to the end of the run."""
-        return max(0.0, self.steps - self.standing.run.step)
+        return max(0.0, self.steps - self.standing.run.planned_step) / self.standing.run.worth
 
     def look(self) -> str | None:
         """Look once, and do what is to be done; return the news for a person, if any."""
@@ -192,7 +192,8 @@ class Supervision:
                 f"${self._usd(saving_s):.2f} of what is left"
             )
             return replace(quickest, reason=reason, expected_saving_s=saving_s)
-        low_s, high_s = self.step_time_s.low, self.step_time_s.high
+        worth = self.standing.run.worth  # a larger batch may take as much longer
+        low_s, high_s = self.step_time_s.low, self.step_time_s.high * worth
         if others or low_s <= now_s <= high_s:
             return None
         slower = "slower" if now_s > high_s else "quicker"
@@ -255,7 +256,7 @@ class Supervision:
         """
         standing = self.standing
         now_s, speeds, batch = standing.step_time_s, standing.speeds, sum(standing.shares)
-        if self.renting is None or now_s is None or now_s <= self.step_time_s.high or not speeds:
+        if self.renting is None or now_s is None or now_s <= self.step_time_s.high * standing.run.worth or not speeds:
             return []
         by_host: dict[str, list[tuple[float, float]]] = {}
         for worker, speed in zip(standing.workers, speeds, strict=True):

@@ -24,6 +24,7 @@ from hetopt.core.comm.composition import (
     combine,
     why_not_averaged,
 )
+from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.plain_text import known, unknown
 from hetopt.core.run_spec import (
@@ -36,6 +37,9 @@ from hetopt.core.run_spec import (
     Settings,
     parse_policy,
 )
+
+OF_SESSIONS = "session"
+"""The task of a run whose script was started without a plan."""
 
 OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")
 """Fields of a `Compression` that only some compressors have a use for."""
@@ -147,6 +151,26 @@ def why_not_local(spec: RunSpec) -> str | None:
     if spec.precision == "fp16":
         return f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16."
     return None
+
+
+def check_follows_noise(spec: RunSpec) -> None:
+    """Refuse a run whose batch cannot follow the gradient noise.
+
+    Raises:
+        BadInput: it is one.
+    """
+    apart = spec.partition.name != "global" or spec.injection is not None or spec.stream is not None
+    reasons = {
+        "a script's loader gives batches of one size, and its optimizer has its own learning rate": bool(spec.script)
+        or spec.task == OF_SESSIONS,
+        "noise is measured where whole gradients are summed, so leave out `compression`, `ratio_policy` and `sync`": (
+            spec.is_local or spec.steers_exchange or spec.compression.name != IDENTITY
+        ),
+        "noise is that of samples in one order for all workers": apart,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise BadInput(f'`batch_policy="critical"` cannot be: {reason}.', hint="choose another batch policy")
 
 
 def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:

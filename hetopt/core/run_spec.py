@@ -484,6 +484,18 @@ class AllocationSettings(Record):
     every: Literal["epoch", "period"] = "epoch"
 
 
+class CriticalSettings(Record):
+    """The settings of a global batch that follows the gradient noise.
+
+    Attributes:
+        most: largest batch, in batches as planned.
+        least_gain: of the time for as much progress, that is worth a change.
+    """
+
+    most: Annotated[float, Field(ge=1)] = 8.0
+    least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.05
+
+
 RATIO_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "gravac": GravacSettings,
@@ -493,7 +505,12 @@ RATIO_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
     }
 )
 BATCH_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
-    {"proportional": ProportionalSettings, "dynamic": DynamicSettings, "allocation": AllocationSettings}
+    {
+        "proportional": ProportionalSettings,
+        "dynamic": DynamicSettings,
+        "allocation": AllocationSettings,
+        "critical": CriticalSettings,
+    }
 )
 
 
@@ -615,6 +632,7 @@ BATCH_POLICIES: dict[str, str] = {
     "allocation": "whole micro-batches in proportion to throughput, until the times agree",
     "model": "the exact solution for the lines that the workers' times follow",
     "rate": "what each worker's stream brings in a set time; their sum changes",
+    "critical": "as model; the batch grows while the gradient noise makes that pay",
 }
 """Who shares the global batch, and how. `hetopt.trainer.policies.policy` makes them, and registers others."""
 

@@ -1,6 +1,6 @@
 """How the learning rate follows the global batch: the usual rules, and the gain that the gradient's noise allows.
 
-The noise is estimated from gradients of groups of samples (`pooled_noise`) and smoothed over steps (`smoothed`).
+The noise is estimated from gradients of groups of samples (`pooled_noise`) and averaged over steps (`NoiseCurve`).
 
 How many more steps a goal takes when compression holds part of the gradient back: one law for planning and training.
 
@@ -40,6 +40,9 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pydantic import NonNegativeFloat, NonNegativeInt
+
+from hetopt.core.artifact import Record
 from hetopt.core.profile import LearningRateRule
 
 
@@ -105,21 +108,96 @@ def noise_scale(moments: Moments) -> float | None:
     return moments.gradient_variance / moments.gradient_square
 
 
-def smoothed(moments: Iterable[Moments], decay: float = 0.9) -> Iterator[Moments]:
-    """Yield exponential moving averages of both moments after each of some steps; the ratio is taken last.
+def step_worth(moments: Moments, batch_size: float, given: float) -> float:
+    """Return the steps of ``given`` samples that one of ``batch_size`` is worth, from 1 to the ratio of both.
 
-    Averaging ratios instead is wrong by a third and more when single estimates of ``|G|^2`` are noisy.
+        r = (V / B0 + |G|^2) / (V / B + |G|^2)
 
-    Args:
-        moments: of one step after the other.
-        decay: factor on the past for each new step, in [0, 1).
+    the gain of AdaScale SGD (Johnson et al. 2020, arXiv 2007.05105), which is also the factor on the learning rate.
     """
-    weight = variance_sum = square_sum = 0.0
-    for step in moments:
-        weight = decay * weight + (1 - decay)  # dividing by it removes the pull of the zero start
-        variance_sum = decay * variance_sum + (1 - decay) * step.gradient_variance
-        square_sum = decay * square_sum + (1 - decay) * step.gradient_square
-        yield Moments(gradient_variance=variance_sum / weight, gradient_square=square_sum / weight)
+    square = max(0.0, moments.gradient_square)
+    squares = [moments.gradient_variance / size + square for size in (given, batch_size)]
+    return squares[0] / squares[1] if squares[1] > 0 else 1.0
+
+
+FEWEST_NOISE_SAMPLES = 3
+"""Below which nothing is concluded from a curve of noise: training has just begun, or has begun anew."""
+
+_DECAYS = (0.9, 0.975)
+"""Factors on the past of the two averages of a curve: over about the last 10 and 40 samples."""
+
+_ERRORS = 1.645
+"""Standard errors to the end of a one-sided interval of 95 %."""
+
+_SMALLEST_MOMENT, _LARGEST_MOMENT = 1e-60, 1e60
+
+
+class NoiseCurve(Record):
+    """The noise of a run as it goes on: a short and a long average of both moments and of their squares.
+
+    Gradients become shorter by orders of magnitude, so moments are taken relative to what came before them: else old
+    ones would outweigh the new, and the decline would look like an error.
+
+    Attributes:
+        samples: that were added.
+        level: of ``V + |G|^2`` in the last samples; 0 before the first.
+        sums: of each average: of ``V``, ``|G|^2`` and their squares, weighted, over the level at their time.
+    """
+
+    samples: NonNegativeInt = 0
+    level: NonNegativeFloat = 0.0
+    sums: tuple[tuple[float, ...], ...] = ((0.0,) * 4,) * 2
+
+    def add(self, moments: Moments) -> NoiseCurve:
+        """Return the curve with one more sample; without it where a run diverges."""
+        both = moments.gradient_variance, moments.gradient_square
+        size = sum(map(abs, both))
+        level = self.level or size
+        if not _SMALLEST_MOMENT < level <= size / _SMALLEST_MOMENT or not size < _LARGEST_MOMENT:
+            return self
+        relative = [each / level for each in both]
+        fresh = (*relative, *(each * each for each in relative))
+        sums = tuple(
+            tuple(decay * old + (1 - decay) * new for old, new in zip(row, fresh, strict=True))
+            for decay, row in zip(_DECAYS, self.sums, strict=True)
+        )
+        level = _DECAYS[0] * level + (1 - _DECAYS[0]) * size
+        return NoiseCurve(samples=self.samples + 1, level=level, sums=sums)
+
+    @property
+    def recent(self) -> Moments:
+        """The short average, at the present level; the ratio is taken last, as a mean of ratios would be wrong."""
+        weight = 1 - _DECAYS[0] ** max(1, self.samples)
+        variance, square, *_ = (self.level * total / weight for total in self.sums[0])
+        return Moments(gradient_variance=variance, gradient_square=square)
+
+    @property
+    def surely(self) -> Moments | None:
+        """The least noise that the curve leaves possible; None: it cannot be told from zero, or there is too little.
+
+        Of both averages the one with less noise counts: while noise falls, as after the first steps, that is the short
+        one, and while it rises the long one, so that a few loud steps are no reason to act.
+        """
+        if self.samples < FEWEST_NOISE_SAMPLES:
+            return None
+        found, width = [], _ERRORS * (1 + 1.5 / (self.samples - 1))  # about Student's, of few samples
+        for decay, row in zip(_DECAYS, self.sums, strict=True):
+            weight = 1 - decay**self.samples
+            variance, square, *squares = (total / weight for total in row)
+            part = (1 - decay) / (1 + decay) * (2 - weight) / weight  # one over the effective number of samples
+            spreads = (max(0.0, each - mean * mean) for each, mean in zip(squares, (variance, square), strict=True))
+            errors = [width * math.sqrt(spread * part / (1 - part)) for spread in spreads]
+            found.append(Moments(gradient_variance=variance - errors[0], gradient_square=max(0.0, square) + errors[1]))
+        least = min(found, key=lambda moments: moments.gradient_variance / max(moments.gradient_square, 1e-300))
+        return least if least.gradient_variance > 0 else None
+
+
+def smoothed(moments: Iterable[Moments]) -> Iterator[Moments]:
+    """Yield the recent average after each of some moments."""
+    curve = NoiseCurve()
+    for one_step in moments:
+        curve = curve.add(one_step)
+        yield curve.recent
 
 
 COEFFICIENT = 0.12

@@ -148,7 +148,8 @@ def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | No
 def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | None:
     """Return the run as a pilot, all of its sessions together: what was done again from a checkpoint counts once.
 
-    None where the log does not begin with the first step, where it was never evaluated, or changed what it sent.
+    None where the log does not begin with the first step, where it was never evaluated, or changed its batch or what it
+    sent.
     """
     job, spec = profile.job, launch.spec
     begun = next((entry.event for entry in history.others if isinstance(entry.event, RunStarted)), None)
@@ -159,7 +160,8 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     averages = sum(record.synchronised for record in synced)
     if spec.is_local and (not averages or spec.partition.name != "global"):
         return None
-    if begun is None or begun.resumed_step or not evaluated or len(ways) > 1:
+    batches = {sum(event.local_batch_sizes) for event in history.steps}
+    if begun is None or begun.resumed_step or not evaluated or max(len(ways), len(batches)) > 1:
         return None
     name, ratio = next(iter(ways), (IDENTITY, 1.0))
     gain = float(np.mean([exchange.gain for exchange in exchanges])) if exchanges else 1.0

@@ -249,11 +249,25 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
                 )
             ),
             *([of_audits] if of_audits else []),
+            *([_batch(progress)] if launch.spec.batch_policy == "critical" else []),
         ),
         rented_total_s=rented.total_s.value,
         rented_cost_usd=rented.cost_usd.value,
         over_time=over_time(history),
         happenings=happened,
+    )
+
+
+def _batch(progress: RunFold) -> str:
+    """Return a sentence on the batch that followed the noise, and what its steps were worth."""
+    planned, latest = formatting.counted(progress.global_batch_size, "sample"), progress.latest
+    last = 0 if latest is None else sum(latest.local_batch_sizes)
+    if last == progress.global_batch_size:
+        return f"The batch stayed at {planned}: no noise that was measured gave reason for a larger one."
+    return (
+        f"The batch grew from {planned} as planned to {last:,}, as the noise allowed: "
+        f"{formatting.counted(progress.step, 'step')} made the progress of "
+        f"{formatting.count(round(progress.planned_step))} planned ones."
     )
 
 

@@ -133,6 +133,13 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         if number < MOST_METRICS and np.isfinite(metric).any():
             values = _told(_held(metric)[last])
             yield Series(key=f"metric{number}", title=name, label="", unit="number", values=values)
+    if rows[-1].planned_step is not None:
+        planned = np.full(len(rows), float(history.run.global_batch_size))
+        for key, label, batch in (
+            ("batch", "trained", of(lambda row: sum(row.local_batch_sizes))),
+            ("planned", "planned", planned),
+        ):
+            yield curve(key, "global batch (samples)", "number", batch, label)
     yield curve("step_time", "step time", "s", of(attrgetter("step_time_s")))
     yield from _of_workers(history, first, last)
     yield curve("sync", "communication", "s", of(lambda row: row.sync_s[0]))

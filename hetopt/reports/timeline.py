@@ -249,7 +249,7 @@ def left_s(progress: RunFold, expected_steps: float | None, step_time_s: float |
     """Return seconds of stepping that are left at this pace; None: not known, or over."""
     if expected_steps is None or step_time_s is None or progress.finish_reason is not None or progress.clock.awaits:
         return None
-    return max(0.0, expected_steps - progress.step) * step_time_s
+    return max(0.0, expected_steps - progress.planned_step) / progress.worth * step_time_s
 
 
 _PLACES = {

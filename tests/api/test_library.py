@@ -81,6 +81,9 @@ def small() -> Plan:
     return hetopt.recommend(RECORDED, budget_usd=2, epochs=4, types="c7i.large", max_workers=2, trials=0)
 
 
+TWO = hetopt.Local(slowdowns=(1, 1))
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -90,6 +93,10 @@ def small() -> Plan:
         (lambda plan: hetopt.launch(plan, on="local", steps="many"), "`steps` must be a number, got 'many'"),
         (lambda plan: hetopt.launch(plan, on="local", steps=10**30), "`steps` must be at most 1,000,000,000,000, got"),
         (lambda plan: hetopt.launch(plan, on="local", batch_policy="rate"), "follows streams"),
+        (
+            lambda plan: hetopt.launch(plan, on=TWO, batch_policy="critical", sync="local-sgd(8)"),
+            "gradients are summed",
+        ),
         (lambda plan: hetopt.launch(plan, on="ec2", stream="replay(40)"), '`stream` is for `on="local"`'),
         # Before a file is read.
         (lambda _: hetopt.launch("none.json", on="local", batch_policy="best"), "no batch policy called 'best'"),

@@ -252,6 +252,8 @@ def test_standing_follows_the_log() -> None:
     assert (len(seen.workers), seen.now_s) == (2, 21.0)
     assert seen.step_time_s == pytest.approx(1.3)
     assert supervising(seen).steps_left == 9980
+    grown = progress(events_of([*events, {**step(31.0, 30, 3.0), "worth": 2.0, "planned_step": 40.0}]))
+    assert supervising(grown).steps_left == 4980, "a step of a batch that has grown is worth two"
     lost = [
         {"event": "worker_lost", "time_s": 22.0, "host": "h1"},
         {**started, "time_s": 23.0, "workers": [{"host": "h0"}]},

@@ -97,10 +97,10 @@ def test_noise_scale_is_absent_while_the_signal_drowns(variance: float, square: 
     assert noise_scale(Moments(gradient_variance=variance, gradient_square=square)) == scale
 
 
-@given(st.floats(0, 0.99), st.integers(1, 20))
-def test_smoothing_a_constant_returns_it_from_the_first_sample(decay: float, count: int) -> None:
-    for average in smoothed([Moments(gradient_variance=5, gradient_square=-2)] * count, decay):
-        assert (average.gradient_variance, average.gradient_square) == pytest.approx((5, -2))
+def test_smoothing_a_constant_returns_it_from_the_first_sample() -> None:
+    for average in smoothed(Moments(gradient_variance=5, gradient_square=-2) for _ in range(20)):
+        assert average.gradient_variance == pytest.approx(5)
+        assert average.gradient_square == pytest.approx(-2)
 
 
 # --- The law of what compression costs: nothing where all is kept, and never less where less is

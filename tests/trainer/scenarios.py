@@ -103,6 +103,8 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
         "spec": toy_spec(partition={"name": "shards"}, injection={"workers": 0.5, "samples": 0.5}, **SHORT),
     },
 ]
+CRITICAL = {"batch_policy": "critical", "control_period_steps": 5, "learning_rate_scale": 0.2}
+CRITICAL_EPOCHS = (9, 18)
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "dense", "spec": toy_spec()},
     {"name": "dense-resumed", "spec": toy_spec(**HALF)},
@@ -123,6 +125,11 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "drifting_rate", "spec": toy_spec("drifting_rate")},
     {"name": "drifting_model", "spec": toy_spec("drifting_model")},
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
+    # The batch follows the noise, in two attempts.
+    *(
+        {"name": "critical", "spec": toy_spec("wide", stop={"max_epochs": epochs}, **CRITICAL)}
+        for epochs in CRITICAL_EPOCHS
+    ),
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
     {"name": "paced", "spec": toy_spec(stop={"max_steps": 48}, **UNEVEN)},
     # With more than one bucket, so that gradients are sent under backward.

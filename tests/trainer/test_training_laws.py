@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -19,7 +20,7 @@ from hetopt.trainer import worker
 from hetopt.trainer.data.cursor import SampleCursor
 
 from . import toy_task
-from .scenarios import HALF_STEPS, SPLITS, STEERED_RUNS, TOPK, WORLD_SIZE, Crew, toy_spec
+from .scenarios import CRITICAL_EPOCHS, HALF_STEPS, SPLITS, STEERED_RUNS, TOPK, WORLD_SIZE, Crew, toy_spec
 
 
 def big_batch_gradient(
@@ -75,7 +76,9 @@ FUSED_RUNS = ["dense", "topk", "unused", "bf16-precision", "fp16-precision", "pa
 BUCKETED_RUNS = ["wide", "wide-fp16"]
 
 
-@pytest.mark.parametrize("name", [*FUSED_RUNS, *BUCKETED_RUNS, *STEERED_RUNS, "dgc", "bf16", "qsgd_maxnorm"])
+@pytest.mark.parametrize(
+    "name", [*FUSED_RUNS, *BUCKETED_RUNS, *STEERED_RUNS, "dgc", "bf16", "qsgd_maxnorm", "critical"]
+)
 def test_replicas_are_bit_identical_whenever_they_evaluate(crew: Crew, name: str) -> None:
     replicas = [(crew.folder / name / f"fingerprints-{rank}").read_text().splitlines() for rank in range(WORLD_SIZE)]
     assert len(replicas[0]) > 3
@@ -199,6 +202,22 @@ def test_the_controller_evens_out_paces(crew: Crew) -> None:
     before_s = [max(step["wait_s"]) for step in steps if step["step"] <= changes[0]["step"]]
     after_s = [max(step["wait_s"]) for step in steps if step["step"] > changes[-1]["step"]]
     assert statistics.median(after_s) < statistics.median(before_s)
+
+
+def test_a_batch_that_follows_the_noise_ends_where_the_planned_one_would_and_goes_on_as_it_was(crew: Crew) -> None:
+    """Whether it grows is a matter of times, which are this machine's."""
+    steps, size = crew.events("critical", "step"), toy_task.TRAINING_SAMPLES
+    ends = [event["planned_step"] for event in steps if event["step"] == crew.finished("critical")["step"]]
+    planned = CRITICAL_EPOCHS[-1] * size / 16
+    assert planned <= ends[-1] < planned + steps[-1]["worth"]
+    for before, after in itertools.pairwise(steps):
+        gained = after["planned_step"] - before["planned_step"]
+        assert gained <= after["steps"] * max(before["worth"], after["worth"]) + 0.02
+        assert sum(before["local_batch_sizes"]) <= sum(after["local_batch_sizes"])
+        assert after["learning_rate_scale"] == pytest.approx(0.2 * after["worth"], rel=1e-3)
+    stream = crew.stream("critical")
+    assert sorted(stream[size : 2 * size]) == list(range(size))
+    assert len(stream) == round(crew.finished("critical")["epoch"] * size)
 
 
 def test_the_model_is_left_in_the_run_folder(crew: Crew) -> None:

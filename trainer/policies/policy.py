@@ -86,6 +86,12 @@ finish earlier.
 **Rate** (ScaDLES, arXiv 2301.08897): batches follow the streams, and the learning rate follows the batches. A worker's
 batch is what its stream brings in a set time, so that nobody waits for samples, and none are left behind; its gradient
 weighs as much as its batch. The sum of the shares therefore changes with the rates.
+
+**Critical**, our own after Pollux (Qiao et al. 2021) and AdaScale (Johnson et al. 2020): the batch grows while that
+makes as much progress in less time. A step of B samples takes ``T(B) = f + max_i (a_i + c_i b_i)`` with the best
+shares, f being what steps take beyond computing, and is worth ``r(B)`` steps of the planned batch (`step_worth`, by the
+least noise that the run's curve leaves possible). The batch is that of least ``T(B) / r(B)``, at most twice as large as
+it was. Learning rates follow ``r(B)`` (SGD) or its root, schedules and the last epoch the progress made.
 """
 
 from __future__ import annotations
@@ -110,14 +116,17 @@ from hetopt.core.batch_partition import (
 )
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
+from hetopt.core.run_rules import check_follows_noise
 from hetopt.core.run_spec import (
     BATCH_POLICIES,
     AllocationSettings,
+    CriticalSettings,
     DynamicSettings,
     ProportionalSettings,
     RunSpec,
     Stream,
 )
+from hetopt.core.training_laws import Moments, NoiseCurve, learning_rate_scale, noise_scale, step_worth
 
 StateT = TypeVar("StateT", bound=Record)
 
@@ -137,6 +146,9 @@ class BatchObservation:
             single step was seen.
         steps: how many steps the medians are over.
         epoch: epochs completed when the period ended.
+        step_time_s: mean time of a step of the period.
+        noise: of the gradient, the mean of the period's samples; None: there were none.
+        samples_seen: by all workers until the next step.
     """
 
     local_batch_sizes: tuple[int, ...]
@@ -144,6 +156,9 @@ class BatchObservation:
     spread_s: tuple[float, ...]
     steps: int
     epoch: int
+    step_time_s: float = 0.0
+    noise: Moments | None = None
+    samples_seen: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +183,7 @@ class BatchPolicy(Protocol, Generic[StateT]):
     def decide(self, state: StateT, observation: BatchObservation) -> tuple[StateT, BatchDecision]:
         """Return the next state, and the shares to use from now on.
 
-        They sum to what the observed shares sum to, but under the policy ``rate``.
+        They sum to what the observed shares sum to, but under the policies ``rate`` and ``critical``.
         """
 
 
@@ -552,10 +567,7 @@ class ModelShares:
         shares = observation.local_batch_sizes
         state = _learned(state, observation)
         lines = [line.possible() for line in state.lines]
-        times = [
-            WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum) for line in lines
-        ]
-        best = solve_shares(times, sum(shares))
+        best = solve_shares(self.times(state), sum(shares))
         decision = BatchDecision(local_batch_sizes=shares)
         now_s = max(line.time_s(line.samples) for line in lines)
         least = self.least_gain if state.quiet_periods < self.settled_periods else self.settled_gain
@@ -568,6 +580,13 @@ class ModelShares:
             ]
             decision = BatchDecision(local_batch_sizes=best.local_batch_sizes, reason="; ".join(parts))
         return state, decision
+
+    def times(self, state: ModelState) -> list[WorkerTime]:
+        """Return the compute times of the workers by their lines."""
+        lines = [line.possible() for line in state.lines]
+        return [
+            WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum) for line in lines
+        ]
 
 
 def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
@@ -713,10 +732,108 @@ class RateShares:
 
 def stream_learning_rate_scale(stream: Stream, batch_size: int, planned_batch_size: int) -> float:
     """Return the learning rate's factor for steps of ``batch_size`` samples: ``B / B0`` or its root, capped."""
-    times = batch_size / planned_batch_size
-    scale = {"fixed": 1.0, "linear": times, "sqrt": math.sqrt(times)}[stream.learning_rate]
+    rule = "none" if stream.learning_rate == "fixed" else stream.learning_rate
     cap = stream.max_learning_rate_scale
-    return min(cap, max(1 / cap, scale))
+    return min(cap, max(1 / cap, learning_rate_scale(rule, batch_size, planned_batch_size)))
+
+
+class CriticalState(Record):
+    """The state of `CriticalBatch`.
+
+    Attributes:
+        given: samples of the planned batch; 0 before the first period.
+        model: the workers' lines.
+        noise: of the run so far.
+        rest_s: what a step of the last period took beyond computing; None: there was none.
+        worth: steps of the planned batch that one of the next steps is worth.
+        spent: samples until ``since`` beyond those that the planned batch would have taken to get as far.
+        since: samples seen when ``worth`` was found.
+    """
+
+    given: NonNegativeInt = 0
+    model: ModelState = ModelState()
+    noise: NoiseCurve = NoiseCurve()
+    rest_s: NonNegativeFloat | None = None
+    worth: PositiveFloat = 1.0
+    spent: float = 0.0
+    since: NonNegativeInt = 0
+
+    def progress(self, samples_seen: int, batch_size: int) -> float:
+        """Return the samples that the planned batch would have taken to get as far.
+
+        Args:
+            samples_seen: by all workers, since `since` in steps of one size.
+            batch_size: samples of these steps.
+        """
+        wasted = 1 - self.worth * self.given / batch_size if self.given else 0.0
+        return samples_seen - self.spent - (samples_seen - self.since) * wasted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticalBatch:
+    """The policy of a global batch that grows while the gradient noise makes that pay.
+
+    Args:
+        given: samples of the planned batch.
+        most: of the largest.
+        least_gain: part of the time for as much progress that is worth a change.
+        minimum: least share of a worker.
+    """
+
+    given: int
+    most: int
+    least_gain: float = 0.05
+    minimum: int = 1
+
+    initial: ClassVar[type[CriticalState]] = CriticalState
+    """The state before the first period: no speeds, no noise."""
+
+    def decide(self, state: CriticalState, observation: BatchObservation) -> tuple[CriticalState, BatchDecision]:
+        """Return the next state, and the shares: of a larger batch where that pays, else as ``model`` has them.
+
+        Raises:
+            BadInput: the global batch does not hold the workers' least shares.
+        """
+        shares, seen = observation.local_batch_sizes, observation.samples_seen
+        noise = state.noise if observation.noise is None else state.noise.add(observation.noise)
+        policy, surely = ModelShares(minimum=self.minimum), noise.surely
+        model, decision = policy.decide(state.model, observation)
+        rest_s = max(0.0, observation.step_time_s - max(observation.compute_s))
+        if surely is not None and state.rest_s is not None and not decision.changed:
+            # Of two periods the quieter: one hiccup must not look like a step that costs the same whatever its size.
+            decision = self._grown(decision, policy.times(model), min(rest_s, state.rest_s), surely)
+        batch = sum(decision.local_batch_sizes)
+        state = CriticalState(
+            given=self.given,
+            model=model,
+            noise=noise,
+            rest_s=rest_s,
+            worth=state.worth if surely is None else step_worth(surely, batch, self.given),
+            spent=seen - state.progress(seen, sum(shares)),
+            since=seen,
+        )
+        return state, decision
+
+    def _grown(self, kept: BatchDecision, times: Sequence[WorkerTime], rest_s: float, noise: Moments) -> BatchDecision:
+        """Return the shares of the batch of least time for as much progress, or ``kept`` where little is gained."""
+        now = sum(kept.local_batch_sizes)
+        # In steps of a fourth of a doubling, which is finer than the noise is known.
+        sizes = sorted({now, *(max(now, min(self.most, round(now * 2 ** (step / 4)))) for step in range(1, 5))})
+        solved = [solve_shares(times, size) for size in sizes]
+        costs_s = [
+            (rest_s + shares.compute_s) / step_worth(noise, size, self.given)
+            for size, shares in zip(sizes, solved, strict=True)
+        ]
+        best = costs_s.index(min(costs_s))
+        saved = 1 - costs_s[best] / costs_s[0]
+        if saved <= self.least_gain:
+            return kept
+        scale, worth = noise_scale(noise) or math.inf, step_worth(noise, sizes[best], self.given)
+        reason = (
+            f"{sizes[best]} samples are worth {worth:.3g} steps of {self.given}, as the gradient noise scale is at "
+            f"least {scale:.3g} samples: {100 * saved:.0f} % less time"
+        )
+        return BatchDecision(local_batch_sizes=solved[best].local_batch_sizes, reason=reason)
 
 
 Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]
@@ -743,6 +860,14 @@ def _rate(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
     return RateShares(stream=spec.stream, minimum=minimum)
 
 
+def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    check_follows_noise(spec)
+    settings, given = CriticalSettings.model_validate(spec.batch_settings), spec.global_batch_size
+    room = sum(worker.max_local_batch_size or math.inf for worker in spec.workers)
+    most = max(given, int(min(settings.most * given, room)))
+    return CriticalBatch(given=given, most=most, least_gain=settings.least_gain, minimum=minimum)
+
+
 POLICIES: dict[str, Maker] = {
     "uniform": lambda spec, minimum: KeepShares(),
     "static": lambda spec, minimum: KeepShares(),
@@ -752,6 +877,7 @@ POLICIES: dict[str, Maker] = {
     "allocation": _allocation,
     "model": lambda spec, minimum: ModelShares(minimum=minimum),
     "rate": _rate,
+    "critical": _critical,
 }
 
 

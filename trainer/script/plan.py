@@ -17,7 +17,7 @@ from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import host_name
-from hetopt.core.run_rules import checked
+from hetopt.core.run_rules import OF_SESSIONS, checked
 from hetopt.core.run_spec import (
     BatchPolicy,
     Compression,
@@ -28,9 +28,6 @@ from hetopt.core.run_spec import (
     parse_sync,
     spell_sync,
 )
-
-TASK = "session"
-"""What logs call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +105,7 @@ def make_plan(
         checked(compression)
         return SessionPlan(
             spec=RunSpec(
-                task=TASK,
+                task=OF_SESSIONS,
                 workers=tuple(
                     WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
                 ),

@@ -74,9 +74,9 @@ class Traffic:
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
-        own_norm: squared norm of the worker's weighted gradient in one step; 0 where it is not told.
+        own_norm: squared norm of the worker's weighted gradient, the mean of the steps that tell it; 0: none does.
         sum_norm: the same of the sum over all workers.
-        norm_samples: of the worker in that step.
+        norm_samples: of the worker in these steps.
         candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
@@ -122,8 +122,8 @@ def traffic_of(
     places = [place for place, trace in enumerate(traces) if trace.way == way]
     matching = [traces[place] for place in places]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    norms = next((trace.norms for trace in reversed(traces) if trace.norms is not None), (0.0, 0.0, 0.0))
-    own_norm, sum_norm, norm_samples = norms
+    norms = [trace.norms for trace in traces if trace.norms is not None] or [(0.0, 0.0, 0.0)]
+    own_norm, sum_norm, norm_samples = map(statistics.fmean, zip(*norms, strict=True))
     traffic = Traffic(own_norm=own_norm, sum_norm=sum_norm, norm_samples=norm_samples, look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
         traffic = replace(traffic, look_energy=looked.energy, look_energies=looked.look_energies)

@@ -392,6 +392,16 @@ class RunFold:
         return self.stepping_s / self.logged_steps if self.logged_steps else None
 
     @property
+    def planned_step(self) -> float:
+        """Number of steps of the planned batch that the steps so far are worth."""
+        return self.step if self.latest is None or self.latest.planned_step is None else self.latest.planned_step
+
+    @property
+    def worth(self) -> float:
+        """The steps of the planned batch that one of the newest is worth."""
+        return 1.0 if self.latest is None else max(1.0, self.latest.worth)
+
+    @property
     def contention(self) -> float | None:
         """Wall over processor time of computing, by all workers that never waited on purpose; None: nobody tells."""
         free = [worker for worker in self.workers if worker.slowdown == 1 and worker.processor_s > 0]

@@ -151,7 +151,10 @@ class TrainingStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StepsLogged(Happened):
-    """A period of ``steps`` steps, the last of them ``step``. Times are means of one step; lists are in rank order."""
+    """A period of ``steps`` steps, the last of them ``step``. Times are means of one step; lists are in rank order.
+
+    Where the batch follows the noise: ``worth`` steps of the planned batch is a step, and ``planned_step`` all so far.
+    """
 
     event: Literal["step"]
     step: Count
@@ -169,6 +172,8 @@ class StepsLogged(Happened):
     sync: SyncTold | None = None
     stream: StreamTold | None = None
     noise: NoiseTold | None = None
+    worth: Factor = 1.0
+    planned_step: Annotated[float, Field(ge=0, le=1e15)] | None = None
 
     def __post_init__(self) -> None:
         workers = len(self.local_batch_sizes)
