@@ -40,6 +40,7 @@ from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.policies.policy import BatchObservation, BatchPolicy, CriticalState
+from hetopt.trainer.sharding import WHOLE, Shards
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, GroupTraffic, Traffic, traffic_of
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
@@ -105,20 +106,22 @@ class Period:
     """The control rows of all workers, in rank order, for one period of steps, and the traffic between them.
 
     ``local_batch_sizes`` are the shares at its end. Where the period's first step was the last with other shares, its
-    times are left out; its loss counts.
+    times are left out; its loss counts. So many ``devices`` share a model, in rank order.
     """
 
     rows: tuple[ControlRow, ...]
     local_batch_sizes: tuple[int, ...]
     traffic: GroupTraffic = NO_TRAFFIC
+    devices: int = 1
 
     @classmethod
-    def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...]) -> Period:
+    def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...], devices: int = 1) -> Period:
         """Return the period of the rows that the workers sent (a `ControlRow`, then a `Traffic`)."""
         first, last = len(fields(ControlRow)), len(fields(ControlRow)) + len(fields(Traffic)) - 1
         return cls(
             rows=tuple(ControlRow(*numbers[:first]) for numbers in gathered),
             local_batch_sizes=local_batch_sizes,
+            devices=devices,
             traffic=GroupTraffic(
                 rows=tuple(Traffic(*numbers[first:last], look_energies=tuple(numbers[last:])) for numbers in gathered)
             ),
@@ -160,10 +163,10 @@ class Period:
 
     @property
     def drifted(self) -> tuple[int, ...]:
-        """Ranks whose parameters differ from those of most workers."""
+        """Ranks whose parameters differ from those of most workers that hold the same part of the model."""
         marks = [row.model_mark for row in self.rows]
-        usual = max(marks, key=marks.count)
-        return tuple(rank for rank, mark in enumerate(marks) if mark != usual)
+        alike = [marks[rank % self.devices :: self.devices] for rank in range(len(marks))]
+        return tuple(rank for rank, mark in enumerate(marks) if mark != max(alike[rank], key=alike[rank].count))
 
     @property
     def stop_wished(self) -> bool:
@@ -540,8 +543,11 @@ class Engine:
         step: steps done.
         is_over: whether the period's last step is done.
         control_s: spent on control since the last ``step`` event.
+        shards: of the model.
         log: of the steps that no row tells about yet.
     """
+
+    shards: Shards = WHOLE
 
     def __init__(
         self,
@@ -595,8 +601,12 @@ class Engine:
 
     @property
     def wants_norms(self) -> bool:
-        """True where the next step is to tell the norms of its gradient, which is summed as it is: few steps do."""
-        summed_whole = self.exchange.is_dense and self.synchroniser is None and self.context.world_size > 1
+        """True where the next step is to tell the norms of its gradient, which is summed as it is: few steps do.
+
+        Of a sharded model no device has them.
+        """
+        is_dense = self.exchange.is_dense and self.shards.devices == 1
+        summed_whole = is_dense and self.synchroniser is None and self.context.world_size > 1
         left = self._told - self._done - 1
         every = self._told if self.balance.worth is None else _NOISE_EVERY
         return summed_whole and left >= 0 and left % every == 0
@@ -644,7 +654,7 @@ class Engine:
 
     def read(self, gathering: Gathering) -> Period:
         """Return the period that the workers' rows tell of; waits for the rows."""
-        return Period.of(gathering.wait(), local_batch_sizes=self.balance.shares)
+        return Period.of(gathering.wait(), local_batch_sizes=self.balance.shares, devices=self.shards.devices)
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
         """Write the ``step`` event."""

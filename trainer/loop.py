@@ -17,7 +17,7 @@ from torch import nn
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import Gathering, gather_texts
+from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
     CheckpointSaver,
@@ -33,10 +33,11 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
 from hetopt.trainer.engine import Period, announce
+from hetopt.trainer.sharding import Shards, gathered, held
 from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluate
 from hetopt.trainer.tasks.load import load_task
-from hetopt.trainer.training import Training, build_model, try_twins
+from hetopt.trainer.training import Training, build_sharded, try_twins
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def _attempt(
     run: _Run | None = None
     try:
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
-        model = build_model(task, context.device, context.spec.seed)
-        run = _Run(context, task, data, model, crew)
+        model, shards = build_sharded(context, task)
+        run = _Run(context, task, data, model, crew, shards)
         with matrices_in(context.spec.precision):
             run.resume(held)
             run.go()
@@ -108,9 +109,15 @@ class _Run(Training):
     """The training of one worker, in periods and checkpoints, decided alike by all."""
 
     def __init__(
-        self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, crew: WorkerGroup | None = None
+        self,
+        context: WorkerContext,
+        task: Task,
+        data: TaskData,
+        model: nn.Module,
+        crew: WorkerGroup | None,
+        shards: Shards,
     ) -> None:
-        super().__init__(context, task, data, model, CheckpointSaver(context))
+        super().__init__(context, task, data, model, CheckpointSaver(context), shards)
         self._crew = crew
         self._agreed: int | None = None  # generation in which all workers took over one state; None: they have not yet
         self._decisions = 0
@@ -162,7 +169,8 @@ class _Run(Training):
 
     def _resume_from_disk(self) -> None:
         context, folder = self.context, CheckpointFolder(self.context.run_dir)
-        newest = folder.load_newest(run_digest(context.spec), context.rank, context.world_size, context.events)
+        digest, in_parts = run_digest(context.spec), self.shards.devices > 1
+        newest = folder.load_newest(digest, context.rank, context.world_size, context.events, in_parts=in_parts)
         if newest is not None:
             shared, rank_state = newest
             self.take_over(shared, rank_state, f"the checkpoint of step {shared.step}")
@@ -293,8 +301,9 @@ class _Run(Training):
             return
         begun_s = context.clock()
         with self.one_model():
-            if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
-                # The last step's gradient did this; its own loss was still finite. Alike on all ranks.
+            finite = all(bool(torch.isfinite(held(parameter)).all()) for parameter in self.model.parameters())
+            if not all(row[0] for row in gather_numbers([float(finite)], context.world_size)):
+                # The last step's gradient did this; its own loss was still finite.
                 raise RunFailed(
                     f"the model is no longer finite at step {self.step}.",
                     hint="lower the learning rate",
@@ -325,15 +334,21 @@ class _Run(Training):
         if stopped:
             self._finish_checkpoint(stopped=True)
         with self.one_model():
-            digest = parameters_sha256(self.model.named_parameters())
-            if len(set(gather_texts(digest, context.world_size))) > 1:
+            digest = parameters_sha256((name, held(value)) for name, value in self.model.named_parameters())
+            digests, devices = (
+                gather_texts(digest, context.world_size),
+                1 if self.shards is None else self.shards.devices,
+            )
+            if any(len(set(digests[place::devices])) > 1 for place in range(devices)):
                 raise RunFailed(
                     "the workers' models differ at the end of the run.",
                     hint="a task whose model uses other parameters on other workers can do this; "
                     "please report it if not",
                 )
+            state = gathered(self.model.state_dict(), keep=context.is_leader)
             if context.is_leader:
-                leave_model(context.run_dir, self.model.state_dict(), stopped=stopped)
+                leave_model(context.run_dir, state, stopped=stopped)
+                digest = parameters_sha256((name, state[name]) for name, _ in self.model.named_parameters())
         if not stopped:
             self._finish_checkpoint(stopped=False)
         if self._crew is not None and context.is_leader:

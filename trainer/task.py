@@ -27,9 +27,11 @@ from torch.optim import Optimizer
 from hetopt.core.batch_partition import largest_remainder, least_within
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.profile import LearningRateRule
+from hetopt.core.run_spec import Sharding
 from hetopt.core.training_laws import learning_rate_scale
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
+from hetopt.trainer.sharding import blocks_of, is_sharded, recompute, reshard
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 """The mean over the samples of a batch; or a sum, and how many it is of (tokens, pixels, weights)."""
@@ -170,6 +172,12 @@ class Task:
         evaluation_batch_size: samples a worker evaluates at a time.
         usual_epochs: how long the task is trained where nothing else is asked for. What a plan is made for when no
             measurement says how many steps the target takes.
+        shard: what the devices of a machine share of the model: ``none``; ``grads``: gradients and optimizer state;
+            ``full``: weights as well; ``auto``: everything where one device cannot hold a replica. A run may say
+            otherwise.
+        blocks: class of the modules that the model is sharded and computed again by; None: the class that holds most
+            parameters among those that occur several times.
+        checkpoint_activations: whether a block keeps its inputs alone for the backward pass, which computes it again.
     """
 
     name: str = "task"
@@ -185,6 +193,9 @@ class Task:
     schedule: Schedule = constant
     evaluation_batch_size: int = 256
     usual_epochs: float | None = None
+    shard: Sharding = "none"
+    blocks: type[nn.Module] | None = None
+    checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
         if self.evaluate is judged_by_loss:
@@ -208,12 +219,12 @@ class Task:
                 raise BadInput(f"Task '{self.name}' has {part} {size!r}; it must be a positive whole number.")
         if self.usual_epochs is not None and not 0 < self.usual_epochs < math.inf:
             raise BadInput(f"Task '{self.name}' has usual_epochs {self.usual_epochs!r}; it must be a positive number.")
-        rules = get_args(LearningRateRule)
-        if self.learning_rate_rule not in rules:
-            raise BadInput(
-                f"Task '{self.name}' has the unknown learning rate rule {self.learning_rate_rule!r}.",
-                hint=f"Choose one of {', '.join(rules)}.",
-            )
+        for part, names in (("learning_rate_rule", get_args(LearningRateRule)), ("shard", get_args(Sharding))):
+            if getattr(self, part) not in names:
+                raise BadInput(
+                    f"Task '{self.name}' has the unknown {part} {getattr(self, part)!r}.",
+                    hint=f"Choose one of {', '.join(names)}.",
+                )
 
     def learning_rate_scale(self, batch_size: int) -> float:
         """Return the factor on the tuned learning rate at a global batch of ``batch_size`` samples."""
@@ -226,21 +237,25 @@ def evaluation_sums(
     dataset: MapDataset,
     indices: Sequence[int],
     device: torch.device | str = "cpu",
+    *,
+    passes: int = 0,
 ) -> dict[str, float]:
     """Return the sums of ``task.evaluate`` over ``indices``, with the model in eval mode and then back in its own.
 
     Over any partition of the data the results of the parts add up to the result of the whole (to rounding), so workers
     evaluate a part each. An empty part gives an empty dictionary. Replicas must agree on buffers as well as parameters.
+    Devices that share a model compute so many ``passes``, of which those beyond their part count nothing.
     """
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             parts = []
-            for start in range(0, len(indices), task.evaluation_batch_size):
-                batch = fetch(dataset, indices[start : start + task.evaluation_batch_size])
-                sums = task.evaluate(model, to_device(batch, device))
-                parts.append({key: float(value) for key, value in sums.items()})
+            for number in range(max(passes, -(-len(indices) // task.evaluation_batch_size))):
+                start = number * task.evaluation_batch_size
+                part = indices[start : start + task.evaluation_batch_size]
+                sums = task.evaluate(model, to_device(fetch(dataset, part if len(part) else range(1)), device))
+                parts.append({key: float(value) if len(part) else 0.0 for key, value in sums.items()})
             return add_sums(parts)
     finally:
         model.train(was_training)
@@ -260,6 +275,8 @@ def make_model(task: Task) -> nn.Module:
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             module.sparse = False
+    if task.checkpoint_activations:
+        recompute(blocks_of(model, task.blocks))
     return model
 
 
@@ -375,10 +392,10 @@ def evaluate(
     world_size = len(shares)
     parts = largest_remainder(list(shares), len(dataset), minimum=[0] * world_size, maximum=[None] * world_size)
     last = list(accumulate(parts))[rank]
-    sums = evaluation_sums(task, model, dataset, range(last - parts[rank], last), device)
-    if not sums:
-        # A worker without samples still has to know which sums there are.
-        sums = dict.fromkeys(evaluation_sums(task, model, dataset, range(1), device), 0.0)
+    # A worker without samples still has to know which sums there are; devices that share a model compute alike.
+    passes = -(-max(parts) // task.evaluation_batch_size) if is_sharded(model.parameters()) else 1
+    sums = evaluation_sums(task, model, dataset, range(last - parts[rank], last), device, passes=passes)
+    reshard(model)
     names = sorted(sums)
     rows = gather_numbers([sums[name] for name in names], world_size)
     metrics = task.metrics(dict(zip(names, map(sum, zip(*rows, strict=True)), strict=True)), len(dataset))

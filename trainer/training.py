@@ -39,7 +39,8 @@ from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import Compression
+from hetopt.core.run_rules import why_not_sharded
+from hetopt.core.run_spec import Compression, RunSpec, Sharding
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
 from hetopt.trainer.comm.channel import Channel
@@ -65,6 +66,19 @@ from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.policies.policy import CriticalBatch, choose_policy, stream_learning_rate_scale
 from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
 from hetopt.trainer.policies.ratio.policy import Verdict
+from hetopt.trainer.sharding import (
+    WHOLE,
+    Shards,
+    blocks_of,
+    cut_states,
+    device_bytes,
+    gathered,
+    held,
+    is_sharded,
+    replica_bytes,
+    replica_devices,
+    whole_states,
+)
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
 from hetopt.trainer.steps.local_batch import BatchReader, Injector, SampleFeed, samples_of_step
 from hetopt.trainer.steps.step import (
@@ -206,12 +220,16 @@ def probe_loss(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Computed:
-    """The gradient of a part of a batch, with its samples and its count: what the loss states, or its targets."""
+    """The gradient of a part of a batch, with its samples and its count: what the loss states, or its targets.
+
+    Of a sharded model it is this device's part of the gradient; every device computes the same samples.
+    """
 
     gradient: Tensor
     samples: int
     count: float
     is_stated: bool
+    is_part: bool
 
     def weight(self, by: Kind) -> float:
         return {"sum": 1.0, "counted": self.count}.get(by, float(self.samples))
@@ -223,12 +241,19 @@ def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: 
     is_stated = isinstance(returned, tuple)
     count = returned[1] if is_stated else cross_entropy_weight(mean)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
+    mean.backward()  # type: ignore[no-untyped-call]  # torch's gap
     pieces = [
-        (torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten().cpu().double()
-        for parameter, gradient in zip(parameters, gradients, strict=True)
+        (torch.zeros_like(held(parameter)) if parameter.grad is None else held(parameter.grad)).flatten().cpu().double()
+        for parameter in parameters
     ]
-    return _Computed(gradient=torch.cat(pieces), samples=samples, count=float(count or 0.0), is_stated=is_stated)
+    model.zero_grad(set_to_none=True)
+    return _Computed(
+        gradient=torch.cat(pieces),
+        samples=samples,
+        count=float(count or 0.0),
+        is_stated=is_stated,
+        is_part=is_sharded(parameters),
+    )
 
 
 def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
@@ -249,7 +274,10 @@ def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
     whole, first, second = computed
     total = 1.0 if by == "sum" else first.weight(by) + second.weight(by)
     mean = (first.weight(by) * first.gradient + second.weight(by) * second.gradient) / (total or 1.0)
-    return float((mean - whole.gradient).norm() / whole.gradient.norm().clamp(min=1e-30))
+    squares = torch.stack([(mean - whole.gradient).square().sum(), whole.gradient.square().sum()])
+    if whole.is_part:
+        dist.all_reduce(squares)
+    return math.sqrt(float(squares[0] / squares[1].clamp(min=1e-60)))
 
 
 FEWEST_TRIED = 4
@@ -266,15 +294,16 @@ def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
     return model
 
 
-def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
-    """Make this worker's feed of training samples, from the start."""
-    spec = context.spec
+def make_feed(context: WorkerContext, dataset: MapDataset, *, is_sharing: bool = False) -> SampleFeed:
+    """Make this worker's feed of training samples, from the start; workers may share a model with others."""
+    spec, limits = context.spec, [worker.max_local_batch_size for worker in context.spec.workers]
     reader = BatchReader(
         dataset=dataset,
         device=context.device,
         seed=spec.seed,
-        max_samples=context.worker.max_local_batch_size,
+        max_samples=min((n for n in limits if n), default=None) if is_sharing else context.worker.max_local_batch_size,
         unit=micro_batch_size(spec),
+        ranks=context.world_size if is_sharing else 1,
     )
     # A GPU computes by itself: whatever the host does meanwhile is gained. A gather from memory is soon done.
     is_worth = spec.prefetch == "on" or context.device.type != "cpu" or not hasattr(dataset, "gather")
@@ -285,6 +314,37 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         reads_ahead=spec.prefetch != "off" and spec.stream is None and is_worth,
         injector=None if spec.injection is None or context.world_size == 1 else Injector(spec.injection, spec.seed),
     )
+
+
+def shard_wish(spec: RunSpec, task: Task) -> Sharding:
+    """Return what the devices of a machine share of a task's model; where machines have a single one, nothing."""
+    wish = spec.shard or task.shard
+    return "none" if replica_devices([worker.host for worker in spec.workers]) == 1 else wish
+
+
+def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards]:
+    """Build the task's model as task and run share it out.
+
+    Raises:
+        BadInput: something in the run does not go with a sharded model.
+    """
+    spec, wish = context.spec, shard_wish(context.spec, task)
+    hosts = [worker.host for worker in spec.workers]
+    if wish == "none":
+        return build_model(task, context.device, spec.seed), WHOLE
+    model = build_model(task, torch.device("cpu"), spec.seed)
+    if wish == "auto":
+        own_bytes = device_bytes(context.device, sum(host == context.worker.host for host in hosts))
+        fits = gather_numbers([float(replica_bytes(model) <= own_bytes)], context.world_size)
+        if all(row[0] for row in fits):
+            return model.to(context.device), WHOLE
+    if (reason := why_not_sharded(spec)) is not None:
+        raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
+    blocks = blocks_of(model, task.blocks)
+    if context.is_leader:
+        said = f"{replica_devices(hosts)} devices share a model, by {len(blocks)} blocks of {type(blocks[0]).__name__}"
+        print(f"hetopt: {said}.", file=sys.stderr, flush=True)
+    return model, Shards.of(model, blocks, hosts, context.device, whole=wish != "grads")
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
@@ -335,6 +395,7 @@ def make_step(
     stopwatch: Stopwatch,
     pace: Slowdown,
     samples: int,
+    shards: Shards = WHOLE,
 ) -> tuple[ExchangeConfig, FusedStep]:
     """Make the exchange of a run and its step, warmed up: what a device does only once is not training.
 
@@ -347,6 +408,7 @@ def make_step(
         stopwatch: of the device.
         pace: of this worker.
         samples: how many to warm up with; this worker's share.
+        shards: of the model.
 
     Raises:
         BadInput: nothing in the model can be trained, the loss does not depend on it, the compression does not suit it,
@@ -355,19 +417,24 @@ def make_step(
     """
     spec, device, is_alone = context.spec, context.device, context.spec.is_local
     parameters = trainable_parameters(module.model)
-    numel, parts = sum(parameter.numel() for parameter in parameters), parts_of(parameters)
+    numel = sum(parameter.numel() for parameter in parameters)
     # What the workers do next depends on these: those that disagree would wait for each other for ever.
     if context.world_size > 1:
         policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
         asked = compression.model_dump_json(exclude={"name", "ratio"})
         meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}", Channel())
+    group, devices = shards.counterparts, shards.devices
+    parts = parts_of(pieces := [held(parameter) for parameter in parameters])
+    numel = sum(piece.numel() for piece in pieces)
     # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
     samples = max(samples, FEWEST_TRIED)
-    _fit(feed, FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace).warm_up, samples, context.rank)
+    first = FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace, devices=devices)
+    _fit(feed, first.warm_up, samples, context.rank)
     module.zero_grad(set_to_none=True)
     _try_loss(context, task, module, feed, samples)
     # What a loss counts is known when backward begins: too late for buckets that are on their way by then.
-    overlaps = not is_alone and can_overlap(device, context.world_size) and len(parts) > 1 and not module.is_counted
+    can = not is_alone and context.world_size > devices and can_overlap(device, context.world_size)
+    overlaps = can and len(parts) > 1 and not module.is_counted
     # A GPU's kernels, and residuals under loss scaling, are the whole gradient's business.
     in_thread = device.type == "cpu" and spec.precision != "fp16"
 
@@ -376,10 +443,10 @@ def make_step(
         memory = combine(way.name, memory=way.memory, collective=way.collective).memory
         if way.name == IDENTITY and way.ratio == 1.0 and memory == "none":
             description = f"{way_name(way)} in {len(parts)} buckets of {numel} elements"
-            return DenseBuckets(Guard(description, store=context.store))
+            return DenseBuckets(Guard(description, store=context.store, group=group), group)
         if way.name not in BUCKETWISE or not in_thread:
             return None
-        return BucketExchange(way, parameters, seed=spec.seed, store=context.store, clock=context.clock)
+        return BucketExchange(way, parameters, seed=spec.seed, store=context.store, clock=context.clock, group=group)
 
     steered = is_steered(spec, compression)
     bucket_sum = in_buckets(compression) if overlaps and not steered else None
@@ -389,13 +456,14 @@ def make_step(
         config = make_exchange(
             spec,
             compression,
-            [tuple(parameter.shape) for parameter in parameters],
+            [tuple(piece.shape) for piece in pieces],
             device,
             store=context.store,
             clock=context.clock,
             buckets=len(parts) if overlaps else 1,
             bf16_in_buckets=in_thread and compression.memory == AUTO,  # buckets remember nothing
             tries_twins=True,
+            group=group,
         )
     switch: Switch | None = None
     steering = config.steering
@@ -415,6 +483,7 @@ def make_step(
         norms=spec.sync.name == "selsync" if is_alone else steered and spec.ratio_policy == "accordion",
         way="" if is_alone else way_name(compression),
         counts="alone" if is_alone else "all",
+        devices=devices,
     )
     return config, step
 
@@ -429,12 +498,14 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
     def read(places: Sequence[int]) -> Batch:
         return feed.read(MicroBatch(epoch=0, indices=places))
 
-    result, tried = LossTest(), len(feed.first_part(min(samples, MOST_SAMPLES))) if context.is_leader else 0
+    shares = is_sharded(module.model.parameters())  # then all devices compute what the leader does
+    part = feed.first_part(FEWEST_TRIED if shares else min(samples, MOST_SAMPLES))
+    result, tried = LossTest(), len(part) if shares or context.is_leader else 0
     while tried > 1 and result.kind == "untested":
         try:
             result = probe_loss(module.model, task.loss, read, tried)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if shares or not is_out_of_memory(error):
                 raise
         tried //= 2
     test = LossTest(**json.loads(gather_texts(json.dumps(asdict(result)), context.world_size)[0]))
@@ -475,10 +546,16 @@ class Training(Engine):
     """
 
     def __init__(
-        self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, saver: CheckpointSaver
+        self,
+        context: WorkerContext,
+        task: Task,
+        data: TaskData,
+        model: nn.Module,
+        saver: CheckpointSaver,
+        shards: Shards = WHOLE,
     ) -> None:
         spec = context.spec
-        self.task = task
+        self.task, self.shards = task, shards
         self.data = data
         self.model = model
         self.milestones = Milestones(
@@ -494,6 +571,11 @@ class Training(Engine):
         policy = choose_policy(spec, minimum=least)
         if isinstance(policy, CriticalBatch):
             policy = replace(policy, most=max(policy.given, min(policy.most, len(data.train))))
+            if shards.devices > 1:
+                raise BadInput(
+                    "The batch cannot follow the noise of a sharded model: no device has a whole gradient.",
+                    hint='choose another batch policy, or `shard="none"`',
+                )
             if task.learning_rate_rule == "none":
                 raise BadInput(
                     "The batch cannot follow the noise: the task's `learning_rate_rule` is 'none', and a larger batch "
@@ -501,7 +583,7 @@ class Training(Engine):
                     hint="choose another batch policy, or the rule sqrt or linear",
                 )
         balance = Balance(spec, policy, minimum=least)
-        self.feed = make_feed(context, data.train)
+        self.feed = make_feed(context, data.train, is_sharing=shards.devices > 1)
         self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
         stopwatch = Stopwatch(context.device)
@@ -515,6 +597,7 @@ class Training(Engine):
             stopwatch=stopwatch,
             pace=self.pace,
             samples=balance.shares[context.rank],
+            shards=shards,
         )
         super().__init__(
             context=context,
@@ -556,8 +639,9 @@ class Training(Engine):
                 hint="give the run the data that it started with",
             )
         try:
-            self.model.load_state_dict(dict(shared.model))
-            self.optimizer.load_state_dict(dict(shared.optimizer))
+            weights, updates = cut_states(self.model, self.optimizer, shared.model, shared.optimizer)
+            self.model.load_state_dict(weights)
+            self.optimizer.load_state_dict(updates)
         except (RuntimeError, ValueError, KeyError):
             raise BadInput(
                 f"{source[0].upper()}{source[1:]} does not fit the task's model or optimizer.",
@@ -580,14 +664,19 @@ class Training(Engine):
         self.target_reached = shared.target_reached
 
     def shared_state(self) -> SharedState:
-        """Return the state that all workers share; its tensors are those that training changes."""
+        """Return the state that all workers share; its tensors are those that training changes.
+
+        Of a sharded model they are whole, on the leader alone; called by all workers.
+        """
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if self.shards.devices > 1:
+            state = gathered(state, keep=self.context.is_leader)
         return SharedState(
             digest=run_digest(self.context.spec),
             step=self.step,
             training_s=self.training_s,
             shares=self.balance.shares,
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
+            **state,
             cursor=self.feed.cursor.state(),
             policy=self.context.spec.batch_policy,
             controller=self.balance.state(),
@@ -670,7 +759,7 @@ class Training(Engine):
             checkpoint_s: as of `run_period`.
         """
         begun_s = self.context.clock()
-        mark = 0 if self.synchroniser is not None else tensors_mark(parameters_of(self.optimizer))
+        mark = 0 if self.synchroniser is not None else tensors_mark(map(held, parameters_of(self.optimizer)))
         self.control_s += self.context.clock() - begun_s
         return self.gather(
             pace_use=self.pace.use(),
@@ -695,12 +784,12 @@ class Training(Engine):
             self.unfinished = dict(self.feed.cursor.state()), Generators.at(self.context.device)
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
-        held = self.feed.sizes  # of every rank, with copies that were handed on
+        computed = self.feed.sizes  # of every rank, with copies that were handed on
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
                 trace = self.computes.run(
-                    parts, sum(held), None if scale is None else scale.value, self.look_at, self.wants_norms
+                    parts, sum(computed), None if scale is None else scale.value, self.look_at, self.wants_norms
                 )
             except DoesNotFit as error:
                 too_many = error.samples
@@ -711,9 +800,15 @@ class Training(Engine):
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
-        if held != shares:  # losses are told as of the local batches
-            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))
-        self.after(trace, held)
+        if computed != shares:  # losses are told as of the local batches
+            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(computed)))
+        self.after(trace, computed)
+        if self.shards.devices > 1 and self.step == 1 and (names := whole_states(self.optimizer)):
+            raise BadInput(
+                f"{type(self.optimizer).__name__} keeps {names[0]} of whole parameters, which the devices that share a "
+                "model hold in parts.",
+                hint='take an optimizer of torch.optim, or train with `shard="none"`',
+            )
 
     def close(self) -> None:
         """End the threads and processes of this worker."""

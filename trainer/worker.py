@@ -358,6 +358,7 @@ def _work_among_changing(
     from hetopt.trainer.elastic.rendezvous import Abandoned, Presence
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
+    from hetopt.trainer.training import shard_wish
 
     material = Material.load(spec)
     places = [first_rank(spec, host) for host in host_names(spec)]
@@ -379,7 +380,8 @@ def _work_among_changing(
         try:
             context = crew.join()
             stop_wish.listen()
-            train(context, crew, material)
+            # Devices that share a model lose a part of it with one of them: all start again from a checkpoint.
+            train(context, crew if shard_wish(spec, material.task) == "none" else None, material)
         except Abandoned as why:
             if why.args:
                 print(f"this process ends: {why}", file=sys.stderr)
@@ -452,7 +454,7 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
     """
     from hetopt.trainer.ddp.script import unequal
     from hetopt.trainer.failure import Lines, OthersFailed, is_peer_loss
-    from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
+    from hetopt.trainer.script.batches import REGISTRY, SessionPlan, Stopped
 
     os.environ.update(surroundings(os.environ, _prepared(spec, place)))
     for name in _DISPLAYS:

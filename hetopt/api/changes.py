@@ -13,7 +13,7 @@ from hetopt.core.comm.composition import AUTO, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import DURATION, NUMBER, call, fields, quantity, split
-from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local
+from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local, why_not_sharded
 from hetopt.core.run_spec import WEIGHS_WAYS, BatchPolicy, Compression, RunSpec, Stream
 from hetopt.optimizer.plan import Prediction, Range
 
@@ -77,7 +77,7 @@ def _check_exchange(run: RunSpec) -> None:
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return the run with the synchronization, partition and injection that were asked for.
+    """Return the run with the synchronization, partition, injection and sharding that were asked for.
 
     A plan's own choice of compression gives way to workers that send no gradients, unless somebody chose it for this
     launch.
@@ -85,12 +85,14 @@ def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
     Raises:
         BadInput: they do not go with the rest of the run.
     """
-    update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject}
+    update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject, "shard": changes.shard}
     update = {name: value for name, value in update.items() if value is not None}
     if not update and not run.is_local:
         return run
     run = run.model_copy(update=update)
     chooses = changes.sync is not None and not (changes.compression or changes.ratio_policy or changes.collective)
+    if run.shard not in (None, "none") and (reason := why_not_sharded(run)) is not None:
+        raise BadInput(reason, hint='leave it out, or choose `shard="none"`')
     if not run.sync.is_local:
         return run
     if chooses:

@@ -99,6 +99,8 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     wanted = wanted.model_copy(update={"run": synchronized(changes, exchanged(changes, wanted.run))})
     if wanted.run.script and not stands_in:
         check_for_script(wanted.run)
+    if changes.shard not in (None, "none"):
+        remarks += ("The plan reckons with whole replicas: what sharding adds to a step is not in it.",)
     prepared = where.prepare(planned, wanted, place)
     record = prepared.launch
     if record.spec.batch_policy == "critical":
@@ -138,7 +140,7 @@ def _refuse_what_would_train(changes: Changes) -> None:
         BadInput: something was asked for that needs them.
     """
     follows_noise = changes.batch_policy is not None and changes.batch_policy[0] == "critical"
-    for name in ("script", "partition", "inject", "stream", *(["batch_policy"] if follows_noise else [])):
+    for name in ("script", "partition", "inject", "stream", "shard", *(["batch_policy"] if follows_noise else [])):
         if getattr(changes, name):
             raise BadInput(
                 f"`{name}` is for what is trained, and a stand-in trains nothing.", hint=f"leave `{name}` out"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import optuna
 
     from hetopt.core.memory import Precision
-    from hetopt.core.run_spec import Compression, Injection, Partition, Settings, Stream, Synchronization
+    from hetopt.core.run_spec import Compression, Injection, Partition, Settings, Sharding, Stream, Synchronization
     from hetopt.optimizer.model_counts import Method, Optimizer
 
     Policy = tuple[str, Settings]
@@ -286,6 +286,14 @@ class Changes(Options):
             help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
             "'replay(40/80)' or 'replay(40/80, buffer=truncation)'.",
             read=read_by("hetopt.api.changes:parse_stream"),
+        ),
+    ] = None
+    shard: Annotated[
+        Sharding | None,
+        Option(
+            help="Tasks: what devices of a machine share of the model: none, grads (gradients and optimizer state), "
+            "full (weights as well) or auto (full where one device cannot hold it). Default: the task's.",
+            names=("hetopt.core.run_spec:Sharding",),
         ),
     ] = None
     steps: Annotated[

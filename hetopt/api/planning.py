@@ -394,7 +394,8 @@ class Estimate:
         )
         if any(fit.scheme.shards > 1 for fit in self.fits):
             yield (
-                "Sharing a model is FSDP's: `hetopt launch` runs a script that calls torch's `fully_shard`, as it is."
+                "Sharing a model is FSDP's: `hetopt launch` runs a script that calls torch's `fully_shard`, and a task "
+                "with `shard`."
             )
         if self.beside is not None:
             yield self.beside

@@ -166,11 +166,25 @@ def check_follows_noise(spec: RunSpec) -> None:
         "noise is measured where whole gradients are summed, so leave out `compression`, `ratio_policy` and `sync`": (
             spec.is_local or spec.steers_exchange or spec.compression.name != IDENTITY
         ),
+        "no device of a sharded model has a whole gradient, whose noise is measured": spec.shard not in (None, "none"),
         "noise is that of samples in one order for all workers": apart,
     }
     for reason, applies in reasons.items():
         if applies:
             raise BadInput(f'`batch_policy="critical"` cannot be: {reason}.', hint="choose another batch policy")
+
+
+def why_not_sharded(spec: RunSpec) -> str | None:
+    """Return a sentence on what of a run does not go with a model that devices share; None where all does."""
+    if spec.is_local:
+        return f"Devices that share a model sum its gradient in every step, which {spec.sync.name} leaves out."
+    if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
+        return "How a sharded model's gradients travel is not steered: a ratio or collective policy needs whole ones."
+    if checked(spec.compression).method.by_shape:
+        return f"{spec.compression.name} works on whole matrices, of which a device of a sharded model has a part."
+    if spec.partition.name != "global" or spec.injection is not None or spec.stream is not None:
+        return "The devices that share a model read one stream of samples: no partition, injection or replayed stream."
+    return None
 
 
 def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
@@ -185,6 +199,7 @@ OF_TASKS = (
         "plan without `learning_rate_rule`, and start the script with its own option for the rate",
     ),
     (("partition", "injection", "stream"), "a script reads its own data", "leave out `partition`, `inject`, `stream`"),
+    (("shard",), "a script shards its model itself", "call torch's `fully_shard` in the script"),
     (("precision",), "a script says itself what it computes in", "plan without `precision`"),
     (("micro_batch_size",), "a script computes its part of a batch at once", "plan with a smaller `batch_size`"),
     (("prefetch",), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),

@@ -53,6 +53,10 @@ SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
 Votes = Literal["any", "majority", "quantile"]
 """How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
 
+Sharding = Literal["none", "grads", "full", "auto"]
+"""What the devices of a machine share of a task's model: nothing; its gradients and optimizer state, and its weights
+between steps; its weights between forward and backward, too; or all that, where one device cannot hold a replica."""
+
 PartitionName = Literal["global", "shards", "seldp", "labels"]
 """Each is explained in `hetopt.trainer.data.cursor`."""
 
@@ -713,7 +717,7 @@ class StopRule(Record):
 class RunSpec(RecordLeavingOut):
     """One run of the trainer: the task, the workers with their shares, and the rules of the game."""
 
-    LEFT_OUT = ("resumes", "ratio_settings", "batch_settings")
+    LEFT_OUT = ("resumes", "ratio_settings", "batch_settings", "shard")
 
     task: str
     script: tuple[str, ...] = Field(
@@ -749,6 +753,9 @@ class RunSpec(RecordLeavingOut):
     )
     learning_rate_scale: PositiveFloat = 1.0
     precision: Precision = Field(default="fp32", description="what matrices are multiplied in")
+    shard: Sharding | None = Field(
+        default=None, description="what the devices of a machine share of the model; absent: as its task says"
+    )
     prefetch: Prefetch = "auto"
     stop: StopRule
     evaluate_every_epochs: PositiveFloat = 1.0

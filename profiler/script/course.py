@@ -27,7 +27,7 @@ from hetopt.profiler.schedule import batch_ladder
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.ddp.comm_hook import is_sharded
+from hetopt.trainer.sharding import is_sharded
 
 LIKE = 0.2
 """A step counts for a batch size when its samples differ from it by less: batches of whole sentences vary.

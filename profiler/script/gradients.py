@@ -35,8 +35,7 @@ from hetopt.core.search_path import run_script
 from hetopt.profiler.script.observer import alive, be_alone, flat_gradient, normalises
 from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
-from hetopt.trainer.script.batches import ShareTable
-from hetopt.trainer.script.plan import REGISTRY, SessionPlan
+from hetopt.trainer.script.batches import REGISTRY, SessionPlan, ShareTable
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hetopt.trainer.ddp.comm_hook import replica_devices
+from hetopt.trainer.sharding import replica_devices
 
 from .test_unchanged_scripts import trained
 

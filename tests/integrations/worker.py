@@ -28,7 +28,7 @@ from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.batches import SessionPlan
 from hetopt.trainer.worker import leave
 
 

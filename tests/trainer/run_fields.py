@@ -91,6 +91,11 @@ FIELDS: Mapping[str, Field] = {
     "batch_settings": Field(value={"micro": 8}, beside={"batch_policy": "allocation"}, task="shares", script="shares"),
     "micro_batch_size": Field(value=2, task=FEED, script=Refused(sentence="computes its part of a batch at once")),
     "learning_rate_scale": Field(value=2.0, task="parameters", script=Refused(sentence=RATE)),
+    "shard": Field(
+        value="full",
+        task=Hosted(test="tests/trainer/test_sharded_tasks.py::test_a_run_decides_what_devices_share"),
+        script=Refused(sentence="a script shards its model itself"),
+    ),
     "precision": Field(value="bf16", task="parameters", script=Refused(sentence="says itself what it computes in")),
     "prefetch": Field(value="on", task=FEED, script=Refused(sentence=READS)),
     "stop": Field(value={"max_steps": 7}, task="parameters", script=Told(sentence="the plan reckons with 7 steps")),

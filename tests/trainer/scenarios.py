@@ -241,13 +241,16 @@ def _is_warm_up(part: list[int]) -> bool:
 
 
 def run_crew(
-    folder: Path, scenarios: Sequence[dict[str, Any]] = SCENARIOS, splits: Sequence[list[int]] = SPLITS
+    folder: Path,
+    scenarios: Sequence[dict[str, Any]] = SCENARIOS,
+    splits: Sequence[list[int]] = SPLITS,
+    workers: int = WORLD_SIZE,
 ) -> Crew:
     """Start the processes of `crew.py` and wait until they have trained everything."""
     plan = {"task": f"{TOY}:wide", "splits": splits, "scenarios": scenarios}
     (folder / "crew.json").write_text(json.dumps(plan))
     script = str(Path(__file__).with_name("crew.py"))
     begun = CoreTime.now()
-    all_end_well(*([script, str(rank), str(WORLD_SIZE), str(folder)] for rank in range(WORLD_SIZE)))
+    all_end_well(*([script, str(rank), str(workers), str(folder)] for rank in range(workers)))
     note(folder, begun)
     return Crew(folder)

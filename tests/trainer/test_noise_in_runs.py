@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.batches import SessionPlan
 from hetopt.trainer.session import session
 from tests.trainer_pieces.runs import run_of
 

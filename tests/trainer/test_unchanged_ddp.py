@@ -22,8 +22,7 @@ from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.ddp.comm_hook import CommState, comm_hook
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.script.batches import Audit
-from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.batches import Audit, SessionPlan
 from tests.trainer_pieces.runs import run_of
 
 from .cases.scripts import net, points

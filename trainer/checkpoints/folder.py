@@ -413,7 +413,7 @@ class CheckpointFolder:
         return not self.path(steps[0]).exists()
 
     def load_newest(
-        self, digest: str, rank: int, workers: int, events: EventLog
+        self, digest: str, rank: int, workers: int, events: EventLog, *, in_parts: bool = False
     ) -> tuple[SharedState, RankState] | None:
         """Load the newest checkpoint that rank 0 finds whole, on all workers; None: there was never one.
 
@@ -422,6 +422,7 @@ class CheckpointFolder:
             rank: of this worker.
             workers: of the run now.
             events: told which newer ones were passed over.
+            in_parts: whether workers share a model now.
 
         Raises:
             BadInput: see `newest`, or it is damaged.
@@ -433,7 +434,8 @@ class CheckpointFolder:
         if step < 0:
             return None
         shared = self.load_shared(step)
-        return shared, self.load_own(step, rank, workers_then=len(shared.shares), workers_now=workers)
+        then = len(shared.shares)
+        return shared, self.load_own(step, rank, workers_then=then, workers_now=workers, in_parts=in_parts)
 
     def load_shared(self, step: int) -> SharedState:
         """Load the state that all workers share from the checkpoint of a step.
@@ -443,19 +445,21 @@ class CheckpointFolder:
         """
         return self._read(step, STATE_FILE, SharedState)
 
-    def load_own(self, step: int, rank: int, *, workers_then: int, workers_now: int) -> RankState:
+    def load_own(
+        self, step: int, rank: int, *, workers_then: int, workers_now: int, in_parts: bool = False
+    ) -> RankState:
         """Load the own state of worker ``rank`` (of ``workers_now``) from a step at which there were ``workers_then``.
 
         When the number of workers has changed, the residuals of all old workers are handed on so that their sum stays,
         and a worker that is new starts with the random generators of an old one.
 
         Raises:
-            BadInput: damaged.
+            BadInput: damaged, or of workers that share a model.
         """
         if workers_then == workers_now:
             return self._read(step, rank_file(rank), RankState)
         states = [self._read(step, rank_file(old), RankState) for old in range(workers_then)]
-        memory = redistribute([state.memory for state in states], workers_now)[rank]
+        memory = redistribute([state.memory for state in states], workers_now, in_parts=in_parts)[rank]
         return replace(states[rank % workers_then], memory=memory)
 
     def _steps(self) -> list[int]:

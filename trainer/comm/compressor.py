@@ -344,13 +344,23 @@ class ErrorFeedback(Residual):
         return {"residual": self._residual}
 
 
-def redistribute(states: Sequence[State], workers: int) -> list[State]:
+def redistribute(states: Sequence[State], workers: int, *, in_parts: bool = False) -> list[State]:
     """Return the residual of each of ``workers`` workers that replace the workers with ``states``.
 
     Old worker i hands its residual to new worker ``i mod workers``; residuals that meet add up, and additional workers
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
     before keep their residuals unchanged. What all workers have alike (`ALIKE`) is copied.
+
+    Raises:
+        BadInput: the residuals are of devices that share a model, each ``in_parts`` of it.
     """
+    sizes = {tuple(value.numel() for key, value in state.items() if not key.startswith(ALIKE)) for state in states}
+    if sizes != {()} and (in_parts or len(sizes) > 1):
+        raise BadInput(
+            f"What compression held back lies in parts on {len(states)} devices of a sharded model; now there are "
+            f"{workers}.",
+            hint="go on with as many devices, or start over in another folder",
+        )
     new = [
         {key: value.clone() if key.startswith(ALIKE) else torch.zeros_like(value) for key, value in states[0].items()}
         for _ in range(workers)

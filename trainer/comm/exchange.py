@@ -38,6 +38,7 @@ from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.comm.topk import Levels, kept_energies
 from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.sharding import held
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,15 +327,16 @@ class DenseBuckets(Residual):
 
     Args:
         guard: names who is lost when the workers do not all come.
+        group: who sums; None: all workers.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, guard: Guard, group: dist.ProcessGroup | None = None) -> None:
+        self._guard, self._group = guard, group
         self._sent: list[dist.Work] = []
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
         """Begin to sum a bucket (see `BucketSum`)."""
-        work = dist.all_reduce(buffer, async_op=True)
+        work = dist.all_reduce(buffer, group=self._group, async_op=True)
         assert work is not None  # as for every asynchronous collective of a member of the group
         self._sent.append(work)
 
@@ -362,6 +364,7 @@ class BucketExchange:
         clock: seconds.
         seed: of all randomness, the same on every worker.
         store: for a roll call when an exchange times out.
+        group: who exchanges; None: all workers.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -375,17 +378,18 @@ class BucketExchange:
         clock: Callable[[], float] = time.perf_counter,
         seed: int = 0,
         store: Store | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
         self._compression = compression
         self._clock = clock
         self._seed = seed
-        self._store = store
-        self._starts: dict[int, int] = {}
+        self._store, self._group = store, group
+        self._spans: dict[int, Span] = {}
         numel = 0
         for parameter in parameters:
-            self._starts[id(parameter)] = numel
-            numel += parameter.numel()
+            first, numel = numel, numel + held(parameter).numel()
+            self._spans[id(parameter)] = first, numel
         device = parameters[0].device
         self._whole: State = make_residual(compression, numel, device=device).state()
         links = make_chain(compression, numel, seed=seed, device=device)
@@ -418,7 +422,7 @@ class BucketExchange:
             else:
                 promise.set_exception(error)  # type: ignore[arg-type]  # torch declares a result where it takes an error
 
-        spans = tuple(self._span(parameter) for parameter in parameters)
+        spans = tuple(self._spans[id(parameter)] for parameter in parameters)
         self._thread.submit(self._exchange, spans, buffer, last).add_done_callback(keep)
         return promise
 
@@ -476,6 +480,7 @@ class BucketExchange:
             clock=self._clock,
             seed=self._seed + spans[0][0],
             store=self._store,
+            group=self._group,
             residual=residual,
             first_step=self._step,
         )
@@ -491,10 +496,6 @@ class BucketExchange:
                     self._whole[key][start:stop] = part
             if forget:
                 del self._buckets[spans]
-
-    def _span(self, parameter: Tensor) -> Span:
-        start = self._starts[id(parameter)]
-        return start, start + parameter.numel()
 
 
 BucketSum: TypeAlias = DenseBuckets | BucketExchange

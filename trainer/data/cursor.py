@@ -210,13 +210,17 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch."""
+    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch.
+
+    One that does not count is computed because the other devices of a sharded model compute one more.
+    """
 
     epoch: int
     indices: Sequence[int] | Indices
+    counts: bool = True
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.indices) if self.counts else 0
 
 
 def by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:

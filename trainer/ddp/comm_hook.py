@@ -30,18 +30,15 @@ checkpoints, its clipping and its policies of precision.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # torch's stubs do not know it
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hetopt.core.comm.composition import METHODS
@@ -50,8 +47,8 @@ from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.exchange import BucketExchange, Exchange, ExchangeStats, summed
 from hetopt.trainer.comm.vectors import GradientNorms
-from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord
-from hetopt.trainer.script.plan import make_plan
+from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, make_plan
+from hetopt.trainer.sharding import held
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
 from hetopt.trainer.steps.step import all_finite
 from hetopt.trainer.task import normalises_apart
@@ -293,34 +290,6 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
     return state.reduce(bucket)
 
 
-REPLICA, SHARD = "replica", "shard"
-
-
-def replica_devices(hosts: Sequence[str]) -> int:
-    """Return the devices of a replica: the largest number that divides the devices of every machine.
-
-    Args:
-        hosts: of the devices, in rank order; those of a machine are neighbours.
-    """
-    return math.gcd(*(len(list(same)) for _, same in groupby(hosts)))
-
-
-def is_sharded(parameters: Iterable[Tensor]) -> bool:
-    """Return whether any parameter is sharded over several devices."""
-    return any(isinstance(parameter, DTensor) for parameter in parameters)
-
-
-def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
-    """Make the device mesh [replicas, devices of a replica] of all workers; every worker must call it.
-
-    Args:
-        hosts: of the devices, in rank order.
-        device_type: such as "cuda".
-    """
-    each = replica_devices(hosts)
-    return init_device_mesh(device_type, (len(hosts) // each, each), mesh_dim_names=(REPLICA, SHARD))
-
-
 class ShardedState(GradientState):
     """The gradient exchange of one sharded model between replicas.
 
@@ -341,8 +310,7 @@ class ShardedState(GradientState):
         self._spec, self._reach = spec, reach
         self._replicas = replicas
         self.sums = replicas is not None and replicas.size() > 1
-        trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
-        parameters = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
+        parameters = [held(parameter) for parameter in module.parameters() if parameter.requires_grad]
         exchange = ExchangeConfig(
             compression=spec.compression, dense_bytes=4 * sum(parameter.numel() for parameter in parameters)
         )
@@ -389,12 +357,3 @@ class ShardedState(GradientState):
             flat.fill_(torch.inf)
         if flat is not shard:
             shard.copy_(flat)
-
-
-def whole_state(module: nn.Module) -> dict[str, Any]:
-    """Gather the whole state of a sharded module; called by all devices of a replica."""
-    # Every script's worker would wait for it as it starts.
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
-    return get_model_state_dict(module, options=options)

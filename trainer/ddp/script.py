@@ -52,22 +52,27 @@ from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
 from hetopt.trainer.context import Generators, States
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.ddp.comm_hook import (
-    REPLICA,
-    SHARD,
     SUM,
     CommState,
     GradientState,
     ShardedState,
     comm_hook,
-    is_sharded,
     keep_modules,
-    replica_mesh,
-    whole_state,
 )
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, own_items
+from hetopt.trainer.script.batches import (
+    LEAST_WORKERS,
+    REGISTRY,
+    Audits,
+    Found,
+    Part,
+    SessionPlan,
+    ShareTable,
+    Stopped,
+    own_items,
+)
 from hetopt.trainer.script.periods import Periods
-from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
+from hetopt.trainer.sharding import REPLICA, SHARD, gathered, is_sharded, replica_mesh
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import FORWARD
 
@@ -538,10 +543,9 @@ class DdpRun:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
                 self._periods.finish(self._passes())
             module, _ = self._modules[-1]
-            if is_sharded(module.parameters()):
-                self._left = (state := whole_state(module), state.items())
-            else:
-                self._left = _inner(module).state_dict(), _inner(module).named_parameters()
+            state = gathered(_inner(module).state_dict(), keep=self.rank == 0)
+            trained = state.items() if is_sharded(module.parameters()) else _inner(module).named_parameters()
+            self._left = state, trained
 
     def close(self, *, stopped: bool) -> None:
         """End the log, and leave the model of the last DDP module where that of a task is; rank 0 does both.

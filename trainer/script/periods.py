@@ -23,8 +23,7 @@ from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Balance, Engine, Period, announce
 from hetopt.trainer.policies.policy import KeepShares, choose_policy
-from hetopt.trainer.script.batches import Audits, Place, Shares, ShareTable
-from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.batches import Audits, Place, SessionPlan, Shares, ShareTable
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Slowdown, Stopwatch

@@ -24,8 +24,7 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord
-from hetopt.trainer.script.plan import SessionPlan, make_plan
+from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, SessionPlan, make_plan
 from hetopt.trainer.session.guards import inspect_model, inspect_optimizers
 from hetopt.trainer.session.run import Session
 

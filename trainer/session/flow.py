@@ -35,9 +35,18 @@ from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators, States
 from hetopt.trainer.engine import parameters_of
-from hetopt.trainer.script.batches import LEAST_WORKERS, AuditRecord, Audits, Part, ShareTable, draw_by_rank
+from hetopt.trainer.script.batches import (
+    LEAST_WORKERS,
+    REGISTRY,
+    AuditRecord,
+    Audits,
+    Part,
+    SessionPlan,
+    ShareTable,
+    Stopped,
+    draw_by_rank,
+)
 from hetopt.trainer.script.periods import Periods
-from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
 from hetopt.trainer.session.guards import (
     check_replicas,

@@ -42,7 +42,7 @@ from hetopt.trainer.checkpoints.folder import (
 )
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.context import States
-from hetopt.trainer.script.plan import REGISTRY, Stopped
+from hetopt.trainer.script.batches import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits

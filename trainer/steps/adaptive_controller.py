@@ -581,6 +581,7 @@ def make_exchange(
     buckets: int = 1,
     bf16_in_buckets: bool = False,
     tries_twins: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> ExchangeConfig:
     """Make the exchange of a run's whole gradients; where anything is left to decide, measure the network first.
 
@@ -594,6 +595,7 @@ def make_exchange(
         buckets: in which sums can be made under backward.
         bf16_in_buckets: whether those can be rounded to bf16 as well.
         tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
+        group: who exchanges; None: all workers.
 
     Raises:
         BadInput: things do not go together.
@@ -621,7 +623,9 @@ def make_exchange(
         steering = AdaptiveController(spec, candidates, seen, tries_twins=tries_twins)
     measured_s = time.perf_counter() - begun_s
     first = compression if steering is None else steering.candidate.compression
-    exchange = Exchange(first, numel, device=device, clock=clock, shapes=shapes, seed=spec.seed, store=store)
+    exchange = Exchange(
+        first, numel, device=device, clock=clock, shapes=shapes, seed=spec.seed, store=store, group=group
+    )
     return ExchangeConfig(
         compression=compression,
         dense_bytes=dense_bytes,

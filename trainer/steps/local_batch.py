@@ -206,6 +206,7 @@ class BatchReader:
         seed: the run's, for data that changes from epoch to epoch.
         max_samples: the largest micro-batch that fits into memory; None: any.
         unit: samples of a micro-batch, exactly; None: as many as fit.
+        ranks: workers that compute equally many micro-batches, as devices of a sharded model do.
     """
 
     dataset: MapDataset
@@ -213,12 +214,20 @@ class BatchReader:
     seed: int
     max_samples: int | None = None
     unit: int | None = None
+    ranks: int = 1
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
         """Cut the micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow.
 
         One across the end of an epoch is cut there when the data is augmented.
         """
+        parts = self._of_rank(batch, rank)
+        if self.ranks > 1:
+            most = max(len(self._of_rank(batch, other)) for other in range(self.ranks))
+            parts += [replace(parts[-1], counts=False)] * (most - len(parts))
+        return parts
+
+    def _of_rank(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
         # A copy: the reader of a data set may do with its indices what it likes, the permutation is everybody's.
         indices = batch.slice(rank).copy()
         if not changes_with_epoch(self.dataset):

@@ -56,6 +56,7 @@ from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.sharding import held, viewed_as
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.stopwatch import FORWARD, Mark, Slowdown, Stopwatch
 from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
@@ -267,11 +268,11 @@ class Part:
     done: float
 
 
-def parts_of(parameters: Sequence[nn.Parameter]) -> list[Part]:
+def parts_of(parameters: Sequence[Tensor]) -> list[Part]:
     """Return the parts of a flat gradient from its end on: a small one first, so that something travels early.
 
     Args:
-        parameters: float32 or complex64, in the order in which their gradients lie.
+        parameters: float32 or complex64, or this device's parts of them, in the order in which their gradients lie.
     """
     starts = [0, *accumulate(parameter.numel() * (1 + parameter.is_complex()) for parameter in parameters)]
     parts: list[Part] = []
@@ -301,7 +302,7 @@ class Buckets:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], ready: Callable[[Part], None]) -> None:
-        self.parts = parts_of(parameters)
+        self.parts = parts_of([held(parameter) for parameter in parameters])
         self.told, self.is_armed, self.is_repeated = 0, False, False
         self._ready = ready
         self._part_of = {index: part for part in self.parts for index in part.members}
@@ -452,11 +453,13 @@ class FusedStep:
             up, or of this worker ``alone``, whose samples then are the whole batch; ``unused``: samples are counted.
         in_buckets: sums buckets in the place of ``exchange``.
         switch: changes how gradients travel while training goes on; None: that stays as it is.
+        devices: that share the model, whose gradients torch takes the mean of.
 
     Attributes:
         way: as above; it may change between steps, on all workers alike.
         in_buckets: likewise.
-        flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all.
+        flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all; of a sharded model the part
+            that this device holds.
         proven: samples of the largest micro-batch that is known to fit.
     """
 
@@ -473,10 +476,12 @@ class FusedStep:
         counts: Literal["all", "alone", "unused"] = "all",
         in_buckets: BucketSum | None = None,
         switch: Switch | None = None,
+        devices: int = 1,
     ) -> None:
         self._module = module
         self._parameters = parameters = trainable_parameters(module.model)
         self._device = device = parameters[0].device
+        self._devices = devices
         self.way = way
         self.in_buckets = in_buckets
         self._wants_energy, self._norms = norms, GradientNorms()
@@ -486,10 +491,11 @@ class FusedStep:
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), device=device)
+        sizes = [held(parameter).numel() for parameter in parameters]
+        self.flat = torch.zeros(sum(sizes), device=device)
         self._views = [
-            view.view_as(parameter)
-            for parameter, view in zip(parameters, torch.split(self.flat, [p.numel() for p in parameters]), strict=True)
+            viewed_as(parameter, view)
+            for parameter, view in zip(parameters, torch.split(self.flat, sizes), strict=True)
         ]
         self._buckets = Buckets(parameters, self._send)
         self._computed: Mark | None = None
@@ -545,7 +551,7 @@ class FusedStep:
         self.flat.zero_()
         self._take_gradients()
         self._computed = None
-        factor = (loss_scale or 1.0) / global_batch_size
+        factor = self._devices * (loss_scale or 1.0) / global_batch_size
         loss_sum = self._compute(parts, factor)
         if self._computed is None:
             self._pace.reach(1.0)
@@ -560,8 +566,8 @@ class FusedStep:
             self._finish_buckets()
             stats = self.in_buckets.wait()
             if loss_scale is not None:
-                # An overflow anywhere is in the sum, which is the same everywhere.
-                finite = bool(torch.isfinite(self.flat).all())
+                # An overflow anywhere is in the sum, which is the same everywhere, or in that of another shard.
+                finite = bool(torch.isfinite(self.flat).all()) if self._devices == 1 else all_finite(self.flat)
                 self.flat.mul_(1 / loss_scale)
                 self._norms.divide(loss_scale)
         else:
@@ -634,6 +640,12 @@ class FusedStep:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        if self._devices > 1:
+            raise RunFailed(
+                f"worker {dist.get_rank()} has too little memory for its part of the model and "
+                f"{len(self._part)} samples.",
+                hint="set a smaller max_local_batch_size, or let more devices share the model",
+            )
         raise DoesNotFit(self._part)
 
     def _added(self, part: MicroBatch, factor: float) -> Tensor:
@@ -643,8 +655,8 @@ class FusedStep:
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
         weight = torch.tensor(len(part) * factor, device=self._device)
         if self._counted is not None:
-            count = self._module.count
-            assert count is not None
+            assert self._module.count is not None
+            count = self._module.count * part.counts
             weight = (count * factor).to(loss.dtype)
             self._counted = self._counted + count
             # A mean over nothing is no number.

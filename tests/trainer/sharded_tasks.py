@@ -1,0 +1,80 @@
+"""Tasks whose model the devices of a machine share: the language models of `tests.integrations.sharded_script`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.task import Task, TaskData
+from tests.integrations.sharded_script import LENGTH, WORDS, Block, Language
+
+
+def _data(folder: Path | None) -> TaskData:
+    tokens = torch.randint(WORDS, (203, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+    pairs = TensorPairs(tokens[:, :-1], tokens[:, 1:])
+    return TaskData(train=pairs, evaluation=TensorPairs(tokens[:37, :-1], tokens[:37, 1:]))
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=0)
+
+
+def _evaluate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    summed = cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="sum")
+    return {"loss": summed, "counted": torch.tensor(batch[1].numel())}
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD((each for each in model.parameters() if each.requires_grad), 0.1, momentum=0.9)
+
+
+class Whole(torch.optim.SGD):
+    """Keeps a plain tensor for every parameter, whatever the parameter is."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["kept"] = torch.zeros(parameter.shape)
+
+
+transformer = Task(
+    name="transformer",
+    model=partial(Language, "transformer"),
+    data=_data,
+    loss=_loss,
+    optimizer=_optimizer,
+    evaluate=_evaluate,
+    batch_size=32,
+    evaluation_batch_size=4,
+    shard="full",
+)
+"""Some targets do not count, so that its loss is a mean over tokens."""
+
+experts = replace(transformer, model=partial(Language, "experts"), shard="grads")
+adapters = replace(transformer, model=partial(Language, "adapters"))
+recomputed = replace(transformer, blocks=Block, checkpoint_activations=True)
+fitting = replace(transformer, shard="auto")
+adam = replace(transformer, optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-3))
+kept_whole = replace(transformer, optimizer=lambda model: Whole(model.parameters(), 0.1))
+lone = replace(transformer, model=lambda: nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)))
+
+
+class Normalised(Language):
+    """Has running statistics, of which every device has all."""
+
+    def __init__(self) -> None:
+        super().__init__("transformer")
+        self.statistics = nn.BatchNorm1d(LENGTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) + self.statistics(self.words(tokens)).mean(-1, keepdim=True)
+
+
+normalised = replace(transformer, model=Normalised)
