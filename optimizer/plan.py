@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
-from hetopt.core.formatting import chance, cluster, count, counted, duration, usd
+from hetopt.core.formatting import cluster, count, counted, duration, round_up_s, round_up_usd, usd
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule, Synchronization
@@ -248,6 +248,11 @@ class Prediction(Record):
     cost_terms: tuple[CostTerm, ...] = Field(description="of a run of median cost, which they sum to")
 
     @property
+    def medians(self) -> tuple[float, float]:
+        """The median time and cost that people are shown, s and USD."""
+        return self.total_s.value, self.cost_usd.value
+
+    @property
     def bill(self) -> tuple[CostTerm, ...]:
         """The cost terms as people are shown them: those below a hundredth of the bill each, if several, as one."""
         whole = sum(term.usd for term in self.cost_terms)
@@ -315,9 +320,13 @@ class Candidate(RecordLeavingOut):
         return " + ".join(dict.fromkeys(group.hardware.in_words for group in self.groups if group.hardware is not None))
 
 
-ChoiceName = Literal["here", "cheapest", "balanced", "fastest", "weighed", "safest", "other GPU"]
+ChoiceName = Literal[
+    "here", "balanced", "cheapest", "cheap", "fastest", "fast", "weighed", "safest", "own", "rented", "other GPU"
+]
 """``here``: the machine that was profiled. ``safest``: on demand, so that no machine is taken back. ``weighed``: by
-weights of time and cost that were given. ``other GPU``: the best with one that was named, where no other way has it."""
+weights of time and cost that were given. ``other GPU``: the best with one that was named, where no other way has it.
+``cheap``, ``fast``: the best for who wants the cheapest or fastest, which counts doubt, where another way's median is
+less. ``own``, ``rented``: the best of one's own machines, or of rented ones, where the plan is of the others."""
 
 
 class QuotaNeed(Record):
@@ -372,13 +381,13 @@ class Goal(Record):
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
 
 
-def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
+def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None, joint: str = "and") -> str:
     """Return a phrase of the limits, such as 'its budget of $5.00 and its deadline of 6 h'; '' without either."""
     asked = (
         ("budget", None if budget_usd is None else usd(budget_usd)),
         ("deadline", None if deadline_s is None else duration(deadline_s)),
     )
-    return " and ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
+    return f" {joint} ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
 
 
 class RegionOffer(Record):
@@ -464,8 +473,17 @@ class Plan(Artifact):
         seen = self.insight
         if seen is None or seen.chance is None or not seen.is_risk:
             return None
-        kept = limits_in_words("its", self.goal.budget_usd, self.goal.deadline_s)
-        return f"it keeps {kept} with a probability of {chance(seen.chance)} only ({chance(seen.asked)} is asked for)"
+        budget, deadline = self.goal.budget_usd, self.goal.deadline_s
+        most = [
+            *([usd(round_up_usd(seen.cost_90_usd))] if budget is not None and seen.cost_90_usd > budget else []),
+            *([duration(round_up_s(seen.total_90_s))] if deadline is not None and seen.total_90_s > deadline else []),
+        ]
+        return (
+            f"a run exceeds {limits_in_words('the', budget, deadline, 'or')} in "
+            f"{100 - math.floor(100 * seen.chance + 1e-9)} of 100 cases and is stopped unfinished"
+            + "; nine in ten need no more than " * bool(most)
+            + " and ".join(most)
+        )
 
     def risk_with(self, budget_usd: float) -> str | None:
         """Return `risk`, unless it was accepted, or a larger budget than the plan was made for has taken it away."""

@@ -421,6 +421,9 @@ class Sought(Rentable):
         ),
     ] = None
     max_workers: Annotated[int, Option(help="Most workers in a cluster, up to 4,096.", read=workers)] = 64
+    accept_risk: Annotated[
+        bool, Option(help="Take a plan that keeps the limits with less than the probability asked for (0.9).")
+    ] = False
 
 
 @options
@@ -457,9 +460,6 @@ class Search(Sought):
             read=partial(within, least=0.0001, most=0.9999, example="0.9", written=NUMBER),
         ),
     ] = None
-    accept_risk: Annotated[
-        bool, Option(help="Take a plan that keeps the limits with less than that probability (0.9).")
-    ] = False
     zone: Annotated[str | None, Option(help="Availability zone of all machines, such as us-east-1a.")] = None
     max_machines: Annotated[int | None, Option(help="Most machines in a cluster.", read=workers)] = None
     mixed_types: Annotated[

@@ -33,7 +33,14 @@ from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.catalog_folder import ANY_REGION, age_note, oldest_price
-from hetopt.optimizer.market.clouds import ANY_CLOUD, GPUS_OBTAINABLE, gpu_named, obtainable_gpus, owned
+from hetopt.optimizer.market.clouds import (
+    ANY_CLOUD,
+    GPUS_OBTAINABLE,
+    MACHINES_OBTAINABLE,
+    gpu_named,
+    obtainable_gpus,
+    owned,
+)
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import AccountQuotas, Quotas, account_quotas_file, obtainable, read_quotas
 from hetopt.optimizer.model_counts import ADAPTER_SHARE, CONTRIBUTION, ModelCount, Recipe, of_flops, of_parameters
@@ -338,11 +345,12 @@ class Fit:
     scheme: Scheme = REPLICATED
 
     def __str__(self) -> str:
-        """Return the samples and the GPU, as in '4 on H100 (80 GiB, 8 of which share the model)'."""
+        """Return the GPU and the samples, as in '4 on H100 80 GiB (8 share the model)'."""
         samples = "any number" if self.samples is None else f"{self.samples:,}"
-        shared = "" if self.scheme.shards == 1 else f", {self.scheme.shards} of which share the model"
-        recomputed = ", activations recomputed" if self.scheme.recomputes else ""
-        return f"{samples} on {self.gpu} ({self.memory_gib:.0f} GiB{shared}{recomputed})"
+        how = [f"{self.scheme.shards} share the model"] if self.scheme.shards > 1 else []
+        how += ["activations recomputed"] if self.scheme.recomputes else []
+        together = ", ".join(how)
+        return f"{samples} on {self.gpu} {self.memory_gib:.0f} GiB{together and f' ({together})'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,14 +377,14 @@ class Estimate:
     def document(self) -> Document:
         """Return what was counted, the ways to go, and what both rest on: at most 22 lines of 80 columns."""
         from hetopt.reports.document import Document, Line, Remarks
-        from hetopt.reports.plan_document import choices, limits_of, quota_notes
+        from hetopt.reports.plan_document import choices, limits_of, quota_notes, warnings
 
         job = self.job
         counted = f"{job.model.name}, {job.samples:,} x {job.model.sample}, {job.flops:.2g} FLOPs"
         title = ", ".join([counted, *limits_of(self.plan.goal)])
         blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
         lacking = [Line(text, "warning") for text in quota_notes(self.plan, presumed=True) if self.presumed]
-        return Document(kind="hetopt estimate", title=title, about=lacking, blocks=blocks)
+        return Document(kind="hetopt estimate", title=title, about=[*warnings(self.plan), *lacking], blocks=blocks)
 
     def _sentences(self) -> Iterator[str]:
         from hetopt.reports.plan_document import chosen_way, region_notes
@@ -390,7 +398,7 @@ class Estimate:
         )
         yield (
             f"Memory: {bytes_(job.state_bytes)} for weights, gradients and {job.recipe.optimizer}, "
-            f"{bytes_(job.sample_bytes)} a sample; at once fit {', '.join(map(str, self.fits))}."
+            f"{bytes_(job.sample_bytes)} a sample; samples that fit at once: {', '.join(map(str, self.fits))}."
         )
         if any(fit.scheme.shards > 1 for fit in self.fits):
             yield (
@@ -585,9 +593,10 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     presumed = not quotas and not asked.quotas and asked.market != "own"
     if presumed:
         quotas, patterns = obtainable()
-        amounts = [f"one machine of {max(quotas.values())} vCPUs a family"] * (asked.cloud in (AWS, ANY_CLOUD))
+        amounts = [f"{max(quotas.values())} vCPUs of each kind"] * (asked.cloud in (AWS, ANY_CLOUD))
         amounts += [f"{GPUS_OBTAINABLE} GPUs of a type of another cloud"] * (asked.cloud != AWS)
-        job.assumed.append(f"{' and '.join(amounts)} can be had (`quotas`; none: any number)")
+        yours = setting("quotas", "p5=96")
+        job.assumed.append(f"you may rent up to {' and '.join(amounts)} (yours: {yours})")
         quotas = {**quotas, **obtainable_gpus(places.catalogs)}
         if not (asked.gpus or asked.types):
             names = dict.fromkeys(name for catalog in places.catalogs for name in catalog.instance_types)
@@ -598,10 +607,10 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         quotas=quotas,
         exclude=exclude,
         mixed_types=1,
+        max_machines=max(MACHINES_OBTAINABLE, len(places.hosts)) if presumed else None,
         batch_size=job.batch_size,
         precision=None,
         trials=None,
-        accept_risk=True,
         compression=(IDENTITY,),
     )
     steps = math.ceil(job.samples / job.batch_size)
@@ -661,7 +670,7 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
             )
         model = of_parameters(max(1.0, of_flops(flops or 0.0) if params is None else params), tokens)
         if params is None:
-            assumed.append(f"{model.name}, the best use of so many FLOPs (`params`)")
+            assumed.append(f"a model of {model.name}, as suits so many FLOPs (`params`)")
     if model.parameters > MOST_PARAMETERS:
         raise BadInput(
             f"the model has {model.parameters:.3g} parameters, and no more than {MOST_PARAMETERS:.0e} can be."

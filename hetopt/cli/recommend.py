@@ -101,6 +101,9 @@ def estimate(
       hetopt estimate --params 110M --samples 3M --tokens 128 --budget 200
       hetopt estimate --config config.json --samples 1e6 --deadline 2d
       hetopt estimate --flops 1e18
+    \f
+    A plan that keeps its limits with a probability below 0.9 is shown and written, and is no success: exit code 3,
+    unless --accept-risk is given.
     """
 
     parse.ready_to_write(output, force=force, replaces="plan")
@@ -114,6 +117,7 @@ def estimate(
         render.line("next: hetopt profile -- train.py", style="strong")
         if output is not None:
             render.line(f"or:   hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200", style="strong")
+    _refuse_a_risk(estimated.plan)
 
 
 def _facts(estimated: Estimate) -> dict[str, Any]:

@@ -67,5 +67,5 @@ def _against(ratio: float, more: str, less: str) -> str:
         return f"neither {more} nor {less}"
     word, apart = (more, ratio) if ratio > 1 else (less, 1 / ratio)
     if apart >= 2:
-        return f"{apart:.2g} times {word}"
+        return f"{float(f'{apart:.2g}'):,g} times {word}"
     return f"{100 * (ratio - 1 if ratio > 1 else 1 - ratio):.0f} % {word}"

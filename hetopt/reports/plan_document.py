@@ -65,7 +65,7 @@ def page(plan: Plan) -> Document:
         title=plan.chosen.in_words,
         about=[
             Line(f"{plan.run.task}, {asked(plan.goal, until='to')}: {plan.chosen.hardware_in_words}", "strong"),
-            *_warnings(plan),
+            *warnings(plan),
         ],
         blocks=[
             Tiles(list(_tiles(plan))),
@@ -100,7 +100,7 @@ def answer(
     where = (
         "on your own machines" if are_own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
     )
-    head: list[Block] = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *_warnings(plan)]
+    head: list[Block] = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *warnings(plan)]
     if plan.advice is None:
         said, sure = chosen.prediction, None if plan.insight is None else plan.insight.chance
         limits = {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
@@ -137,9 +137,10 @@ def answer(
     return screen(reasons)
 
 
-def _warnings(plan: Plan) -> Iterator[Line]:
+def warnings(plan: Plan) -> Iterator[Line]:
+    """Yield the risk that a plan breaks its limits, and why nothing should be rented, where that is so."""
     if plan.risk is not None:
-        yield Line(f"RISK: {plan.risk}; else it is stopped unfinished", "warning")
+        yield Line(f"RISK: {plan.risk}.", "warning")
     if plan.advice is not None:
         yield Line(plan.advice, "good")
 
@@ -226,7 +227,11 @@ def choices(plan: Plan) -> Iterator[Block]:
             ]
             for way in plan.choices
         ],
-        notes=[_machines_of(plan, way, evidence=unlike) for way in plan.choices],
+        notes=[
+            # So a batch size that all of them have.
+            _machines_of(plan, way, same_batch=len({way.global_batch_size for way in rented}) == 1, evidence=unlike)
+            for way in plan.choices
+        ],
         chosen=None if chosen is None or plan.advice is not None else plan.choices.index(chosen),
         are_cards=True,
     )
@@ -236,11 +241,12 @@ def _name(way: Choice, sure: float) -> str:
     """Return the name of a choice; ``sure`` is the plan's own chance to keep its limits."""
     # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
     safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
-    names = [safest if name == "safest" else name for name in way.names]
-    return "best" if {"cheapest", "balanced", "fastest"} <= set(names) else "/".join(names)
+    # A label is of one or two words: what says least is left out.
+    names = [name for name in way.names if name not in ("balanced", "cheap", "fast")] or way.names[:1]
+    return "best" if {"cheapest", "fastest"} <= set(names) else "/".join(names).replace("safest", safest)
 
 
-def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
+def _machines_of(plan: Plan, way: Choice, *, same_batch: bool, evidence: bool) -> str:
     """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence."""
     if way.candidate is None:
         return "this machine, measured"
@@ -253,7 +259,7 @@ def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
     parts = [
         plan.machines(way.candidate),
         way.candidate.hardware_in_words,
-        _batch(way.candidate, plan.profile.job.batch_size),
+        "" if same_batch else _batch(way.candidate, plan.profile.job.batch_size),
         _method(way.candidate),
         f"quota {quotas}" if quotas else "",
         basis if evidence else "",

@@ -161,6 +161,9 @@ NETWORK_GBPS = 10.0
 GPUS_OBTAINABLE = 8
 """Of a type at once, where nothing says what an account may rent: one machine of eight, as on AWS."""
 
+MACHINES_OBTAINABLE = 16
+"""Of a type at once, likewise: more are seldom free together, and the slowest of them to start holds up the others."""
+
 _WITH_GRACE = ("GH", "GB")
 """GPUs that share a board with NVIDIA's Grace, an Arm processor."""
 _MEMORY = re.compile(r"sizeinmib\W*(\d{3,7})", re.IGNORECASE)

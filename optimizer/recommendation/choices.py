@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import NormalDist
+from types import MappingProxyType
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.formatting import duration, share
+from hetopt.core.formatting import duration, share, usd
 from hetopt.core.profile import Job
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
@@ -21,8 +24,8 @@ from hetopt.optimizer.recommendation.candidates import make_candidate, spread
 from hetopt.optimizer.recommendation.confidence import AS_LIKELY, Question, confident, simulate
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.search.objective import Keys, Limits, best_rows, choose, plan_front
-from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
+from hetopt.optimizer.search.search import Found, choice
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.model import contention_reach
 
@@ -42,7 +45,7 @@ def listed(question: Question, found: Found, limits: Limits) -> Found:
     """Return the search with the plans that people are shown as its front, the choice among them.
 
     Each is the best for some wish (see `plan_front`) of the plans that keep the limits as surely as was asked for, or,
-    where none does, as surely as the choice.
+    where none does, as surely as the choice. What beats the choice in both medians and loses by its doubt is left out.
     """
     assert found.chosen is not None
     wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
@@ -52,6 +55,8 @@ def listed(question: Question, found: Found, limits: Limits) -> Found:
     chance = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     sure = np.array(rows)[chance >= min(question.asked, chance[0] - AS_LIKELY)]
     front = {found.chosen, *sure[plan_front(found.forecast.take(sure))].tolist()}
+    medians = list(zip(found.forecast.total_s.tolist(), found.forecast.cost_usd.tolist(), strict=True))
+    front = {row for row in front if not beats(medians[row], medians[found.chosen])}
     return replace(found, front=np.array(sorted(front, key=found.forecast.total_s.__getitem__), dtype=np.intp))
 
 
@@ -98,8 +103,51 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
                 quotas=_quotas(question.space, found, row),
             )
         )
-    rented.sort(key=lambda choice: choice.cost_usd.value)
-    return (*here, *rented)
+    chosen = make_candidate(question.space, question.job, found.cluster(found.chosen), found.forecast, found.chosen)
+    return (*here, *truly_named(rented, chosen))
+
+
+def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Return whether a time and cost are better than others as both are shown: one is less, and none is more."""
+    lower, higher = (
+        any(first < second and say(first) != say(second) for first, second, say in zip(*pair, FIGURES, strict=True))
+        for pair in ((one, other), (other, one))
+    )
+    return lower and not higher
+
+
+FIGURES = (duration, usd)
+"""How the time and the cost of a way to go are shown."""
+
+EXTREMES: Mapping[ChoiceName, ChoiceName] = MappingProxyType({"fastest": "fast", "cheapest": "cheap"})
+"""What the best for a wish is called where another way that is shown has less of that figure."""
+
+
+def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]:
+    """Return rented ways, cheapest first, under names that hold of their medians as these are shown.
+
+    Wishes are met by expectations. Left out is what beats the plan in both medians and loses by its doubt alone, unless
+    somebody named its GPU, and what is near the best for a wish but beaten by another way.
+    """
+    totals = {way.candidate: (way.total_s.value, way.cost_usd.value) for way in ways}
+    ways = [way for way in ways if "other GPU" in way.names or not beats(totals[way.candidate], totals[chosen])]
+    names = {way.candidate: list(way.names) for way in sorted(ways, key=lambda way: way.cost_usd.value)}
+    for figure, (most, near) in enumerate(EXTREMES.items()):
+        said = {candidate: FIGURES[figure](totals[candidate][figure]) for candidate in names}
+        best = min(names, key=lambda candidate: (totals[candidate][figure], totals[candidate][1 - figure]))
+        least = [candidate for candidate in names if said[candidate] == said[best]]
+        holders = {candidate for candidate in names if most in names[candidate]}
+        if holders and not holders & set(least):
+            names[best].append(most)
+        for candidate in names.keys() - set(least):
+            names[candidate] = [near if name == most else name for name in names[candidate]]
+    return tuple(
+        way.model_copy(update={"names": tuple(sorted(names[way.candidate], key=get_args(ChoiceName).index))})
+        for way in sorted(ways, key=lambda way: way.cost_usd.value)
+        if way.candidate == chosen
+        or not set(names[way.candidate]) <= set(EXTREMES.values())
+        or not any(beats(totals[other], totals[way.candidate]) for other in names)
+    )
 
 
 def _named(question: Question, result: Found, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
@@ -166,22 +214,27 @@ def _safest(question: Question, result: Found, rows: NDArray[np.intp], limits: L
     return None if row is None else int(rows[row])
 
 
-def on_one_machine(question: Question, found: Found, limits: Limits) -> Found:
-    """Return the search with one rented machine as its choice, where a cluster gains less than its 90 % interval.
+def worth_their_machines(question: Question, found: Found, limits: Limits) -> Found:
+    """Return the search without clusters that gain less over one machine than their 90 % intervals, chosen anew.
 
-    One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be.
+    One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
+    for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
     """
-    is_one, chosen = found.rows.count.sum(axis=1) == 1, found.chosen
-    are_owned = any(option.offer.instance_type.owned for option in question.space.options)
-    if chosen is None or is_one[chosen] or are_owned or not is_one.any():
-        return found
-    row = _safest(question, found, np.flatnonzero(is_one), limits)
-    if row is None:
-        return found
-    forecast, safe = found.forecast, Keys.of(found.forecast.take(np.array([chosen, row])), limits).level
-    is_within = forecast.total_s[row] <= forecast.total_high_s[chosen]
-    is_within &= forecast.cost_usd[row] <= forecast.cost_high_usd[chosen]
-    return replace(found, chosen=row, safe=bool(safe[1] == 0)) if is_within and safe[1] <= safe[0] else found
+    rows, forecast = found.rows, found.forecast
+    is_one, is_idle = rows.count.sum(axis=1) == 1, np.zeros(len(forecast), dtype=np.bool_)
+    is_steady = np.isin(np.arange(len(forecast)), on_demand_rows(question.space, found))
+    is_safe = limits.risk(forecast) <= 1
+    kinds = [*rows_of_gpus(question.space, found, question.gpus)] or [np.arange(len(forecast))]
+    for kind, steady in product(kinds, (False, True)):
+        ones = kind[is_one[kind] & (is_steady[kind] | (not steady)) & is_safe[kind]]
+        ones = ones[np.argsort(forecast.total_s[ones], kind="stable")]
+        clusters = kind[~is_one[kind] & (is_steady[kind] == steady)]
+        least_usd = np.minimum.accumulate(np.array([np.inf, *forecast.cost_usd[ones]]))  # of the quickest so many
+        in_time = np.searchsorted(forecast.total_s[ones], forecast.total_high_s[clusters], side="right")
+        is_idle[clusters] = least_usd[in_time] <= forecast.cost_high_usd[clusters]
+    worth = np.flatnonzero(~is_idle)
+    part = forecast.take(worth)
+    return replace(found, rows=rows.take(worth), forecast=part, **choice(part, limits))
 
 
 def _quotas(space: SearchSpace, result: Found, row: int) -> tuple[QuotaNeed, ...]:

@@ -9,7 +9,7 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
-from hetopt.core.formatting import duration, usd
+from hetopt.core.formatting import duration, share, usd
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.compression_penalty import steps_in_words
 from hetopt.optimizer.convergence.convergence import GivenSteps, equal_steps
@@ -56,7 +56,7 @@ def explain(
         _why(found, chosen, limits, seen),
         f"{proved(found).capitalize()}.",
         _time(chosen),
-        *_batch(model, chosen, priced=to_target or equal_progress),
+        *batch_note(model, chosen, priced=to_target or equal_progress),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
         *_evidence(model, host, chosen),
@@ -82,7 +82,7 @@ def _why(result: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) ->
         1 - FASTEST: "cheapest plan",
     }.get(limits.time_weight, f"best plan (time counts {100 * limits.time_weight:.0f} %, cost the rest)")
     if not within:
-        return f"{machines} is the cheapest plan found, at about {usd(prediction.cost_usd.value)}."
+        return f"{machines} is the {what} of those found, at about {usd(prediction.cost_usd.value)}."
     kept, wanted = formatting.chance(seen.chance or 0.0), formatting.chance(seen.asked)
     if result.safe:
         return (
@@ -112,7 +112,8 @@ def _time(chosen: Candidate) -> str:
     return f"{parts}; {prediction.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
 
 
-def _batch(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[str]:
+def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[str]:
+    """Yield what another batch size than the job's own does to the number of steps."""
     usual, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
     if size == usual:
         return
@@ -120,15 +121,19 @@ def _batch(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[s
     if not priced:
         equal = equal_steps(model.convergence, GivenSteps(amount=round(steps * size / usual)), usual)
         needed = float(equal.steps(size, 1.0))
-        counted = f"for the progress of as many samples at {usual} it would take {needed:.0f} steps, not {steps:.0f}"
-    yield f"The batch size is {size}, not the job's own {usual}: {counted}."
+        auto = "" if model.profile.job.script else f" ({setting('batch_size', 'auto')})"
+        counted = (
+            f"as many samples are {share(usual / size)} of the updates; for equal progress {needed:,.0f} steps, not "
+            f"{steps:,.0f}{auto}"
+        )
+    yield f"Batches of {size:,}, not {usual:,}: {counted}."
 
 
 def _scarce(result: Found, chosen: Candidate) -> Iterator[str]:
     if result.chosen is None or all(group.market != "spot" for group in chosen.groups):
         return
     factor = float(result.forecast.scarce_factor[result.chosen])
-    basis = "the interruption band suggests"
+    basis = "their interruption band suggests"
     seen = [
         f"{group.watched.in_words} of {group.instance_type} until {group.watched.until[:10]}"
         for group in chosen.groups
@@ -137,9 +142,8 @@ def _scarce(result: Found, chosen: Candidate) -> Iterator[str]:
     if seen:
         basis += f", and with what was seen: {' and '.join(seen)}"
     yield (
-        f"If a pool turns out to have a high preemption rate, as in recorded traces of sought-after types, training "
-        f"takes {factor:.2f} times as long as without preemptions, and longer where no other machine is to be had; the "
-        f"expected cost counts that with the probability that {basis}."
+        f"If spot machines are taken away often here, this run takes {factor:.2g} times as long, and longer where no "
+        f"other is to be had. The shown cost counts on that as often as {basis}."
     )
 
 
@@ -157,7 +161,7 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
         yield f"The profiled machine is placed among those of the catalogue by {host.basis}."
     wide = prediction.steps.high / prediction.steps.value
     doubt = f" (× or ÷ {wide:.2f})" if wide > 1.001 else ""
-    yield f"The number of steps comes from {prediction.steps_source}{doubt}."
+    yield f"Number of steps: {prediction.steps_source}{doubt}."
     if len(chosen.groups) > 1 or chosen.groups[0].machines > 1:
         unmeasured = {group.instance_type: None for group in chosen.groups if group.network == "catalogue"}
         if unmeasured:

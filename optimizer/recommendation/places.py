@@ -22,7 +22,14 @@ from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.market.offer_filter import Unpriced
 from hetopt.optimizer.plan import AWS, Candidate, ChoiceName, Plan, RegionOffer
 from hetopt.optimizer.recommendation.candidates import expected_score, expected_scores
-from hetopt.optimizer.recommendation.choices import gpus_named, on_demand_rows, rows_of_gpus
+from hetopt.optimizer.recommendation.choices import (
+    EXTREMES,
+    beats,
+    gpus_named,
+    on_demand_rows,
+    rows_of_gpus,
+    truly_named,
+)
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.search.objective import best_for_some
@@ -146,8 +153,9 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     names: dict[Candidate, list[ChoiceName]] = {}
     for name in get_args(ChoiceName):
         wish = replace(limits, time_weight=TIME_WEIGHTS.get(name, limits.time_weight))
-        named = [way.candidate for way in ways if name in way.names and way.candidate is not None]
-        if named and name != "other GPU":
+        alike_names = {name, EXTREMES.get(name)}
+        named = [way.candidate for way in ways if alike_names & {*way.names} and way.candidate is not None]
+        if named and name in (*TIME_WEIGHTS, "weighed", "safest"):
             is_choice = wish == limits and name != "safest"
             names.setdefault(
                 best.chosen if is_choice else min(named, key=lambda candidate: expected_score(candidate, wish)), []
@@ -167,7 +175,7 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     return best.model_copy(
         update={
             "pareto": tuple(sorted(front, key=lambda candidate: candidate.prediction.total_s.value)),
-            "choices": (*here, *sorted(rented, key=lambda way: way.cost_usd.value)),
+            "choices": (*here, *truly_named(rented, best.chosen)),
             "memory": tuple(dict.fromkeys(memory for plan in (best, *alike) for memory in plan.memory)),
         }
     )
@@ -224,9 +232,9 @@ def better_of(
     Raises:
         NoFeasiblePlan: neither keeps the limits; what the cloud would need is said.
     """
-    plans: dict[str, Plan] = {}
-    refused: dict[str, NoFeasiblePlan] = {}
-    makers: dict[str, Callable[[], Plan]] = {
+    plans: dict[ChoiceName, Plan] = {}
+    refused: dict[ChoiceName, NoFeasiblePlan] = {}
+    makers: dict[ChoiceName, Callable[[], Plan]] = {
         "own": partial(on_own_machines, request, hosts, seed=seed, now=now),
         "rented": rented,
     }
@@ -237,15 +245,27 @@ def better_of(
             refused[name] = none
     if not plans:
         raise refused["rented"]
+    totals = {name: plan.chosen.prediction.medians for name, plan in plans.items()}
     best = min(
-        plans, key=lambda name: (plans[name].risk is not None, expected_score(plans[name].chosen, request.limits))
+        plans,
+        key=lambda name: (
+            plans[name].risk is not None,
+            any(beats(other, totals[name]) for other in totals.values()),
+            expected_score(plans[name].chosen, request.limits),
+        ),
     )
-    other = next((name for name in plans if name != best), None)
-    beside = _beside(best, plans, other)
-    return plans[best].model_copy(update={"reasons": (beside, *plans[best].reasons[:2])})
+    other: ChoiceName | None = next((name for name in plans if name != best), None)
+    beside, plan = _beside(best, plans, other), plans[best]
+    ways = [way for way in plan.choices if way.candidate is not None]
+    if other is not None:
+        taken = (way for way in plans[other].choices if way.candidate == plans[other].chosen)
+        ways += [way.model_copy(update={"names": (other,)}) for way in taken]
+    here = (way for way in plan.choices if way.candidate is None)
+    listed = (*here, *truly_named(ways, plan.chosen))
+    return plan.model_copy(update={"reasons": (beside, *plan.reasons[:2]), "choices": listed})
 
 
-def _beside(best: str, plans: dict[str, Plan], other: str | None) -> str:
+def _beside(best: ChoiceName, plans: dict[ChoiceName, Plan], other: ChoiceName | None) -> str:
     """Return the plan not taken, in a sentence: 'Rented machines (2 × g6.xlarge) would do it in 2 h for $1.40.'"""
     if other is None:
         missing = "Rented machines" if best == "own" else "Your own machines"

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetopt.core.comm.options import AVERAGED
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.formatting import duration, usd
+from hetopt.core.formatting import counted, duration, usd
 from hetopt.core.memory import ExchangeMemory, Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
@@ -36,18 +36,18 @@ from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
-from hetopt.optimizer.plan import AWS, Candidate, Goal, Plan, Sensitivity
+from hetopt.optimizer.plan import AWS, OWN, Candidate, Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.candidates import make_candidate, run_spec
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
     choices,
     listed,
     not_worth_renting,
-    on_one_machine,
     reasons,
+    worth_their_machines,
 )
 from hetopt.optimizer.recommendation.confidence import Question, confident, remedies, simulate
-from hetopt.optimizer.recommendation.explain import explain
+from hetopt.optimizer.recommendation.explain import batch_note, explain
 from hetopt.optimizer.recommendation.infeasible import (
     NOT_COUNTED,
     fits_nowhere,
@@ -60,7 +60,6 @@ from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanReq
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
-from hetopt.optimizer.search.objective import BALANCED
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     MachineOption,
@@ -157,9 +156,9 @@ def recommend(
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
         reasons=(
-            *_other_batch(request, problem, result),
-            *reasons(chosen, request.profile.job),
-        )[:MOST_REASONS],
+            *batch_note(model, chosen, priced=goal.ends == "target" or options.batch_size == AUTO_BATCH),
+            *(*_other_batch(request, problem, result), *reasons(chosen, request.profile.job))[:MOST_REASONS],
+        ),
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
@@ -229,14 +228,14 @@ def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
 def _sure(request: PlanRequest, question: Question, result: Found) -> tuple[Found, Sensitivity]:
     """Return the search with the choice that keeps the limits as surely as asked, and how sure that is."""
     options, limits = request.options, request.limits
+    if request.profile.is_counted and request.catalog.region != OWN:
+        result = worth_their_machines(question, result, limits)
     confidence, most, is_limited = None, None, limits.budget_usd is not None or limits.deadline_s is not None
     if is_limited:
         result, most, by_chance = confident(
             question.space, question.job, result, limits, options.confidence, seed=question.seed
         )
         confidence = question.asked if by_chance else None
-    if request.profile.is_counted and limits.time_weight == BALANCED:
-        result = on_one_machine(question, result, limits)
     result = listed(question, result, limits)
     assert result.chosen is not None
     runs = simulate(question.space, question.job, result, [result.chosen], seed=question.seed)
@@ -585,12 +584,12 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[Exc
 
 
 def _searched(space: SearchSpace, result: Found) -> str:
-    counted = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
-    left_out = f" (left out: {'; '.join(counted)})" if space.excluded else ""
+    refused = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
+    left_out = f" (left out: {'; '.join(refused)})" if space.excluded else ""
     stopped = "; stopped early" if result.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
-        f"respect; up to {space.max_workers} workers, {len(space.batch_sizes)} batch sizes and {len(space.exchanges)} "
-        f"exchanges: {proved(result)}; {result.mixes:,} mixes priced one by one; {result.trials:,} trials of an Optuna "
-        f"study{stopped}"
+        f"respect; up to {counted(space.max_workers, 'worker')}, {counted(len(space.batch_sizes), 'batch size')} and "
+        f"{counted(len(space.exchanges), 'exchange')}: {proved(result)}; {result.mixes:,} mixes priced one by one; "
+        f"{result.trials:,} trials of an Optuna study{stopped}"
     )

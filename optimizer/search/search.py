@@ -132,7 +132,7 @@ def search(
         mixes=pool.priced - pool.uniform,
         proof=proof,
         stopped=stopped,
-        **_choice(pool.forecast, pool.limits),
+        **choice(pool.forecast, pool.limits),
     )
 
 
@@ -177,7 +177,7 @@ def search_study(
         pool.add(ClusterRows.of([asked.cluster(trial.params) for trial in more]))
         rows = ClusterRows.concatenate([found.rows, pool.rows])
         forecast = Forecast.concatenate([found.forecast, pool.forecast])
-        found = replace(found, rows=rows, forecast=forecast, **_choice(forecast, limits))
+        found = replace(found, rows=rows, forecast=forecast, **choice(forecast, limits))
     done = sum(trial.state.is_finished() for trial in study.trials)
     return replace(found, trials=done, stopped=found.stopped or asked.stopped)
 
@@ -205,7 +205,7 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
     return replace(threes, bound=bound, gap=gap, boxes=pairs.boxes + threes.boxes)
 
 
-def _choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
+def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
     """Return the choice among rows, and the front of those that keep the limits as it does, as fields of `Found`."""
     chosen, safe = choose(forecast, limits)
     keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)

@@ -196,7 +196,7 @@ def test_a_model_that_no_machine_holds_is_refused_with_the_reason() -> None:
 
 def test_a_model_that_one_gpu_does_not_hold_is_shared_by_those_of_a_machine() -> None:
     told = run("estimate --params 7B --samples 50k --tokens 2048 --gpus H100 --market on-demand")
-    assert "H100 (80 GiB, 8 of which share the model)" in " ".join(told.split())
+    assert "H100 80 GiB (8 share the model)" in " ".join(told.split())
     assert len(told.splitlines()) <= 24
 
 

@@ -264,7 +264,7 @@ def test_a_risk_is_rented_by_nobody_who_has_not_accepted_it(
         plan.model_copy(update={"insight": SEEN.model_copy(update=seen)}).save(path)
         return path
 
-    refused(hetopt("launch", "--on", "ec2", saved(), "--yes"), 3, "with a probability of 51 % only.*--accept-risk")
+    refused(hetopt("launch", "--on", "ec2", saved(), "--yes"), 3, "in 49 of 100 cases.*--accept-risk")
     shown = hetopt("launch", "--on", "ec2", saved(), "--dry-run")
     assert shown.code == 0
     assert leftovers(cloud) == []

@@ -98,7 +98,9 @@ def test_a_plan_that_is_less_sure_than_asked_is_no_success(hetopt: Hetopt, tmp_p
     answer = hetopt(*asked, "-o", tmp_path / "plan.json")
     assert answer.code == 3
     told = " ".join(answer.out.split())
-    assert told.split("cluster")[0].count("RISK: it keeps its budget of $2.00 and its deadline of 4 min 55 s"), "on top"
+    assert told.split("cluster")[0].count("RISK: a run exceeds the budget of $2.00 or the deadline of 4 min 55 s"), (
+        "on top"
+    )
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["insight"]["chance"] < 0.999 == plan["insight"]["asked"]
     taken = hetopt(*asked, "--accept-risk", "--json")

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import datetime
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import hetopt
 from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.formatting import duration, usd
 from hetopt.core.interruption import Reporter
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.quota import (
@@ -86,6 +90,54 @@ def test_the_ways_and_all_that_is_drawn_are_of_one_list(catalog: Catalog, limits
     for name, weight in TIME_WEIGHTS.items():
         scores = expected_scores(told.pareto, Limits(time_weight=weight))
         assert ways[name] == told.pareto[int(scores.argmin())]
+
+
+def _asked(seed: int, folder: Path) -> Plan:
+    """A plan for a question out of many: a described job or the profile's own, with limits, a market or machines."""
+    draw = random.Random(seed)
+    limits: dict[str, Any] = draw.choice(
+        [{}, {"budget_usd": 10 ** draw.uniform(0.5, 2.5)}, {"deadline": 3600 * 10 ** draw.uniform(0, 1.5)}]
+    )
+    if seed % 4 == 0:
+        goal = {"budget_usd": 10 ** draw.uniform(-0.5, 1.5)}
+        options = replace(FEW, mixed_types=draw.choice([1, 2]), objective=draw.choice([*TIME_WEIGHTS]))
+        return _plan(load_catalog("us-east-1"), options, **goal)
+    if seed % 4 == 1:
+        limits["inventory"] = folder / "hosts.toml"
+        card, kw = draw.choice(["RTX 3090", "RTX 4090", "A100", "GTX 1080 Ti"]), draw.uniform(0.2, 3)
+        text = f'network_mbit = 940\nusd_per_kwh = 0.3\n[desk]\naddress = "desk.lan"\ndevices = ["{card}"]\ncpus = 8\n'
+        limits["inventory"].write_text(f"{text}kw = {kw:.2f}\n")
+    else:
+        limits["market"] = draw.choice(["any", "spot", "on-demand"])
+        limits["objective"] = draw.choice([*TIME_WEIGHTS])
+        limits["gpus"] = draw.choice([(), (), ("A10G", "L4")])
+    return hetopt.estimate(
+        params=10 ** draw.uniform(7.5, 10),
+        samples=10 ** draw.uniform(4, 6),
+        tokens=draw.choice([128, 512, 2048]),
+        method=draw.choice(["full", "lora", "qlora"]),
+        **limits,
+    ).plan
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_names_hold_of_the_figures_that_are_shown_and_nothing_shown_beats_the_plan(seed: int, tmp_path: Path) -> None:
+    try:
+        told = _asked(seed, tmp_path)
+    except NoFeasiblePlan:
+        pytest.skip("nothing fits")
+    ways = [way for way in told.choices if way.candidate is not None]
+    for name, figure, say in (("fastest", "total_s", duration), ("cheapest", "cost_usd", usd)):
+        named = {say(getattr(way, figure).value) for way in ways if name in way.names}
+        is_beside = len(ways) < len(told.choices)  # this machine, which leaves no way to rent that is slower
+        assert named == {say(min(getattr(way, figure).value for way in ways))} or (is_beside and not named), name
+    time, cost = told.chosen.prediction.medians
+    shown = [way.candidate for way in ways if "other GPU" not in way.names and way.candidate is not None]
+    for other in (*shown, *told.pareto):
+        more_s, more_usd = other.prediction.medians
+        less = (more_s < time and duration(more_s) != duration(time), more_usd < cost and usd(more_usd) != usd(cost))
+        more = (more_s > time and duration(more_s) != duration(time), more_usd > cost and usd(more_usd) != usd(cost))
+        assert any(more) or not any(less), other
 
 
 def test_the_safest_is_on_demand_and_keeps_the_limits_no_less(plan: Plan) -> None:
