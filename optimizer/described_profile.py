@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 
+from hetopt.core.errors import BadInput
+from hetopt.core.formatting import bytes_, duration
 from hetopt.core.profile import Counted, Device, Host, Job, Profile, StepTime
+from hetopt.optimizer.market.instance_type import Accelerator
 from hetopt.optimizer.model_counts import FULL, MASTER_BYTES, ModelCount, Recipe
-from hetopt.optimizer.step_time.gpu_transfer import Precision, is_half
+from hetopt.optimizer.step_time.device_memory import scheme_of, usable_on_gpu
+from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of, is_half
+from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
 
@@ -21,15 +28,85 @@ OPERATORS_A_LAYER = 60
 """Kernels of forward, backward and update."""
 
 
+HARDLY_USED = 0.05
+"""Share of a GPU's peak rate below which something else than its matrix products may have taken the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A training of the described job that was timed, on as many GPUs as ``gpus`` counts."""
+
+    took_s: float
+    gpus: Accelerator
+
+    def utilisation(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> float:
+        """Return the share of the peak rate that the training reached, were half of attention's products left out.
+
+        Raises:
+            BadInput: no rates of the GPU are published, or it was above its peak.
+        """
+        gpu = gpu_of(self.gpus)
+        if gpu is None:
+            raise BadInput(f"no rates of the {self.gpus.name} are published.", hint="leave `took` and `on` out")
+        flops = recipe.passes * samples * (count.forward_flops - count.attention_flops / 2)
+        share = flops / (self.took_s * self.gpus.count * 1e12 * gpu.tflops(precision))
+        if share > 1:
+            raise BadInput(
+                f"{duration(self.took_s)} on {self.gpus.count} x {self.gpus.name} would mean a "
+                f"utilisation of {100 * share:,.0f} % of its peak, "
+                f"{gpu.tflops(precision):g} TFLOP/s in {precision}.",
+                hint="correct `took`, `on`, or what was trained",
+            )
+        return share
+
+    def remarks(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> Iterator[str]:
+        """Yield what to know of a training that hardly used its GPUs."""
+        share = self.utilisation(count, recipe, samples, precision)
+        if share < HARDLY_USED:
+            yield (
+                f"Then the {self.gpus.name} was used at {100 * share:.2g} %: if loading or Python is the reason, "
+                "faster GPUs will not help, which the range allows for."
+            )
+
+    def by_time(
+        self, counted: Counted, count: ModelCount, recipe: Recipe, samples: int, precision: Precision
+    ) -> Counted:
+        """Return the operations and bytes of a sample as the timed training tells, and how surely it does.
+
+        Raises:
+            BadInput: that training cannot have been, by the peak rate or the memory of its GPUs.
+        """
+        share, gpu, gpus = self.utilisation(count, recipe, samples, precision), gpu_of(self.gpus), self.gpus.count
+        assert gpu is not None
+        memory, usable = recipe.memory(count, 1, half=is_half(precision)), usable_on_gpu(self.gpus.memory_bytes)
+        needed = scheme_of(memory, counted, devices=gpus, usable_bytes=usable).held(memory, counted).peak_bytes(1)
+        if needed > usable:
+            raise BadInput(
+                f"{self.gpus.name} has {bytes_(self.gpus.memory_bytes)} of memory, and a step of one sample takes "
+                f"{bytes_(needed)}{' of each' * (gpus > 1)}.",
+                hint="correct `on`, or what was trained and how: `method`, `optimizer`",
+            )
+        each_s = self.took_s * gpus / samples / beside_others(gpus)
+        factor = each_s / sample_s(counted, gpu, precision)
+        return counted.model_copy(
+            update={
+                "flops": factor * counted.flops,
+                "moved_bytes": None if counted.moved_bytes is None else factor * counted.moved_bytes,
+                "log_sd": utilisation_prior().transformer.gpu_log_sd,
+                "unexplained_s": each_s if share < HARDLY_USED else None,
+            }
+        )
+
+
 def described_profile(
     count: ModelCount,
     *,
     samples: int,
     batch_size: int,
-    precision: Precision,
+    precisions: Sequence[Precision],
     now: datetime.datetime,
     recipe: Recipe = FULL,
-    counted: Counted | None = None,
+    timed: Timed | None = None,
 ) -> Profile:
     """Return the profile of a job that was only described, from its counted operations, bytes and samples.
 
@@ -37,20 +114,43 @@ def described_profile(
         count: the model.
         samples: that it is trained on, all in all.
         batch_size: samples of a step.
-        precision: of its matrix products.
+        precisions: that its matrix products may be in, the usual one first.
         now: the profile's date.
         recipe: how the model is trained.
-        counted: what a sample computes and moves; absent: as the model counts to.
+        timed: such a training, whose time goes before the operations.
+
+    Raises:
+        BadInput: that training cannot have been.
     """
-    prior = utilisation_prior()
-    memory = recipe.memory(count, batch_size, half=is_half(precision))
     trained = recipe.trained_parameters(count.parameters)
-    # One sample must fit: what a GPU cannot hold at once, it computes in micro-batches.
-    peak_bytes = round(memory.peak_bytes(1))
-    counted = counted or prior.counted(count, precision, recipe)
     operators = OPERATORS_A_LAYER * count.layers
-    fixed_s = LAUNCH_S * operators if count.kind == "transformer" else prior.fixed_s
-    each_s = sample_s(counted, REFERENCE, precision)
+
+    def device(precision: Precision) -> Device:
+        prior, memory = utilisation_prior(), recipe.memory(count, batch_size, half=is_half(precision))
+        counted = prior.counted(count, precision, recipe)
+        if timed is not None:
+            counted = timed.by_time(counted, count, recipe, samples, precision)
+        fixed_s = LAUNCH_S * operators if count.kind == "transformer" else prior.fixed_s
+        each_s = sample_s(counted, REFERENCE, precision)
+        # One sample must fit: what a GPU cannot hold at once, it computes in micro-batches.
+        peak_bytes = round(memory.peak_bytes(1))
+        return Device(
+            type=COUNTED,
+            kind="cuda",
+            workers_per_host=1,
+            threads_per_worker=1,
+            # torch's default multiplies in TF32 where there are such units, and devices call it fp32.
+            precision="fp32" if precision == "default" else precision,
+            step_times=tuple(
+                _step(size, fixed_s + each_s * size, peak_bytes, recipe) for size in sorted({1, max(2, batch_size)})
+            ),
+            memory_limit_bytes=REFERENCE_GPU[1],
+            memory=memory,
+            matmul_flops_per_s=1e12 * REFERENCE.fp32_tflops,
+            copy_bytes_per_s=1e9 * REFERENCE.bandwidth_gb_per_s,
+            counted=counted,
+        )
+
     return Profile(
         created=now.isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),
@@ -80,24 +180,7 @@ def described_profile(
             flops_per_sample=recipe.passes * count.forward_flops,
             model_kind=count.kind,
         ),
-        devices=(
-            Device(
-                type=COUNTED,
-                kind="cuda",
-                workers_per_host=1,
-                threads_per_worker=1,
-                # torch's default multiplies in TF32 where there are such units, and devices call it fp32.
-                precision="fp32" if precision in ("tf32", "default") else precision,
-                step_times=tuple(
-                    _step(size, fixed_s + each_s * size, peak_bytes, recipe) for size in sorted({1, max(2, batch_size)})
-                ),
-                memory_limit_bytes=REFERENCE_GPU[1],
-                memory=memory,
-                matmul_flops_per_s=1e12 * REFERENCE.fp32_tflops,
-                copy_bytes_per_s=1e9 * REFERENCE.bandwidth_gb_per_s,
-                counted=counted,
-            ),
-        ),
+        devices=tuple(map(device, precisions)),
         profiling_s=0.0,
     )
 

@@ -65,6 +65,12 @@ class ModelCount:
     sample: str
     attention_flops: float = 0.0
 
+    @property
+    def in_words(self) -> str:
+        """The name with the number of parameters: 'llama, 8.03 B parameters'."""
+        counted = f"{_short(self.parameters)} parameters"
+        return self.name if self.name == counted else f"{self.name}, {counted}"
+
 
 def of_parameters(parameters: float, tokens: int) -> ModelCount:
     """Return the counts of a transformer with so many parameters: ``2 N + 4 s h L`` a token, shaped as GPT-2.
@@ -89,6 +95,10 @@ def of_parameters(parameters: float, tokens: int) -> ModelCount:
 def of_flops(flops: float) -> float:
     """Return the parameters of a transformer that makes the best of so many operations: ``C = 6 N D``, ``D = 20 N``."""
     return math.sqrt(flops / (6 * TOKENS_A_PARAMETER))
+
+
+ACTIVE_ALONE = "give what a token passes with `params`, which leaves the memory of the other experts out"
+"""What `params` can say of a mixture of experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +178,10 @@ class Fields:
             BadInput: something was.
         """
         if self.wrong:
+            mixes = any("expert" in fault for fault in self.wrong)
             raise BadInput(
                 f"The configuration cannot be counted: {'; '.join(dict.fromkeys(self.wrong))}.",
-                hint="correct it, or give the number of parameters with `params`",
+                hint=f"correct it, or {ACTIVE_ALONE if mixes else 'give the number of parameters with `params`'}",
             )
 
 

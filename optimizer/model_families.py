@@ -20,7 +20,7 @@ from typing import Any
 
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import shown
-from hetopt.optimizer.model_counts import Fields, Kind, ModelCount, image, sequence
+from hetopt.optimizer.model_counts import ACTIVE_ALONE, Fields, Kind, ModelCount, image, sequence
 
 PROMPT_TOKENS = 77
 """Of CLIP's text encoder, which prompts are read by."""
@@ -166,11 +166,11 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
     name = config.get("model_type", config.get("_class_name"))
     if not isinstance(name, str) or name not in FAMILIES:
         said = shown(name) if isinstance(name, str) else "missing"
-        if any("expert" in field for field in config):
-            said += ", a mixture of experts that is not counted"
+        mixes = any("expert" in field for field in config)
+        said += ", a mixture of experts that is not counted" * mixes
         raise BadInput(
             f"model_type is {said}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
-            hint="give the number of parameters with `params`",
+            hint=ACTIVE_ALONE if mixes else "give the number of parameters with `params`",
         )
     fields = Fields(values=config, wrong=[])
     counted = FAMILIES[name](fields, tokens)
@@ -219,7 +219,7 @@ class Transformer:
         places: whether positions are learned.
         encodes: types of tokens and a pooler, and no output over the vocabulary, as BERT has.
         shares: whether all layers have the same parameters, unless the configuration names groups of them.
-        mixes: whether each layer chooses among experts, whose number has to be said.
+        mixes: the key of the number of experts among which each layer chooses, and which has to be said.
     """
 
     gated: bool = False
@@ -227,7 +227,7 @@ class Transformer:
     places: bool = False
     encodes: bool = False
     shares: bool = False
-    mixes: bool = False
+    mixes: str = ""
 
     def __call__(self, fields: Fields, tokens: int | None) -> ModelCount:
         """Return the counts of a model of this family (see `of_config`)."""
@@ -245,6 +245,11 @@ class Transformer:
         parameters = embedded * narrow + widening + layers * body.parameters + 2 * body.width + pooler
         head = 0 if self.encodes else vocabulary * body.width
         name = str(fields.values.get("model_type"))
+        if self.places and tokens is not None and tokens > places:
+            raise BadInput(
+                f"`tokens` must be at most {places:,}, the positions that this {name} has learned, got {tokens:,}.",
+                hint=f"for example `tokens={places}`",
+            )
         return body.sample(
             name, parameters, head, tokens or min(places, MOST_TOKENS), 0 if self.encodes else vocabulary
         )
@@ -262,8 +267,9 @@ class Transformer:
         if heads % keys:
             fields.wrong.append(f"{heads} heads cannot share {keys} of keys and values")
         query, key = heads * each, keys * each
-        experts = fields.whole("num_local_experts", "num_experts", default=None if self.mixes else 1)
-        chosen = min(experts, fields.whole("num_experts_per_tok", default=1))
+        keys_of_experts, least = (self.mixes,) * bool(self.mixes), None if self.mixes else 1
+        experts = fields.whole(*keys_of_experts, "num_local_experts", "num_experts", default=least)
+        chosen = min(experts, fields.whole("num_experts_per_tok", default=least))
         inner = fields.whole("moe_intermediate_size", default=inner) if experts > 1 else inner
         shared_inner = fields.whole("shared_expert_intermediate_size", default=0, least=0)
         attention = 2 * width * (query + key) + (width * experts if experts > 1 else 0)
@@ -490,7 +496,8 @@ def _convolutional(name: str, pixels: int, convolutions: Sequence[tuple[int, int
 
 
 _LLAMA = Transformer(gated=True, tied=False)
-_MIXTRAL = replace(_LLAMA, mixes=True)
+_MIXTRAL = replace(_LLAMA, mixes="num_local_experts")
+_QWEN_MOE = replace(_LLAMA, mixes="num_experts")
 _BERT = Transformer(places=True, encodes=True)
 
 FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProxyType(
@@ -517,9 +524,9 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "phi": Transformer(tied=False),
         "phi3": _LLAMA,
         "qwen2": _LLAMA,
-        "qwen2_moe": _MIXTRAL,
+        "qwen2_moe": _QWEN_MOE,
         "qwen3": _LLAMA,
-        "qwen3_moe": _MIXTRAL,
+        "qwen3_moe": _QWEN_MOE,
         "resnet": _resnet,
         "roberta": _BERT,
         "swin": _swin,

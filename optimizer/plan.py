@@ -108,6 +108,10 @@ NetworkSource = Literal["samples", "profile", "catalogue"]
 """Where the links between machines of a type are known from: whole steps of such, timed collectives, or its rate."""
 
 
+UNLIKE = " + "
+"""Between the GPUs of a machine, each with its memory, where they are unlike."""
+
+
 class Hardware(Record):
     """CPUs, memory and GPUs of one machine."""
 
@@ -120,8 +124,8 @@ class Hardware(Record):
     @property
     def in_words(self) -> str:
         """The hardware in words: '8 × A100 40 GiB', '1/8 L4 3 GiB' of a part, '16 vCPUs 32 GiB' without a GPU."""
-        if self.gpu is None:
-            return f"{counted(self.vcpus, 'vCPU')} {self.memory_gib:g} GiB"
+        if self.gpu is None or UNLIKE in self.gpu:
+            return self.gpu or f"{counted(self.vcpus, 'vCPU')} {self.memory_gib:g} GiB"
         many = "" if self.gpus == 1 else f"{self.gpus:g} × " if self.gpus > 1 else f"1/{1 / self.gpus:g} "
         memory = "" if self.gpu_memory_gib is None else f" {self.gpu_memory_gib:.0f} GiB"
         return f"{many}{self.gpu}{memory}"

@@ -20,6 +20,7 @@ from hetopt.core.plain_text import converted_script, known, typed, typed_script
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.run_rules import check_batch, check_follows_noise, check_for_script, left_to_script
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, RunSpec
+from hetopt.core.run_status import RunState
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 
@@ -234,7 +235,7 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
 
 
 def resume(run: Run | str, on: Machines | None = None) -> Run:
-    """Go on with a run that has ended, from its last checkpoint.
+    """Go on with a run that has ended, from its last checkpoint; of one that is finished, nothing is left to do.
 
     Args:
         run: or its name.
@@ -244,5 +245,7 @@ def resume(run: Run | str, on: Machines | None = None) -> Run:
         HetoptError: it is not over, or has no checkpoint.
     """
     ended = run if isinstance(run, Run) else Run.find(run)
+    if ended.status().state is RunState.FINISHED:
+        return ended
     place = on or options_at(ended.launch.on if ended.launch is not None else "local", {})
     return submit(prepare_resumed(ended, ended.backend, place), ended.backend)

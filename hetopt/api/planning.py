@@ -25,14 +25,14 @@ from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
 from hetopt.core.paths import read_json
-from hetopt.core.profile import LOCAL, Counted, Profile
+from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
 from hetopt.optimizer.cost.preemption_rate import ObservedPreemptions, observed_file
-from hetopt.optimizer.described_profile import described_profile
+from hetopt.optimizer.described_profile import Timed, described_profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_filter import has_accelerator
-from hetopt.optimizer.market.catalog_folder import ANY_REGION, age_note, oldest_price
+from hetopt.optimizer.market.catalog_folder import ANY_REGION, NOT_RENTED, age_note, price_days
 from hetopt.optimizer.market.clouds import (
     ANY_CLOUD,
     GPUS_OBTAINABLE,
@@ -43,21 +43,26 @@ from hetopt.optimizer.market.clouds import (
 )
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import AccountQuotas, Quotas, account_quotas_file, obtainable, read_quotas
-from hetopt.optimizer.model_counts import ADAPTER_SHARE, CONTRIBUTION, ModelCount, Recipe, of_flops, of_parameters
+from hetopt.optimizer.model_counts import (
+    ADAPTER_SHARE,
+    CONTRIBUTION,
+    ModelCount,
+    Recipe,
+    of_flops,
+    of_parameters,
+)
 from hetopt.optimizer.model_families import of_config
-from hetopt.optimizer.plan import AWS, Goal, Plan
+from hetopt.optimizer.plan import AWS, UNLIKE, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.places import better_of, on_own_machines, plan_in_regions
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
-from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
+from hetopt.optimizer.step_time.gpu_transfer import Precision
 from hetopt.optimizer.step_time.model import RENTED
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
-from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.tiers import measured_steps
-from hetopt.optimizer.step_time.transfer import no_units
-from hetopt.optimizer.step_time.utilisation import sample_s, utilisation_prior
+from hetopt.optimizer.step_time.transfer import quickest_precision
 
 if TYPE_CHECKING:
     from hetopt.reports.document import Document
@@ -124,7 +129,7 @@ class Places:
         if asked.market == "own" and (asked.inventory is None or asked.region == ANY_REGION):
             raise BadInput(
                 '`market="own"` plans for machines of your own, in no region.',
-                hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
+                hint="leave `region` out" if asked.inventory else 'name them with `inventory="hosts.toml"`',
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
         own_prices, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
@@ -223,8 +228,8 @@ def _tell_price_ages(plan: Plan, catalog: Catalog, reporter: Reporter) -> None:
 
 def _in_each_region(request: PlanRequest, asked: Sought, places: Places, reporter: Reporter) -> list[PlanRequest]:
     """Return the request for each region, with the account's quotas there."""
-    renewal = ": `hetopt catalog refresh --region all`" * (asked.cloud == AWS)
-    reporter.note(f"prices of {len(places.catalogs)} regions, the oldest of {oldest_price(places.catalogs)}{renewal}")
+    renewal = ": `hetopt catalog refresh --region all`" if asked.cloud == AWS else NOT_RENTED
+    reporter.note(f"prices of {len(places.catalogs)} regions, {price_days(places.catalogs)}{renewal}")
     quotas = [read_quotas(_quotas(asked.quotas, catalog.region, reporter)) for catalog in places.catalogs]
     return [
         replace(request, catalog=catalog, options=replace(request.options, quotas=there or request.options.quotas))
@@ -350,7 +355,8 @@ class Fit:
         how = [f"{self.scheme.shards} share the model"] if self.scheme.shards > 1 else []
         how += ["activations recomputed"] if self.scheme.recomputes else []
         together = ", ".join(how)
-        return f"{samples} on {self.gpu} {self.memory_gib:.0f} GiB{together and f' ({together})'}"
+        memory = "" if UNLIKE in self.gpu else f" {self.memory_gib:.0f} GiB"
+        return f"{samples} on {self.gpu}{memory}{together and f' ({together})'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,7 +386,7 @@ class Estimate:
         from hetopt.reports.plan_document import choices, limits_of, quota_notes, warnings
 
         job = self.job
-        counted = f"{job.model.name}, {job.samples:,} x {job.model.sample}, {job.flops:.2g} FLOPs"
+        counted = f"{job.model.in_words}, {job.samples:,} x {job.model.sample}, {job.flops:.2g} FLOPs"
         title = ", ".join([counted, *limits_of(self.plan.goal)])
         blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
         lacking = [Line(text, "warning") for text in quota_notes(self.plan, presumed=True) if self.presumed]
@@ -396,6 +402,7 @@ class Estimate:
             f"{basis}: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
             "times the time shown (90 %); profiling narrows that."
         )
+        yield from job.remarks
         yield (
             f"Memory: {bytes_(job.state_bytes)} for weights, gradients and {job.recipe.optimizer}, "
             f"{bytes_(job.sample_bytes)} a sample; samples that fit at once: {', '.join(map(str, self.fits))}."
@@ -436,6 +443,7 @@ class DescribedJob:
         samples: that it is trained on, all in all; ``batch_size``: of a step.
         profile: what the planner needs to know of it.
         assumed: what was taken for granted, in words.
+        remarks: what to know of the training that was timed.
     """
 
     model: ModelCount
@@ -444,6 +452,7 @@ class DescribedJob:
     batch_size: int
     profile: Profile
     assumed: list[str]
+    remarks: tuple[str, ...] = ()
 
     @property
     def flops(self) -> float:
@@ -487,32 +496,33 @@ def described(
     batch = min(asked.batch_size or BATCH_SIZE, samples)
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    recipe, precision = _recipe(asked, assumed), _precision(asked, catalogs, hosts, now)
-    counted = utilisation_prior().counted(model, precision, recipe)
-    if asked.took is not None or asked.on is not None:
-        counted = _timed(asked, catalogs[0], counted, samples, precision)
+    recipe, timed = _recipe(asked, assumed), _timed(asked, catalogs[0])
+    precisions = _precisions(asked, catalogs, hosts, now)
     profile = described_profile(
-        model,
+        model, samples=samples, batch_size=batch, precisions=precisions, now=now, recipe=recipe, timed=timed
+    )
+    remarks = () if timed is None else timed.remarks(model, recipe, samples, precisions[0])
+    return DescribedJob(
+        model=model,
+        recipe=recipe,
         samples=samples,
         batch_size=batch,
-        precision=precision,
-        now=now,
-        recipe=recipe,
-        counted=counted,
+        profile=profile,
+        assumed=assumed,
+        remarks=tuple(remarks),
     )
-    return DescribedJob(model=model, recipe=recipe, samples=samples, batch_size=batch, profile=profile, assumed=assumed)
 
 
-def _precision(
+def _precisions(
     asked: Described, catalogs: Sequence[Catalog], hosts: Sequence[Host], now: datetime.datetime
-) -> Precision:
-    """Return bf16, or fp16 where a machine that is named, or one's own, has no units for that.
+) -> tuple[Precision, ...]:
+    """Return bf16, and what is next best for machines that are named, or one's own, and have no units for that.
 
     Raises:
         BadInput: of a host something is not said that a plan needs.
     """
     if asked.precision != "auto":
-        return asked.precision
+        return (asked.precision,)
     gpus = [text.partition(":")[0] for text in asked.gpus]
     named = [
         instance
@@ -523,36 +533,27 @@ def _precision(
     ]
     if hosts:
         named += [listing.instance_type for listing in owned(catalogs[0], hosts, now.date())[0].listings.values()]
-    return "fp16" if any(no_units(instance, "bf16") for instance in named) else "bf16"
+    return tuple(dict.fromkeys(["bf16", *map(quickest_precision, named)]))
 
 
 _ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
 
 
-def _timed(asked: Described, catalog: Catalog, counted: Counted, samples: int, precision: Precision) -> Counted:
-    """Return the operations and bytes of a sample by how long the whole training took on some GPUs.
+def _timed(asked: Described, catalog: Catalog) -> Timed | None:
+    """Return the training that was timed, on the GPUs that are named; None: none was.
 
     Raises:
         BadInput: only the time or only the GPUs are given, or nobody knows them.
     """
+    if asked.took is None and asked.on is None:
+        return None
     if asked.took is None or asked.on is None:
         raise BadInput("`took` and `on` belong together.", hint='for example `took="3d"` and `on="1 x A10G"`')
     written = _ON.fullmatch(asked.on.strip())
     count = int(written.group(1) or 1) if written else 0
     if written is None or count < 1:
         raise BadInput(f"`on` must be so many GPUs, got {asked.on!r}.", hint='for example `on="8 x A100"`')
-    gpu = gpu_of(gpu_named(catalog, written.group(2)))
-    if gpu is None:
-        raise BadInput(f"no rates of the {written.group(2)} are published.", hint="leave `took` and `on` out")
-    foretold_s = samples * sample_s(counted, gpu, precision) / count * beside_others(count)
-    factor = asked.took / foretold_s
-    return counted.model_copy(
-        update={
-            "flops": factor * counted.flops,
-            "moved_bytes": None if counted.moved_bytes is None else factor * counted.moved_bytes,
-            "log_sd": utilisation_prior().transformer.gpu_log_sd,
-        }
-    )
+    return Timed(took_s=asked.took, gpus=replace(gpu_named(catalog, written.group(2)), count=count))
 
 
 def _recipe(asked: Described, assumed: list[str]) -> Recipe:
@@ -628,12 +629,13 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
 
 def _fits(plan: Plan, job: DescribedJob) -> Iterator[Fit]:
     """Yield the most samples that each GPU among the plan's choices holds, once for each GPU and scheme."""
-    memory, described = job.memory, job.profile.devices[0].counted
-    assert described is not None
-    groups = (group for way in plan.choices if way.candidate is not None for group in way.candidate.groups)
+    devices = {device.precision: device for device in job.profile.devices}
+    ways = [way.candidate for way in plan.choices if way.candidate is not None]
     fits: dict[Fit, None] = {}
-    for group in groups:
-        has = group.hardware
+    for group, device in ((group, devices[way.precision]) for way in ways for group in way.groups):
+        has, memory, described = group.hardware, device.memory, device.counted
+        assert memory is not None
+        assert described is not None
         if has is not None and has.gpu is not None and has.gpu_memory_gib is not None:
             usable = usable_on_gpu(has.gpu_memory_gib * 2**30)
             scheme = scheme_of(memory, described, devices=group.workers_per_machine, usable_bytes=usable)
@@ -648,6 +650,10 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
     tokens = asked.tokens
     if params is not None and config is not None:
         raise BadInput("`params` and `config` exclude each other.", hint="keep the one that describes your model")
+    if params is None and config is None and flops is None:
+        raise BadInput(
+            "give `params` or `config`: what the model is.", hint='for example `params="110M"` and `samples="3M"`'
+        )
     if (samples is None) == (flops is None):
         raise BadInput(
             "give `samples` or `flops`: how long the training is."
@@ -655,10 +661,9 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
             else "`samples` and `flops` exclude each other.",
             hint="for example `samples=3e6`",
         )
-    if params is None and config is None and flops is None:
-        raise BadInput("give `params` or `config`: what the model is.", hint="for example `params=1.1e8`")
     if config is not None:
         model = of_config(_config(config), tokens, whole=asked.method == "full")
+        assumed += [f"{model.sample} a sample (`tokens`)"] * (tokens is None and "tokens" in model.sample)
     else:
         if tokens is None:
             tokens = TOKENS

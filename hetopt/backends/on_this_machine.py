@@ -35,16 +35,15 @@ from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import listed
-from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
+from hetopt.core.hosts import CPU, Host, parse_hosts, placeable, read_hosts
 from hetopt.core.interruption import usable_processors
 from hetopt.core.profile import CompressorCost, Device, Link as MeasuredLink, Profile, Reading, StepTime
-from hetopt.core.run_folder import RunFolders, latest_checkpoint
+from hetopt.core.run_folder import RunFolders
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec, host_names
-from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
-from hetopt.optimizer.plan import CostTerm, Plan, Prediction, Range
+from hetopt.optimizer.plan import CostTerm, Group, Plan, Prediction, Range
 from hetopt.optimizer.step_time.model import contention_reach
 
 
@@ -162,15 +161,13 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
         place: where that launcher's runs are, such as ``local``.
 
     Raises:
-        BadInput: it was started elsewhere, is not over, or has come to its end and left no checkpoint.
+        BadInput: it was started elsewhere, or is not over.
     """
     launch = Launch.load(folder / LAUNCH_FILE)
     check_place(launch, folder, place)
     state = launcher.poll(RunHandle(run_dir=folder)).state
     if not state.is_over:
         raise BadInput(f"{folder.name} is still {state.value}.", hint=f"end it first with `hetopt stop {folder.name}`")
-    if state is RunState.FINISHED and latest_checkpoint(folder) is None:
-        raise BadInput(f"{folder.name} has come to its end, and left no checkpoint.", hint="launch its plan anew")
     return launch
 
 
@@ -425,11 +422,15 @@ def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]
     Raises:
         BadInput: a planned host has other devices now, or there are more workers than samples in a batch.
     """
-    kinds = alike(hosts, plan.profile.measured_machines)
+    kinds = placeable(hosts, plan.profile.measured_machines)
     groups = plan.chosen.groups
     if not all(group.machines <= len(kinds.get(group.instance_type, ())) for group in groups):
         return _shared_alike(plan, hosts)
-    placed = [(host, group) for group in groups for host in kinds[group.instance_type][: group.machines]]
+    placed: list[tuple[Host, Group]] = []
+    for group in groups:
+        taken = {other.way for other, _ in placed}
+        free = [host for host in kinds[group.instance_type] if host.way not in taken]
+        placed += [(host, group) for host in free[: group.machines]]
     planned = tuple(host for host, _ in placed)
     for host, group in placed:
         if len(host.devices) != group.workers_per_machine:

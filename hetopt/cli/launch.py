@@ -14,6 +14,7 @@ from hetopt.cli.options import one_of, with_options
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of
+from hetopt.core.run_status import RunState
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend, Prepared
@@ -165,7 +166,11 @@ def _prepared(where: Backend, place: Place, plan: Path | None, resume: str | Non
             "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
             hint=f"hetopt launch --on {place} --resume RUN",
         )
-    return prepare_resumed(Run.find(resume), where, options)
+    ended = Run.find(resume)
+    if ended.status().state is RunState.FINISHED:
+        render.line(f"{ended.name} is already finished: plan it with `--epochs 20`, for example, to train for longer.")
+        raise typer.Exit
+    return prepare_resumed(ended, where, options)
 
 
 def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:

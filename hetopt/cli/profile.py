@@ -97,9 +97,12 @@ def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_
     for note in profile_document.notes(measured):
         render.note(note)
     if output is not None:
-        length = f" --{'epochs' if measured.job.counts_epochs else 'steps'} N" if measured.job.script else ""
+        # Nothing says how long a script trains, or a task whose target no pilot run reached.
+        job, is_reached = measured.job, any(pilot.steps_to_target for pilot in measured.pilots)
+        is_open = bool(job.script) or (job.usual_epochs is None and not is_reached)
+        length = f" --{'epochs' if job.counts_epochs or not job.script else 'steps'} N" if is_open else ""
         inventory_option = "" if inventory is None else f" --inventory {typed(inventory)}"
-        meant = "  # N: as many as it trains" if measured.job.script else ""
+        meant = "  # N: as many as it trains" if is_open else ""
         command = f"hetopt recommend {typed(output)} --budget 5{length}{inventory_option} -o plan.json{meant}"
         render.line(f"next: {command}", style="strong")
 

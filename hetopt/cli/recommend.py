@@ -16,6 +16,7 @@ from hetopt.cli.show import show_plan
 from hetopt.core import plain_text
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.interruption import Reporter
+from hetopt.reports.plan_document import next_commands
 
 if TYPE_CHECKING:
     from hetopt.api.planning import Estimate
@@ -114,7 +115,7 @@ def estimate(
         render.print_json(_facts(estimated))
     else:
         render.whole(estimated.document)
-        render.line("next: hetopt profile -- train.py", style="strong")
+        render.line(f"next: {next_commands(estimated.plan, 'plan.json')[0]}", style="strong")
         if output is not None:
             render.line(f"or:   hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200", style="strong")
     _refuse_a_risk(estimated.plan)

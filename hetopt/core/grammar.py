@@ -219,7 +219,11 @@ COUNT = Unit(
 DURATION = Unit(
     what="a length of time",
     example="6h or 1h30m, not a date",
-    scales={"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    scales={"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    | dict.fromkeys(("sec", "secs", "second", "seconds"), 1.0)
+    | dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
+    | dict.fromkeys(("hr", "hrs", "hour", "hours"), 3600.0)
+    | dict.fromkeys(("day", "days"), 86400.0),
     adds=True,
     most=100 * 365.25 * 86400,
 )

@@ -217,6 +217,11 @@ class Host(Record):
         return () if self.jump is None else _hosts_at(self.jump)
 
     @property
+    def way(self) -> str:
+        """The address, port and hops by which it is reached: of one machine."""
+        return f"{self.address} {self.port} {self.jump}"
+
+    @property
     def reached_as(self) -> str:
         """The ssh address for people: ``box1 (alice@box1.lan:2222 through gateway)``."""
         user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
@@ -315,6 +320,22 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
     return {group[0].name: tuple(group) for group in groups.values()}
 
 
+def placeable(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
+    """Return what `alike` does, and after it each group of hosts with one kind of their unlike GPUs left out, or alone.
+
+    Such a host is called after the GPUs that it has: ``box.RTX-3090``.
+    """
+    kinds = alike(hosts, measured)
+    for group in list(kinds.values()):
+        gpus = group[0].devices
+        for kind in dict.fromkeys(gpus) if len(set(gpus)) > 1 else ():
+            for part in (tuple(gpu for gpu in gpus if (gpu == kind) == is_alone) for is_alone in (True, False)):
+                name = re.sub(r"[^A-Za-z0-9._-]+", "-", ".".join(["", *dict.fromkeys(part)]))
+                some = [host.model_copy(update={"name": f"{host.name}{name}"[:80], "devices": part}) for host in group]
+                kinds.setdefault(some[0].name, tuple(some))
+    return kinds
+
+
 def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
     """Return the hosts of an inventory after checking them together."""
     if not 0 < len(hosts) <= MOST_HOSTS:
@@ -324,9 +345,9 @@ def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
         )
     seen: dict[str, str] = {}
     for host in hosts:
-        for what, key in (("is called", host.name), ("is reached as", f"{host.address} {host.port} {host.jump}")):
+        for what, key in (("is called", host.name), ("is reached as", host.way)):
             if key in seen:
                 shown_key = host.name if what == "is called" else host.address
                 raise BadInput(f"{where}: more than one host {what} {shown_key}.", hint="leave one of them out")
-        seen |= {host.name: "", f"{host.address} {host.port} {host.jump}": ""}
+        seen |= {host.name: "", host.way: ""}
     return tuple(hosts)

@@ -201,7 +201,8 @@ def positive(value: float | str, name: str, unit: str) -> float:
         raise BadInput(f"`{name}` must be {written.what}, got {value!r}.", hint=f"write {written.example}")
     number = quantity(value if isinstance(value, str) else repr(float(value)), written, f"`{name}`")
     if not (math.isfinite(number) and number > 0):
-        raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example `{name}=5`")
+        example = setting(name, "110M") if unit == "parameters" else f"`{name}=5`"
+        raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example {example}")
     return number
 
 
@@ -228,7 +229,7 @@ def duration_s(given: str | float, name: str) -> float:
     Raises:
         BadInput: it is no length of time above 0.
     """
-    if isinstance(given, str) and _NUMBER_ALONE.fullmatch(given.strip()):
+    if isinstance(given, str) and _NUMBER_ALONE.fullmatch(given.strip()) and float(given):
         example = setting(name, f"{given.strip()}h")
         raise BadInput(f"`{name}` needs a unit, got {given!r}.", hint=f"for example {example}")
     seconds = quantity(str(given), DURATION, f"`{name}`")

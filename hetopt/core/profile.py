@@ -142,8 +142,10 @@ class CompressorCost(Record):
     decompress_s: NonNegativeFloat
 
 
-class Counted(Record):
+class Counted(RecordLeavingOut):
     """The operations and bytes of a sample, counted, where nothing was measured: the two terms of a roofline."""
+
+    LEFT_OUT = ("unexplained_s",)
 
     flops: PositiveFloat = Field(description="operations that take as long at the data sheet's peak rate")
     moved_bytes: PositiveFloat | None = Field(
@@ -152,6 +154,9 @@ class Counted(Record):
     layers: PositiveInt = Field(description="one behind the other: devices that share a replica gather one at a time")
     weight_bytes: PositiveFloat = Field(description="of a replica's weights, as they are multiplied with")
     log_sd: PositiveFloat = Field(description="standard deviation of the log of (true / given) step time")
+    unexplained_s: PositiveFloat | None = Field(
+        default=None, description="of a sample on a GPU that was hardly used, which faster ones may not shorten"
+    )
 
 
 class Device(RecordLeavingOut):

@@ -169,8 +169,16 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
 
     A script without a session is converted first.
 
+    An estimated job is measured next, which a machine does that holds it.
+
     How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
     """
+    if plan.profile.is_counted:
+        replica, group = plan.profile.devices[0].memory, plan.chosen.groups[0]
+        alone_gib = 0 if group.hardware is None else group.hardware.gpu_memory_gib or 0
+        is_shared = replica is not None and replica.kept_bytes > 2**30 * alone_gib
+        who = f"{group.instance_type}: its {group.workers_per_machine} GPUs share the model"
+        return (f"hetopt profile -- train.py{f'  # on a {who}' * is_shared}",)
     if any(cloud_of(group.region) != AWS for group in plan.chosen.groups):
         return (f"hetopt export {plan_file} --skypilot task.yaml",)
     are_own = all(group.is_own for group in plan.chosen.groups)

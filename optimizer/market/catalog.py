@@ -201,7 +201,7 @@ class Catalog:
         Raises:
             BadInput: there is none; hints at names that are close.
         """
-        hint = f"see `hetopt catalog list`; for the machines with a GPU `hetopt catalog list --gpus {name}`"
+        hint = "see `hetopt catalog list`; for the machines with a GPU `hetopt catalog list --gpus any`"
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, TypeVar
 
+from hetopt.core.errors import BadInput
 from hetopt.core.formatting import usd
 from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import BANDS, Catalog, Listing, Price
-from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, known_gpus
 
 T = TypeVar("T")
 AnyMarket = Literal["spot", "on-demand", "any"]
@@ -120,8 +121,10 @@ def has_accelerator(found: InstanceType, name: str) -> bool:
 
 
 def is_called(accelerator: Accelerator, name: str) -> bool:
-    """Return whether an accelerator has this name, in any spelling, with or without its maker's."""
-    return _plain(_MAKER.sub("", name)) in {_plain(other) for other in _names(accelerator)}
+    """Return whether an accelerator has this name, in any spelling, with or without its maker's and its memory."""
+    names, nominal = _names(accelerator), accelerator.model.memory_gib if accelerator.model else accelerator.memory_gib
+    sizes = ("", *(f"{size:.0f}{unit}" for size in (nominal, accelerator.memory_gib) for unit in ("gib", "gb")))
+    return _plain(_MAKER.sub("", name)) in {_plain(other) + size for other in names for size in sizes}
 
 
 _MAKER = re.compile(r"^\s*(?:nvidia\s+)?(?:geforce\s+)?", re.IGNORECASE)
@@ -135,9 +138,12 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
         BadInput: hints at names that are close, and lists all without their other spellings.
     """
     accelerators = [instance.accelerator for instance in types if instance.accelerator]
-    names = {spelling for accelerator in accelerators for spelling in _names(accelerator)}
-    if _plain(name) not in {_plain(other) for other in names}:
+    if not any(is_called(accelerator, name) for accelerator in accelerators):
         every = ", ".join(sorted({accelerator.name for accelerator in accelerators}))
+        owned = next((gpu for gpu in known_gpus() if is_called(gpu, name)), None)
+        if owned is not None:
+            raise BadInput(f"no machine here has the {owned.name}.", hint=f"choose one of: {every}")
+        names = {spelling for accelerator in (*accelerators, *known_gpus()) for spelling in _names(accelerator)}
         raise unknown(name, sorted(names), "accelerator", hint=f"choose one of: {every}")
 
 

@@ -95,6 +95,9 @@ def _order(path: Path) -> tuple[str, int]:
 ANY_REGION = "any"
 """What is asked for instead of a region by who has no preference."""
 
+NOT_RENTED = "; hetopt plans for its machines, and does not rent them"
+"""What there is to know of every other cloud than AWS."""
+
 STALE_DAYS = 14
 """Spot prices move by the week; older ones are worth a word."""
 
@@ -117,15 +120,14 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
 def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetime.date) -> str | None:
     """Return a sentence on the age of prices, where one is older than `STALE_DAYS`."""
     days = sorted({(today - when).days for when in dates})
-    if not days or days[-1] <= STALE_DAYS:
+    is_old = bool(days) and days[-1] > STALE_DAYS
+    if days and catalog.cloud != AWS:
+        newer = f": `hetopt catalog import FILE --cloud {catalog.cloud}` takes newer ones" * is_old
+        return f"Prices of {catalog.cloud} are of {today - datetime.timedelta(days[-1])}{newer}{NOT_RENTED}."
+    if not is_old:
         return None
     whose = "" if catalog.directory == BUNDLED else f" in {catalog.directory}"
     span = " to ".join(str(age) for age in (days[0], days[-1])[: len(days)])
-    if catalog.cloud != AWS:
-        return (
-            f"Prices of {catalog.cloud} are {span} days old: `hetopt catalog import FILE --cloud {catalog.cloud}` "
-            "takes newer ones."
-        )
     return (
         f"Prices{whose} are {span} days old: `hetopt catalog refresh --region {catalog.region}` reads today's, "
         "without an account."
@@ -148,7 +150,8 @@ def clouds_home() -> Path:
     return home() / "catalogs" / "clouds"
 
 
-def oldest_price(catalogs: Iterable[Catalog]) -> datetime.date:
-    """Return the day of the oldest price that some catalogues have in their regions, of one price at least."""
+def price_days(catalogs: Iterable[Catalog]) -> str:
+    """Return the day of the prices of some catalogues' regions: 'the oldest of' it, where not all are."""
     listings = (listing for catalog in catalogs for listing in catalog.listings.values())
-    return min(price.date for listing in listings for price in (listing.on_demand, listing.spot) if price is not None)
+    days = {price.date for listing in listings for price in (listing.on_demand, listing.spot) if price is not None}
+    return f"{'the oldest ' * (len(days) > 1)}of {min(days)}"

@@ -44,6 +44,7 @@ def read_rows(
     others: bool = False,
     filled: Collection[str] = (),
     called: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    hint: str = HINT,
 ) -> Iterator[tuple[str, Made]]:
     """Yield the place of each line of a CSV file, and the record of its cells; blank cells are unknown, and left out.
 
@@ -55,6 +56,7 @@ def read_rows(
         others: whether further columns are passed over.
         filled: columns without which a line is passed over.
         called: by record, the columns of those of its fields that are called otherwise.
+        hint: what to do with a file that cannot be used.
 
     Raises:
         BadInput: no such file, not UTF-8, another header, or a line that cannot be used.
@@ -72,19 +74,19 @@ def read_rows(
             if unknown
             else "names a column twice"
         )
-        raise BadInput(f"{path} {problem}.", hint=HINT)
+        raise BadInput(f"{path} {problem}.", hint=hint)
     read, needed = set(columns), set(filled)
     for number, cells in lines[1:]:
         where = f"{path} line {number}"
         if len(cells) != len(header):
-            raise BadInput(f"{where}: has {len(cells)} cells where the header has {len(header)}.", hint=HINT)
+            raise BadInput(f"{where}: has {len(cells)} cells where the header has {len(header)}.", hint=hint)
         values = {column: cell for column, cell in zip(header, cells, strict=True) if cell and column in read}
         if not values.keys() >= needed:
             continue
         try:
             record = make(values)
         except ValidationError as error:
-            raise BadInput(f"{where}: {faults(error, called.get(error.title))[0]}.", hint=HINT) from None
+            raise BadInput(f"{where}: {faults(error, called.get(error.title))[0]}.", hint=hint) from None
         yield where, record
 
 

@@ -13,26 +13,27 @@ from __future__ import annotations
 import datetime
 import re
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
 from hetopt import catalogs
 from hetopt.core.artifact import Record, write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.hosts import CPU, Host, alike
+from hetopt.core.hosts import CPU, Host, alike, placeable
 from hetopt.core.paths import inside, read_text
-from hetopt.core.plain_text import known, unknown
+from hetopt.core.plain_text import either, known, unknown
 from hetopt.optimizer.market.catalog import REGION_PRICE_LOG_SD, Catalog, Listing, Market, Price
 from hetopt.optimizer.market.catalog_filter import is_called
 from hetopt.optimizer.market.catalog_rows import Name, Source, read_rows, read_sources
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, known_gpus
 from hetopt.optimizer.market.quota import Bucket, Quotas, own_bucket
-from hetopt.optimizer.plan import AWS, OWN
+from hetopt.optimizer.plan import AWS, OWN, UNLIKE
 
 SOURCE = "the inventory"
 _GIB_OF_A_CPU = 4.0
@@ -41,7 +42,7 @@ _GIB_OF_A_CPU = 4.0
 def owned(
     catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, measured: Collection[str] = ()
 ) -> tuple[Catalog, Quotas]:
-    """Return an inventory as a catalogue, whose types are named after the first of their hosts (`alike`).
+    """Return an inventory as a catalogue, whose types are named after the first of their hosts (`placeable`).
 
     Args:
         catalog: of what can be rented, which knows GPUs and CPUs.
@@ -54,16 +55,17 @@ def owned(
     """
     listings: dict[str, Listing] = {}
     kinds = alike(hosts, measured)
-    for host in (group[0] for group in kinds.values()):
+    for host in (group[0] for group in placeable(hosts, measured).values()):
         if host.name in catalog.instance_types:
             raise BadInput(f"a host is called {host.name}, as a type that can be rented.", hint="rename it")
-        machine = _host_machine(catalog, host)
+        whole = next(other.name for other in hosts if other.way == host.way)
+        machine = replace(_host_machine(catalog, host), part_of=whole)
         price = Price(
             usd_per_hour=_usd_per_hour(host), market="on-demand", region=OWN, date=today, source=host.cost_in_words
         )
         listings[host.name] = Listing(instance_type=machine, on_demand=price)
     types = {**catalog.instance_types, **{name: listing.instance_type for name, listing in listings.items()}}
-    quotas = {own_bucket(name): len(kinds[name]) * listing.instance_type.vcpus for name, listing in listings.items()}
+    quotas = {own_bucket(name): len(group) * listings[name].instance_type.vcpus for name, group in kinds.items()}
     inventory = replace(catalog, cloud=OWN, region=OWN, instance_types=types, listings=listings)
     return inventory, MappingProxyType(quotas)
 
@@ -108,12 +110,19 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
     gpus = []
     for name in () if CPU in host.devices else host.devices:
         try:
-            gpus.append(gpu_named(catalog, name))
+            gpu = gpu_named(catalog, name)
         except BadInput as error:
             raise BadInput(
                 f"no rates of the {name} of {host.name} are known.",
-                hint=f"{error.hint}; or leave the host out of this plan",
+                hint=f"{error.hint} Or leave the host out of this plan.",
             ) from None
+        sizes = sorted({other.memory_gib for other in known_gpus() if is_called(other, name)})
+        if len(sizes) > 1:
+            raise BadInput(
+                f"the {name} of {host.name} is made with {either(f'{size:g} GiB' for size in sizes)}.",
+                hint=f"write {either(repr(f'{gpu.name} {size:g} GiB') for size in sizes)}",
+            )
+        gpus.append(gpu)
     return tuple(gpus)
 
 
@@ -137,7 +146,10 @@ def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
     if not gpus:
         return None
     least = min(gpus, key=lambda gpu: (gpu.fp32_flops_per_s or 0.0, gpu.memory_gib))
-    names = " + ".join(dict.fromkeys(gpu.name for gpu in gpus))
+    if len(set(gpus)) == 1:
+        return replace(least, count=len(gpus))
+    counted = ((f"{count} × " * (count > 1), gpu) for gpu, count in Counter(gpus).items())
+    names = UNLIKE.join(f"{many}{gpu.name} {gpu.memory_gib:.0f} GiB" for many, gpu in counted)
     return replace(least, name=names, count=len(gpus), memory_gib=min(gpu.memory_gib for gpu in gpus))
 
 
@@ -181,9 +193,11 @@ class CloudRow(Record):
     on_demand_usd_per_hour: PositiveFloat | None = Field(default=None, alias="Price")
     spot_usd_per_hour: PositiveFloat | None = Field(default=None, alias="SpotPrice")
     gpu_facts: str = Field(default="", alias="GpuInfo")
+    currency: Literal["USD"] = Field(default="USD", alias="Currency")
 
 
 COLUMNS = tuple(str(field.alias) for field in CloudRow.model_fields.values())
+_FILE_HINT = "correct the file: its prices are in USD, in the columns Price and SpotPrice"
 _REQUIRED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "Region", "Price")
 
 
@@ -205,7 +219,9 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
         BadInput: no such cloud, or its file cannot be used.
     """
     files = clouds(home)
-    chosen = sorted(files) if cloud == ANY_CLOUD else [known(cloud, [*files, AWS, ANY_CLOUD], "cloud")]
+    names = [*files, AWS, ANY_CLOUD]
+    hint = f"choose one of: {', '.join(names)}; or bring its prices: `hetopt catalog import FILE --cloud {cloud}`"
+    chosen = sorted(files) if cloud == ANY_CLOUD else [known(cloud, names, "cloud", hint=hint)]
     return tuple(catalog for name in chosen for catalog in _read(name, files[name], base)[0])
 
 
@@ -246,7 +262,9 @@ def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], t
     unknown_gpus: dict[str, None] = {}
     make = CloudRow.model_validate
     filled = {"InstanceType", "AcceleratorName"}  # other lines are CPUs, and GPUs that are added to any machine
-    for _, row in read_rows(path, make, columns=COLUMNS, required=_REQUIRED, others=True, filled=filled):
+    for _, row in read_rows(
+        path, make, columns=COLUMNS, required=_REQUIRED, others=True, filled=filled, hint=_FILE_HINT
+    ):
         if row.name not in machines:
             machines[row.name] = _machine(base, row, cloud, coremark_of_a_cpu)
         machine = machines[row.name]

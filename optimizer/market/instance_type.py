@@ -168,6 +168,7 @@ class InstanceType:
         coremark_iterations_per_s: CoreMark over all vCPUs, a prior for CPU speed.
         cloud: that rents it out; `OWN`: nobody does, it is one machine of its owner.
         unlike: each of its accelerators, where they are not alike: ``accelerator`` is then the least of them.
+        part_of: the machine whose other accelerators it leaves out; absent: it is whole.
         source: where the specification comes from.
     """
 
@@ -195,6 +196,7 @@ class InstanceType:
     coremark_iterations_per_s: PositiveFloat | None = None
     cloud: str = AWS
     unlike: tuple[Accelerator, ...] = ()
+    part_of: str | None = None
     source: Name
 
     def __post_init__(self) -> None:

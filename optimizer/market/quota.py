@@ -171,7 +171,7 @@ def bucket_of(offer: Offer) -> Bucket:
     """Return the bucket of the quota that machines of this offer count against."""
     market = offer.price.market
     if not offer.is_of_aws:
-        return own_bucket(offer.instance_type.name)
+        return own_bucket(offer.instance_type.part_of or offer.instance_type.name)
     return Bucket(market=market, family=family_of(offer.instance_type.name, market))
 
 

@@ -132,7 +132,9 @@ _SMALLER_STEP = (
     "compute in bf16, recompute activations in the backward pass (gradient checkpointing, torch.utils.checkpoint), or "
     "train a smaller model"
 )
-_SMALLER_JOB = 'choose a smaller model, shorten the samples with `tokens`, or train adapters with `method="lora"`'
+_SMALLER_JOB = (
+    "choose a smaller model, shorten the samples with `tokens`, train less of it or beside weights in 4 bits (`method`)"
+)
 """What makes a described job fit; sharding over a machine's GPUs and recomputing were tried."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import cluster as cluster_words, duration, usd
-from hetopt.core.hosts import Host
+from hetopt.core.hosts import Host, placeable
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.market.offer_filter import Unpriced
@@ -213,7 +213,8 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
         observed=None,
         study=None,
     )
-    hours = OpenHours.of(hosts, now.astimezone())
+    kinds = placeable(hosts, request.profile.measured_machines)
+    hours = OpenHours.of([host for kind in kinds.values() for host in kind], now.astimezone())
     return recommend(replace(request, catalog=catalog, options=wanted, open_hours=hours), seed=seed, now=now)
 
 

@@ -23,8 +23,16 @@ from hetopt.optimizer.plan import Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.pareto import undominated
-from hetopt.optimizer.step_time.links import Network, gathering_s, in_company, inside_machine, network_of
+from hetopt.optimizer.step_time.links import (
+    Network,
+    gathering_s,
+    in_company,
+    inside_machine,
+    is_switched,
+    network_of,
+)
 from hetopt.optimizer.step_time.posterior import Shape
+from hetopt.optimizer.step_time.priors import switched_contention
 from hetopt.optimizer.step_time.tiers import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.transfer import (
     ReferenceHost,
@@ -186,7 +194,7 @@ def machine_options(
         if instance.name not in known:
             try:
                 seen = None if sampled is None else sampled.machine(instance.name, precision)
-                alone = _gathering(_in_company(worker_of(instance, like), model, shape), model, instance)
+                alone = _gathering(_in_company(worker_of(instance, like), model, shape, instance), model, instance)
                 if only_sampled and (lacking := no_units(instance, precision)):
                     raise Unusable(lacking)
                 samples = model.reference.largest_measured
@@ -223,7 +231,7 @@ def machine_options(
     return tuple(usable), MappingProxyType(dict(excluded))
 
 
-def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape) -> WorkerModel:
+def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape, instance: InstanceType) -> WorkerModel:
     """Return the worker beside all others of its machine, where only fewer at a time were measured."""
     if worker.evidence == "measured":
         return worker
@@ -232,6 +240,8 @@ def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape) -> Worker
     measured = reference.workers_per_host if reference.kind == "cuda" else 1
     if worker.workers == measured:
         return worker
+    if model.profile.is_counted and is_switched(instance):  # how far those slow each other, public jobs tell
+        shape = replace(shape, contention=replace(shape.contention, value=switched_contention()))
     beside_log_sd = abs(shape.crowded_log_sd(worker.workers) - shape.crowded_log_sd(measured))
     factor = shape.crowded(worker.workers) / shape.crowded(measured)
     return worker.slower(factor, math.hypot(worker.log_sd, beside_log_sd))

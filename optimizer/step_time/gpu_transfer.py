@@ -109,6 +109,7 @@ class Gpu:
         fp32_tflops, tf32_tflops, fp16_tflops: peak rates of matrix products, dense.
         bandwidth_gb_per_s: of its memory, and ``memory_gib``: the size of that.
         log_sd: what guessed facts add to the spread of its step time.
+        halves_slowly: whether it multiplies slower in 16 bits than in 32, which nobody then does.
     """
 
     key: str
@@ -119,6 +120,7 @@ class Gpu:
     bandwidth_gb_per_s: float
     memory_gib: float
     log_sd: float = 0.0
+    halves_slowly: bool = False
 
     def tflops(self, precision: Precision) -> float:
         """Return the peak rate of matrix products in a precision, TFLOP/s."""
@@ -447,8 +449,8 @@ def gpu_of(accelerator: Accelerator) -> Gpu | None:
     capability = _capability(model)
     newer = capability >= 8
     tf32, fp16, part = model.tf32_tensor_tflops, model.fp16_tensor_tflops, accelerator.fraction
-    guessed = fp16 is None and capability >= 7
-    fp16 = fp16 or model.fp32_tflops * (2 if capability >= 7 else 1)
+    guessed, halves_slowly = fp16 is None and capability >= 7, fp16 is not None and fp16 < model.fp32_tflops
+    fp16 = max(model.fp32_tflops, fp16 or model.fp32_tflops * (2 if capability >= 7 else 1))
     return Gpu(
         key=_key(model.name, model.memory_gib),
         capability=capability,
@@ -458,6 +460,7 @@ def gpu_of(accelerator: Accelerator) -> Gpu | None:
         bandwidth_gb_per_s=part * model.memory_bandwidth_gb_per_s,
         memory_gib=part * model.memory_gib,
         log_sd=math.hypot(GUESSED_RATE_LOG_SD if guessed else 0.0, 0.1 * math.log2(part)),
+        halves_slowly=halves_slowly,
     )
 
 

@@ -153,12 +153,18 @@ TAIL = 4.0
 """Degrees of freedom of the noise (Student's t): a disturbed run must not bend the model."""
 
 
+def switched_contention() -> float:
+    """Return how far many GPUs that a switch joins slow each other, as a part of a step."""
+    contention = SWITCHED["contention"].mean
+    assert contention is not None
+    return math.exp(contention)
+
+
 def beside_others(gpus: int) -> float:
     """Return the factor on a step's time with so many GPUs that a switch joins, relative to one."""
-    contention, straggling = SWITCHED["contention"].mean, PRIORS["straggling"].mean
-    assert contention is not None
+    straggling = PRIORS["straggling"].mean
     assert straggling is not None
-    crowded = 1 + math.exp(contention) * (1 - 1 / gpus)
+    crowded = 1 + switched_contention() * (1 - 1 / gpus)
     return crowded * (1 + math.exp(straggling) * float(expected_maximum(gpus)))
 
 

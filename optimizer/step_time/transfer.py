@@ -26,6 +26,7 @@ from typing import Literal
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.memory import ALONE, ExchangeMemory
 from hetopt.core.profile import Device
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedDevice, FittedModel, StepTimeLine, times_as_long
 from hetopt.optimizer.market.catalog_filter import FIRST_CAPABILITY_WITH_BF16
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, pinned
@@ -73,7 +74,6 @@ ONLY_GPUS_PROFILED = "a CPU machine, while only GPUs were profiled"
 NO_PUBLISHED_RATES = "no published rates of its GPU"
 NO_RATES_OF_OWN_GPU = "the profile does not say how fast its own GPU is"
 NO_RATES_FOR_GPUS = "a GPU, while the profile lacks the rates to predict one"
-NO_BF16_UNITS = "its GPU has no units for bf16"
 MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RATES_FOR_GPUS})
 """Reasons that another profile takes away; the others are the machines' own."""
 
@@ -173,7 +173,9 @@ def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[M
     for fitted in (reference, *sorted(model.devices, key=lambda fitted: fitted.device.workers_per_host)):
         device, batch = fitted.device, fitted.largest_measured
         if device.kind == "cuda":
-            precision: Precision = "default" if device.precision == "fp32" else device.precision
+            # What was counted multiplies in what it says; torch's default has TF32 in convolutions.
+            is_default = device.precision == "fp32" and (device.counted is None or device.counted.moved_bytes is None)
+            precision: Precision = "default" if is_default else device.precision
             gpu = _profiled_gpu(model, device, types)
             if gpu is not None:
                 step = Measured(
@@ -279,7 +281,14 @@ def no_units(instance: InstanceType, precision: Precision) -> str | None:
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
     facts = [gpu for gpu in map(gpu_of, gpus) if gpu is not None]
     lacks = precision == "bf16" and any(gpu.capability < FIRST_CAPABILITY_WITH_BF16 for gpu in facts)
-    return NO_BF16_UNITS if lacks else None
+    slow = precision == "fp16" and any(gpu.halves_slowly for gpu in facts)
+    return f"its GPU has no units for {precision}" if lacks or slow else None
+
+
+def quickest_precision(instance: InstanceType) -> Precision:
+    """Return the precision that a machine type's GPUs multiply quickest in, of bf16, fp16 and fp32."""
+    halves: tuple[Precision, ...] = ("bf16", "fp16")
+    return next((precision for precision in halves if no_units(instance, precision) is None), "fp32")
 
 
 def _same_cpu(model: FittedModel, instance: InstanceType) -> bool:
@@ -377,6 +386,10 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         step = host.gpus[0]
         log_s, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
         factor, log_sd = math.exp(float(log_s[0])) / step.step_time_s, math.sqrt(covariance[0, 0])
+    described = reference.device.counted
+    if described is not None and described.unexplained_s is not None and gpu is not None:
+        scaled_s = sample_s(described, gpu, host.gpus[0].place.precision)
+        log_sd = math.hypot(log_sd, math.log(max(1.0, described.unexplained_s / scaled_s)) / Z90)
     return _worker(
         model,
         "cuda",

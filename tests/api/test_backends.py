@@ -94,6 +94,9 @@ class Stories:
         assert report.on == self.here.PLACE
         assert len(report.workers) == 2
         assert run.model is not None
+        log = (run.folder / "events.jsonl").read_bytes()
+        assert hetopt.resume(run).name == run.name, "which is finished"
+        assert (run.folder / "events.jsonl").read_bytes() == log
 
     def test_a_run_is_stopped_and_goes_on(self, plan: Plan) -> None:
         run = self.launched(plan, steps=4_000)

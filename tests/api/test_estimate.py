@@ -124,12 +124,52 @@ def test_a_precision_is_one_that_the_named_gpus_compute_in(gpus: tuple[str, ...]
     assert small(types=(), gpus=gpus).plan.run.precision == precision
 
 
+@pytest.mark.parametrize(
+    ("params", "took", "on", "said"),
+    [
+        ("110M", "3s", "1 x A10G", "utilisation of 122,214 % of its peak, 70 TFLOP/s"),
+        ("7B", "3 days", "GTX 1080 Ti", "utilisation of .* 11.3 TFLOP/s"),
+        ("7B", "300 days", "GTX 1080 Ti", "11.8 GB of memory, and a step of one sample takes 1.. GB"),
+        ("700B", "3000 days", "8 x H100", "of memory, and a step of one sample takes .* of each"),
+    ],
+)
+def test_a_training_that_cannot_have_been_is_refused(params: str, took: str, on: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        small(params=params, samples=3e6, took=took, on=on)
+
+
+def test_a_gpu_that_was_hardly_used_may_not_be_what_takes_the_time() -> None:
+    job = {"samples": 3e6, "types": (), "gpus": "A100", "on": "A10G"}
+    told, used = (small(**job, took=took) for took in ("3 days", "2 hours"))
+    assert "Then the A10G was used at 1.3 %: if loading or Python is the reason" in " ".join(str(told).split())
+    assert "was used at" not in str(used)
+    gpus = len(told.plan.run.workers)
+    assert told.plan.chosen.prediction.training_s.high * gpus > 3 * 86400, "as long as with no faster GPU"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({**BERT, "max_position_embeddings": 512}, "`tokens` must be at most 512"),
+        ({**BERT, "model_type": "qwen3_moe"}, "num_experts is missing.*what a token passes"),
+        ({**BERT, "model_type": "mixtral"}, "num_local_experts is missing.*what a token passes"),
+    ],
+)
+def test_a_configuration_says_what_it_lacks(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"num_attention_heads": 12, **config}), encoding="utf-8")
+    with pytest.raises(BadInput, match=said):
+        small(params=None, config=path, tokens=2048)
+
+
 def test_a_configuration_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(BERT), encoding="utf-8")
     told = small(params=None, config=path)
     assert told.job.model.parameters == 109_482_240
     assert told.plan.run.task == "bert"
+    assert told.document.title.startswith("bert, 109 M parameters, ")
+    assert "512 tokens a sample (`tokens`)" in small(params=None, config=path, tokens=None).job.assumed
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_a_file_of_a_cloud_is_planned_with_and_exported_but_not_rented(nothing_i
     ("lines", "told"),
     [
         ((HEADER.replace("Price,", "PriceEUR,"), H100), "lacks the column Price"),
+        ((f"{HEADER},Currency", f"{H100},EUR"), "line 2: Currency must be 'USD', got 'EUR'"),
         ((HEADER, H100.replace(",24.0,", ",0,")), "line 2: Price must be greater than 0"),
         ((HEADER, H100.replace(",8.0,", ",many,")), "line 2: AcceleratorCount must be"),
         ((HEADER, H100.replace(",H100,", ",H900,")), "no machine with a GPU that hetopt knows (H900)"),
@@ -89,6 +90,7 @@ def test_a_file_that_cannot_be_used_is_refused_and_not_kept(
     with pytest.raises(BadInput) as error:
         import_cloud(file, "mine")
     assert told in error.value.message
+    assert "catalog" not in str(error.value.hint).removeprefix("`hetopt gpus`")
     assert not nothing_imported.exists()
 
 

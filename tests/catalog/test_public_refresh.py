@@ -32,7 +32,7 @@ from hetopt.optimizer.market.catalog_folder import (
     age_note,
     catalogs_home,
     in_use,
-    oldest_price,
+    price_days,
     refreshed_folders,
     write_catalog,
 )
@@ -394,8 +394,8 @@ def test_the_bundled_catalogue_is_in_use_until_there_is_another(
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     first, today = in_use(), datetime.date(2026, 11, 20)
     assert first.directory == BUNDLED
-    assert oldest_price([first]) == datetime.date(2025, 6, 28)
-    days = [datetime.date(2026, 8, 1), oldest_price([first])]
+    assert price_days([first]) == "the oldest of 2025-06-28"
+    days = [datetime.date(2026, 8, 1), datetime.date(2025, 6, 28)]
     told = "Prices are 111 to 510 days old: `hetopt catalog refresh --region us-east-1`"
     assert str(age_note(first, days, today=today)).startswith(told)
     files = {

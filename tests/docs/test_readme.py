@@ -34,6 +34,9 @@ from tests.logs import recorded_run
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("catalogs/*.md")])
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NEXT = re.compile(r"^(?:next|then|or): +(hetopt .*)$", re.MULTILINE)
+"""What a screen says that is to be typed next."""
+
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 
 
@@ -49,6 +52,9 @@ def commands() -> list[str]:
             for line in block.splitlines():
                 if line.startswith("$ "):
                     found[shlex.join(shlex.split(line[2:], comments=True))] = None
+    for path in (*DOCUMENTS, *REPOSITORY.glob("tests/face/golden/*.txt")):
+        for command in NEXT.findall(path.read_text(encoding="utf-8")):
+            found[shlex.join(shlex.split(command, comments=True))] = None
     return list(found)
 
 

@@ -145,6 +145,8 @@ def test_what_was_written_before_is_still_understood(read: Callable[[str], objec
         ("2k", COUNT, 2000.0),
         ("6h", DURATION, 21600.0),
         ("1h30m", DURATION, 5400.0),
+        ("3 days", DURATION, 259200.0),
+        ("1 hour 30 minutes", DURATION, 5400.0),
         ("1 h 30 min", DURATION, 5400.0),
         ("$20", MONEY, 20.0),
         ("20", MONEY, 20.0),

@@ -91,7 +91,18 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("qwen2", llama(151936, 896, 24, 4864, 14, 2, tie_word_embeddings=True), 494_032_768),
     (
         "qwen3_moe",
-        llama(151936, 2048, 48, 6144, 32, 4, head_dim=128, moe_intermediate_size=768, num_experts=128),
+        llama(
+            151936,
+            2048,
+            48,
+            6144,
+            32,
+            4,
+            head_dim=128,
+            moe_intermediate_size=768,
+            num_experts=128,
+            num_experts_per_tok=8,
+        ),
         30_532_122_624,
     ),
     (
@@ -106,6 +117,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
             moe_intermediate_size=1408,
             shared_expert_intermediate_size=5632,
             num_experts=60,
+            num_experts_per_tok=4,
         ),
         14_315_784_192,
     ),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import hetopt
+from hetopt.backends import on_this_machine
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.hosts import Host, Hours, alike
@@ -122,9 +123,32 @@ def test_a_box_with_unlike_gpus_has_a_worker_for_each() -> None:
     assert abs(slow - other) <= 1
     assert [worker.local_batch_size for worker in both.run.workers] == [slow, quick, other]
     assert group.hardware is not None
-    assert group.hardware.gpu == "T4 + L4"
+    assert group.hardware.in_words == "2 × T4 16 GiB + L4 22 GiB"
     slowest, quickest = (own(box("same", devices=(name,) * 3)).chosen.prediction for name in ("T4", "L4"))
     assert quickest.compute_s < both.chosen.prediction.compute_s < slowest.compute_s
+
+
+CARDS = st.lists(st.sampled_from(["RTX 3090", "GTX 1080 Ti", "T4", "L4"]), min_size=2, max_size=3, unique=True)
+
+
+@given(CARDS)
+def test_a_card_that_does_not_pay_is_left_out(cards: list[str]) -> None:
+    """A box with unlike cards is never worse than one that has one of them alone, and what runs has those cards."""
+    whole = box("box", devices=tuple(cards))
+    plan = own(whole)
+    assert score(plan) <= min(score(own(box("box", devices=(card,)))) for card in cards) * (1 + 1e-9)
+    run, [host] = on_this_machine._mapped(plan, [whole])
+    assert (host.way, len(host.devices)) == (whole.way, len(run.run.workers))
+    assert set(host.devices) <= set(cards)
+
+
+def test_the_precision_is_that_of_the_machines_in_a_cluster(tmp_path: Path) -> None:
+    """A card that multiplies fp16 at 1/64 of fp32 is planned in fp32, and changes nothing for others."""
+    inventory, job = tmp_path / "hosts.toml", {"params": "110M", "samples": "3M", "tokens": 128}
+    hosts = "usd_per_hour = 0.1\nnetwork_mbit = 940\ncpus = 8\n[old]\ndevices = ['GTX 1080 Ti']\n"
+    inventory.write_text(hosts, encoding="utf-8")
+    alone, beside = (hetopt.estimate(inventory=inventory, market=market, **job) for market in ("own", "any"))
+    assert (alone.plan.chosen.precision, beside.plan.chosen.precision) == ("fp32", "bf16")
 
 
 TIMES = st.builds(
@@ -152,6 +176,8 @@ def test_one_that_stands_for_unlike_workers_ends_when_they_do(times: list[Worker
         (box("box", usd_per_hour=None), "nobody said what box costs"),
         (box("box", cpus=None), "needs to know the CPUs of box"),
         (box("box", devices=("GTX 9",)), "no rates of the GTX 9 of box are known"),
+        (box("box", devices=("3090",)), "did you mean 'RTX 3090' or 'RTX 3090 Ti'. Or leave the host out"),
+        (box("box", devices=("A100",)), "made with 40 GiB or 80 GiB.*write 'A100 40 GiB' or 'A100 80 GiB'"),
         (box("c7i.large"), "as a type that can be rented"),
     ],
 )

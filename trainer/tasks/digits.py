@@ -88,4 +88,5 @@ def digits() -> Task:
         optimizer=sgd(0.005),
         target=Target(metric="accuracy", value=0.98),
         batch_size=64,
+        usual_epochs=20,
     )

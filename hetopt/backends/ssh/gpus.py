@@ -39,7 +39,8 @@ def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
 
 
 def _words(name: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", name.casefold())
+    """Return the words of a GPU's name, without the memory at its end, which drivers write in other places."""
+    return re.findall(r"[a-z0-9]+", re.sub(r"[\s-]\d+\s*gi?b$", "", name.casefold()))
 
 
 def environment(devices: Sequence[str]) -> dict[str, str]:
