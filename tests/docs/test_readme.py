@@ -130,7 +130,7 @@ DONE_ELSEWHERE = {
     r"convert": "tests/scripts/test_script_job.py::test_gradients_are_compared",
     r"launch \S+ .*-- ": "tests/scripts/test_script_job.py::test_it_is_launched_stopped",
     r"profile \S+ (--from-samples \S+ )?-o": "tests/docs/test_own_code.py::test_the_example_can_be_profiled",
-    r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
+    r"profile \S+ --explore .*--on ec2": "tests/ec2/test_renting.py::test_a_probe_is_rented",
     r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",
     r"launch \S+ --on ec2 --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
     r"profile \S+ --explore .*--on ssh": "tests/ssh/test_backend.py::test_hosts_are_measured",
@@ -141,14 +141,14 @@ DONE_ELSEWHERE = {
     r"hosts check": "tests/ssh/test_checking.py::test_the_command_says_a_line_for_each",
     r"doctor": "tests/ec2/test_setup.py::test_the_commands",
     r"setup": "tests/ec2/test_setup.py::test_the_commands",
-    r"fetch": "tests/ec2/test_fetch.py::test_a_model_that_a_machine_sent_is_fetched",
+    r"fetch": "tests/ec2/test_bucket.py::test_a_model_that_a_machine_sent_is_fetched",
     r"attach": "tests/ec2/test_command.py::test_a_run_is_looked_after_from_another_machine",
     r"stop": "tests/face/test_configuration.py",
     r"catalog refresh": "tests/catalog/test_public_refresh.py",
     r"gc --on ec2": "tests/ec2/test_command.py",
     r"estimate --config": "tests/api/test_estimate.py::test_a_configuration_is_counted",
     r"predict": "tests/face/test_predict.py",
-    r"inject": "tests/face/test_rehearsal.py::test_a_rehearsal_is_disturbed",
+    r"inject": "tests/face/test_launch.py::test_a_rehearsal_is_disturbed",
 }
 """What measures for long, waits for Ctrl-C, or needs a cloud or a run that goes on."""
 

@@ -20,8 +20,8 @@ import pytest
 
 from benchmarks._ports import own_port
 from hetopt.backends.ec2.objects import S3Objects
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop
+from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.removal import Found, Remover
 from hetopt.backends.ec2.renter.request import LEDGER_FILE, Answer, BotoEdge, Edge, LedgerEdge, Request, Retrying
@@ -170,6 +170,19 @@ def stack(inner: Edge, folder: Path, patience: Patience, **retries: Any) -> Edge
     return LedgerEdge(inner=retrying, path=folder / LEDGER_FILE, region=REGION, clock=patience.clock)
 
 
+def renter(edge: Edge, order: Order, folder: Path, patience: Patience) -> Loop:
+    """Who rents, follows and ends the machines of a run in this folder."""
+    return Loop(
+        edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
+    )
+
+
+def rent(edge: Edge, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> ClusterState:
+    """The machines of a plan, rented."""
+    files = {"plan.json": plan.to_json().encode()}
+    return renter(edge, order, folder, patience).begin(plan.run, files, bundle.data)
+
+
 def leftovers(edge: Edge, run_id: str | None = None) -> list[Found]:
     """Everything with a tag of ours that is still there."""
     return list(Remover(edge=edge, sleep=lambda _: None).look(run_id).check())
@@ -284,15 +297,18 @@ def order_for(
     return make
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path, order_for: Callable[..., Order], plan: Plan, bundle: Bundle) -> Path:
+def ordered(folder: Path, order: Order, plan: Plan, bundle: Bundle) -> Path:
     """The folder of a run that was ordered and not launched."""
-    folder = tmp_path / "runs" / "a-run"
     folder.mkdir(parents=True)
-    order_for().save(folder / ORDER_FILE)
+    order.save(folder / ORDER_FILE)
     plan.save(folder / PLAN_OBJECT)
     (folder / BUNDLE_FILE).write_bytes(bundle.data)
     return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, order_for: Callable[..., Order], plan: Plan, bundle: Bundle) -> Path:
+    return ordered(tmp_path / "runs" / "a-run", order_for(), plan, bundle)
 
 
 @pytest.fixture

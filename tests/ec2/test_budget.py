@@ -125,18 +125,6 @@ def test_machines_wait_no_longer_for_a_place_than_a_move_pays_for() -> None:
     assert PLACE_WITHIN_S + 600.0 <= UNPLACED_S
 
 
-def test_the_bill_of_a_machine() -> None:
-    assert Stay(since_s=0, until_s=10, usd_per_hour=3.6, minimum_s=MINIMUM_S).usd(1e9) == pytest.approx(0.06), (
-        "a minute at least"
-    )
-    assert Stay(since_s=0, until_s=None, usd_per_hour=3.6, minimum_s=MINIMUM_S).usd(1000) == pytest.approx(1.0)
-    stays = [
-        Stay(since_s=0, until_s=None, usd_per_hour=3.6, minimum_s=MINIMUM_S),
-        Stay(since_s=500, until_s=600, usd_per_hour=3.6, minimum_s=MINIMUM_S),
-    ]
-    assert spent_usd(stays, 1000) == pytest.approx(1.1)
-
-
 ZONE, WORST = "us-east-1a", 1.0
 BEGIN_S = 1_800_000_000.0
 NEVER = 1e11
@@ -342,7 +330,7 @@ def test_what_is_spent_never_falls_and_is_the_sum_over_the_pieces(
     if not lives:
         stay = stay.model_copy(update={"until_s": now_s})
     assert stay.usd(now_s) >= spent
-    assert stay.usd(now_s) == pytest.approx(pieces + rate * (max(now_s, 1060.0) - begun_s) / 3600)
+    assert spent_usd([stay, stay], now_s) == pytest.approx(2 * (pieces + rate * (max(now_s, 1060.0) - begun_s) / 3600))
     assert stay.usd(now_s) <= WORST_PRICE * max(now_s - 1000.0, 60.0) / 3600 * (1 + 1e-9)
 
 

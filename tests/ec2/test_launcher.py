@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 
 from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import (
     BOOT_FOLDER,
     ORDER_FILE,
@@ -41,7 +41,7 @@ from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import REGION, Patience, be_unkind, leftovers, plan_of, start_over
+from tests.ec2.conftest import REGION, Patience, be_unkind, leftovers, ordered, plan_of, start_over
 from tests.ec2.faults import Fault, Faulty, Killed
 from tests.ec2.followed import Followed, Priced, end_machines, event, placement_now, put
 
@@ -433,12 +433,8 @@ def follow(
     count = iter(range(10**6))
 
     def begin(inner: Edge | None = None, **changes: Any) -> Followed:
-        folder = tmp_path / "runs" / f"run-{next(count)}"
-        folder.mkdir(parents=True)
         order = order_for(chosen=spot_plan).model_copy(update={"created_s": time.time(), "move_usd": 0.3, **changes})
-        order.save(folder / ORDER_FILE)
-        spot_plan.save(folder / PLAN_OBJECT)
-        (folder / BUNDLE_FILE).write_bytes(bundle.data)
+        folder = ordered(tmp_path / "runs" / f"run-{next(count)}", order, spot_plan, bundle)
         edge = inner or Priced(cloud, {})
         launcher = Ec2Launcher(home=tmp_path, inner=edge, clock=patience.clock, sleep=patience.sleep)
         return Followed(cloud, launcher, folder, spot_plan.run, patience)

@@ -16,9 +16,8 @@ from hypothesis import given, settings, strategies as st
 from benchmarks.box import schedules
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, doctor
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher, read_lease
 from hetopt.backends.ec2.renter.order import (
-    ORDER_FILE,
     UNPLACED_S,
     BootImage,
     Guard,
@@ -34,7 +33,7 @@ from hetopt.backends.host.bundle import Bundle
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop, CloudRefused
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, be_unkind, leftovers, stack
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, be_unkind, leftovers, rent
 from tests.ec2.followed import Followed, Priced, end_machines
 
 Make = Callable[..., Order]
@@ -45,8 +44,9 @@ def client(service: str) -> Any:
 
 
 @pytest.fixture
-def role(cloud: BotoEdge) -> str:
-    """As the commands of `hetopt setup` make it."""
+def role(cloud: BotoEdge, patience: Patience) -> str:
+    """As the commands of `hetopt setup` make it, of an account whose clock is the test's."""
+    patience.now_s = time.time()
     iam = client("iam")
     trust = json.dumps(doctor.policy("end_trust", account=ACCOUNT))
     made = iam.create_role(RoleName=calls.END_ROLE, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
@@ -94,16 +94,6 @@ def order_of(plan: Plan) -> Callable[..., Order]:
     return make
 
 
-def rented(edge: Any, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> list[str]:
-    """What is told while it is rented."""
-    told: list[str] = []
-    called = stack(edge, folder, patience)
-    clock, sleep = patience.clock, patience.sleep
-    renter = Loop(edge=called, order=order, run_dir=folder, clock=clock, sleep=sleep, tell=told.append)
-    renter.begin(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
-    return told
-
-
 def states(edge: BotoEdge) -> dict[str, str]:
     answer = edge(read("ec2", "describe_instances", ""))
     return {one["InstanceId"]: one["State"]["Name"] for each in answer["Reservations"] for one in each["Instances"]}
@@ -120,11 +110,10 @@ def scheduled_s() -> dict[str, float]:
 def test_machines_that_nothing_ends_are_ended_after_their_lease(
     cloud: BotoEdge, role: str, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
-    patience.now_s = time.time()
     order = order_for()
     assert order.end_role == role
     seen = Recording(inner=cloud)
-    rented(seen, order, plan, bundle, tmp_path, patience)
+    rent(seen, order, plan, bundle, tmp_path, patience)
     promised = calls.launch_calls(order, {"plan.json": b""}, bundle.data)
     assert [one.operation for one in promised] == seen.operations, "the dry run prints what is done"
     names = {one["Name"] for one in client("scheduler").list_schedules()["Schedules"]}
@@ -166,9 +155,8 @@ def test_machines_that_are_given_no_place_are_ended_soon(
     patience: Patience,
     operation: str,
 ) -> None:
-    patience.now_s = time.time()
     with pytest.raises(CloudRefused):
-        rented(Refuses(cloud, operation, dies=True), order_for(), plan, bundle, tmp_path, patience)
+        rent(Refuses(cloud, operation, dies=True), order_for(), plan, bundle, tmp_path, patience)
     assert list(states(cloud).values()) == ["running"] * 4
     be_unkind(advance_s=UNPLACED_S + 60)
     assert list(states(cloud).values()) == ["terminated"] * 4
@@ -185,26 +173,19 @@ def test_an_account_with_the_role_that_allows_no_ends_or_none_to_be_moved_keeps_
     patience: Patience,
     what: str,
 ) -> None:
-    patience.now_s = time.time()
     with pytest.raises(CloudRefused, match="scheduler:"):
-        rented(Refuses(cloud, what), order_for(), plan, bundle, tmp_path, patience)
+        rent(Refuses(cloud, what), order_for(), plan, bundle, tmp_path, patience)
     assert not [one for one in leftovers(cloud) if one.kind == "instance"]
 
 
 def test_whoever_follows_a_run_moves_its_ends_before_its_lease(
-    cloud: BotoEdge, role: str, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+    cloud: BotoEdge, role: str, run_dir: Path, plan: Plan, tmp_path: Path, patience: Patience
 ) -> None:
     """At a tenth of the worst price the lease grows nearly as fast as time passes, look by look."""
-    folder = tmp_path / "runs" / "a-run"
-    folder.mkdir(parents=True)
-    patience.now_s = time.time()
-    order_for().save(folder / ORDER_FILE)
-    plan.save(folder / PLAN_OBJECT)
-    (folder / BUNDLE_FILE).write_bytes(bundle.data)
     priced = Priced(cloud, {("us-east-1a", "c7i.large"): 0.009})
     edge = Retrying(inner=priced, sleep=patience.sleep, random=Random(0))
     launcher = Ec2Launcher(home=tmp_path, inner=edge, clock=patience.clock, sleep=patience.sleep)
-    run = Followed(cloud, launcher, folder, plan.run, patience)
+    run = Followed(cloud, launcher, run_dir, plan.run, patience)
     order, first_s = run.order, run.seen.lease_end_s or 0.0
     moves, before = 0, scheduled_s()
     for _ in range(20):
@@ -280,7 +261,7 @@ def test_a_run_that_ends_takes_its_schedules_with_it(
     cloud: BotoEdge, role: str, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
     order = order_for()
-    rented(cloud, order, plan, bundle, tmp_path, patience)
+    rent(cloud, order, plan, bundle, tmp_path, patience)
     (group,) = [one for one in leftovers(cloud, order.run_id) if one.kind == "schedule-group"]
     assert (group.run_id, group.owner) == (order.run_id, order.owner), "as everything of the run"
     other = order.model_copy(update={"run_id": "20261120-000000-digits-0002"})

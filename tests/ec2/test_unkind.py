@@ -16,7 +16,6 @@ from benchmarks.box.iam import actions_of
 from benchmarks.box.stories import Account, Groups, Narrator
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.doctor import policy as printed
-from hetopt.backends.ec2.renter.launcher import Loop
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.reconcile import Rent
@@ -37,7 +36,18 @@ from hetopt.core.errors import CloudRefused
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, Recording, account_truth, be_unkind, leftovers, plan_of, stack
+from tests.ec2.conftest import (
+    ACCOUNT,
+    BUCKET,
+    Patience,
+    Recording,
+    account_truth,
+    be_unkind,
+    leftovers,
+    plan_of,
+    renter,
+    stack,
+)
 from tests.face.conftest import Answer as Said
 
 Make = Callable[..., Order]
@@ -57,12 +67,6 @@ class Shared(Patience):
 @pytest.fixture
 def patience() -> Patience:
     return Shared()
-
-
-def renter(edge: Edge, order: Order, folder: Path, patience: Patience) -> Loop:
-    return Loop(
-        edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
-    )
 
 
 def asking(service: str, operation: str, **parameters: object) -> Request:

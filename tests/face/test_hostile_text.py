@@ -223,7 +223,7 @@ def test_damaged_files_are_one_clean_sentence(
 def test_what_is_no_file_of_ours_is_one_sentence(
     verb: str, what: str, hetopt: Callable[..., Answer], tmp_path: Path
 ) -> None:
-    """What else may lie where a file is expected is in tests/facts/test_reading.py."""
+    """What else may lie where a file is expected is in tests/facts/test_artifact.py."""
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     (tmp_path / "deep").write_text("[" * 100_000)

@@ -43,7 +43,7 @@ from tests.logs import an_event, history_of
 from tests.work import calls_of
 
 from .logged import compressed_log, disturbed_log, plain_log, report_of
-from .test_plan_page import outlined, outside
+from .test_show import outlined, outside
 
 Golden = Callable[[str, str], None]
 
@@ -89,12 +89,6 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
     assert report.contention.measured == (None if contention is None else pytest.approx(contention, rel=1e-3))
 
 
-def test_cost_is_the_run_time_at_the_plans_hourly_rate(launch: Launch) -> None:
-    figures = {figure.name: figure for figure in report_of(launch, plain_log(launch)).compared}
-    hours = figures["run time"].measured / 3600
-    assert figures["cost at the plan's rate"].measured == pytest.approx(hours * launch.hourly_usd)
-
-
 @pytest.mark.parametrize("change", [{"reason": "stopped"}, {"resumed_step": 50}])
 def test_only_the_step_time_of_half_a_run_is_compared(launch: Launch, change: dict[str, object]) -> None:
     report = report_of(launch, plain_log(launch, **change))  # type: ignore[arg-type]  # one keyword of several types
@@ -108,31 +102,6 @@ def test_only_the_step_time_of_half_a_run_is_compared(launch: Launch, change: di
 def test_a_run_without_a_step_has_no_report(launch: Launch, state: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         make_report(launch, history_of(plain_log(launch)[:2], launch.starts), state=state)
-
-
-def test_restarts_are_counted_and_progress_goes_on(launch: Launch) -> None:
-    events = plain_log(launch)
-    progress = history_of([*events[:3], {**events[0], "resumed_step": 400}, *events[1:]], launch.starts).run
-    assert progress.restarts == 1
-    assert progress.first_step == 0
-    assert progress.step == events[-1]["step"]
-
-
-def test_a_disturbed_rehearsal_draws_its_shares_and_says_what_was_not_predicted(rehearsed: Launch) -> None:
-    report = report_of(rehearsed, disturbed_log(rehearsed))
-    shares = report.over_time.values("share0")
-    assert (report.over_time.step[-1], shares[0] < shares[-1]) == (200, True)
-    assert [one.kind for one in report.happenings] == ["condition_changed", "shares_changed", "miniature_slowed"]
-    assert [worker.speed for worker in report.workers] == [1, 1, 0.25, 0.25]
-
-
-def test_a_compressed_run_tells_what_it_sent(rehearsed: Launch) -> None:
-    report = report_of(rehearsed, compressed_log(rehearsed))
-    assert report.sent is not None
-    assert report.sent.sent_bytes == 50 * 393_000 + 150 * 7860
-    assert report.sent.dense_bytes == 200 * 393_000
-    assert [(way.way.split()[0], way.steps) for way in report.sent.ways] == [("identity", 50), ("topk", 150)]
-    assert Report.from_json(report.to_json(), origin="itself") == report
 
 
 def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
@@ -430,6 +399,7 @@ def test_a_report(name: str, launch: Launch, rehearsed: Launch, shown: Shown, go
         "report-compressed": (rehearsed, compressed_log(rehearsed)),
     }[name]
     report = report_of(started, events)
+    assert Report.from_json(report.to_json(), origin="itself") == report
     document = run_document.document(report)
     shown(name, (*document.about, *document.blocks))
     golden(f"{name}-page.txt", page_text(run_document.document(report, started)))

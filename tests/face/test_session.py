@@ -43,13 +43,6 @@ def test_three_unequal_workers_compute_what_one_machine_does(name: str, crew: Cr
         assert torch.allclose(told[name][1], parameters, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_worker_that_is_alone_changes_no_bit(name: str) -> None:
-    before, after = train(SCRIPTS[name], None), train(SCRIPTS[name], session)
-    assert after[0] == before[0]
-    assert torch.equal(after[1], before[1])
-
-
 @pytest.mark.parametrize("name", [*EXCHANGES, *ALONE, "overflow", "skipped alone"])
 def test_whatever_is_sent_workers_end_alike_and_have_learned(name: str, crew: Crew) -> None:
     losses = crew[1][0][name][0]

@@ -29,8 +29,8 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.host import forks
 from hetopt.trainer.host.forks import ForkServer, NoFork
 from tests.disturbance import PATIENCE_S
+from tests.launched import over
 from tests.trainer.scenarios import toy_spec
-from tests.trainer.test_local_launcher import over
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes start by themselves elsewhere")
 
@@ -406,7 +406,8 @@ def test_a_launched_worker_has_its_part_of_the_processors_and_spins_briefly(
     (tmp_path / "run").mkdir()
     toy = toy_spec(shares=(4,) * workers, stop={"max_steps": 2}) | {"task": f"{tmp_path / 'tells.py'}:task"}
     launcher = LocalLauncher()
-    status = over(launcher, launcher.start(RunSpec.model_validate_json(json.dumps(toy)), tmp_path / "run", wish))
+    launcher.start(RunSpec.model_validate_json(json.dumps(toy)), tmp_path / "run", wish)
+    status = over(launcher, tmp_path / "run")
     assert status.state.value == "finished", status
     for rank in range(workers):
         told = json.loads((tmp_path / f"told-{rank}.json").read_text())

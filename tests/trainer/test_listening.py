@@ -37,9 +37,10 @@ from hetopt.trainer.host.gate import (
 )
 from tests.disturbance import PATIENCE_S
 from tests.forks import Forked
+from tests.launched import wait_for, worker_processes
 from tests.listeners import Listeners, watched
 
-from .test_local_launcher import has, kill_worker, spec, wait_for, worker_processes
+from .test_local_launcher import has, kill_worker, spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOBODY = 65534

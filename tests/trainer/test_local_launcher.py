@@ -1,63 +1,54 @@
-"""Real runs under the local launcher: started, watched, killed, resumed and stopped from outside."""
+"""Real runs under the local launcher: started, watched, killed, resumed and stopped from outside.
+
+A run is alive exactly as long as its lease is locked: whatever clocks and files say, and whoever asks.
+
+torchrun's agent forks its workers, and starts them as it always does where a fork would not do.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch.distributed.elastic.multiprocessing import api
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program, run_status
+from hetopt.backends.processes import (
+    LEASE_FILE,
+    PROCESS_FILE,
+    LocalLauncher,
+    ProcessLauncher,
+    Program,
+    is_alive,
+    lease,
+    run_status,
+)
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, Event, EventLog, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, RunStatus
+from hetopt.trainer.host.agent import fork_from, forked_workers
+from hetopt.trainer.host.forks import ForkedProcess, ForkServer
 from tests.disturbance import PATIENCE_S
+from tests.launched import over, processes_of, start_elsewhere, wait_for, worker_processes
 from tests.logs import fields
 
 from .scenarios import toy_spec
 
-START = """
-import sys, time
-from pathlib import Path
-from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program, run_status
-from hetopt.core.run_spec import RunSpec
-run_dir = Path(sys.argv[1])
-LocalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
-time.sleep(600)
-"""
-
 
 def spec(**changes: object) -> RunSpec:
     return RunSpec.model_validate_json(json.dumps(toy_spec(shares=(5, 3), **changes)))
-
-
-def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Every living process with the run's folder on its command line, this one and its own children by `-c` aside."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        line = process.info["cmdline"] or []
-        if str(run_dir) in line and "-c" not in line and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
-def wait_for(what: Callable[[], object], run_dir: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        if time.monotonic() > deadline:
-            logs = "\n".join(f"{path}:\n{path.read_text()}" for path in run_dir.rglob("*.log"))
-            pytest.fail(f"waited in vain\n{(run_dir / 'events.jsonl').read_text()}\n{logs}")
-        time.sleep(0.05)
 
 
 def has(run_dir: Path, event: str, **fields: object) -> list[Event]:
@@ -65,20 +56,8 @@ def has(run_dir: Path, event: str, **fields: object) -> list[Event]:
     return [each for each in events if each["event"] == event and all(each.get(k) == v for k, v in fields.items())]
 
 
-def over(launcher: LocalLauncher, handle: RunHandle) -> RunStatus:
-    wait_for(lambda: launcher.poll(handle).state.is_over, handle.run_dir)
-    return launcher.poll(handle)
-
-
 def worker(run_dir: Path, rank: int) -> psutil.Process:
     return worker_processes(run_dir, rank)[-1]
-
-
-def worker_processes(run_dir: Path, rank: int) -> list[psutil.Process]:
-    """The worker, and before it the warden that replaces it, where there is one."""
-    workers = [process for process in processes_of(run_dir) if "hetopt.trainer.worker" in process.cmdline()]
-    own = [process for process in workers if process.environ()["RANK"] == str(rank)]
-    return sorted(own, key=lambda process: process.create_time())
 
 
 def kill_worker(run_dir: Path) -> None:
@@ -105,7 +84,7 @@ def test_a_killed_worker_is_restarted_from_the_checkpoint_and_a_second_kill_is_e
         assert second["resumed_step"] in [event["step"] for event in has(tmp_path, "checkpoint_saved")]
         wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
         kill_worker(tmp_path)
-        status = over(launcher, handle)
+        status = over(launcher, tmp_path)
     finally:
         launcher.stop(handle)
     assert status.state == RunState.FAILED
@@ -136,7 +115,7 @@ def test_a_worker_that_hangs_is_named_when_time_is_up(tmp_path: Path, task: str,
         hanging.send_signal(signal.SIGSTOP)
         wait_for(lambda: has(tmp_path, "run_failed"), tmp_path)
         hanging.send_signal(signal.SIGCONT)
-        over(launcher, handle)
+        over(launcher, tmp_path)
     finally:
         launcher.stop(handle)
     failed = has(tmp_path, "run_failed")
@@ -144,8 +123,7 @@ def test_a_worker_that_hangs_is_named_when_time_is_up(tmp_path: Path, task: str,
 
 
 def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
-    (tmp_path / "wish.json").write_text(spec(stop={"max_steps": 1_000_000}).model_dump_json())
-    launching = subprocess.Popen([sys.executable, "-c", START, str(tmp_path)])
+    launching = start_elsewhere(LocalLauncher, spec(stop={"max_steps": 1_000_000}), tmp_path)
     try:
         wait_for(lambda: has(tmp_path, "training_started"), tmp_path)
         assert len(processes_of(tmp_path)) == 4, "the host, what it forks from, and two workers"
@@ -166,11 +144,6 @@ def test_stopping_a_run_that_is_still_starting_leaves_nothing(tmp_path: Path) ->
     assert launcher.poll(handle) == RunStatus(state=RunState.STOPPED)
 
 
-def test_the_launcher_does_not_import_torch() -> None:
-    code = "import sys, hetopt.backends.processes; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("devices", [("cuda",), ("cuda", "cpu"), ("cuda", "cuda")], ids="+".join)
 @pytest.mark.parametrize("compression", [{"name": "identity"}, {"name": "topk", "ratio": 0.1}], ids=["dense", "topk"])
@@ -182,8 +155,8 @@ def test_gpu_workers_train_alone_and_beside_others(
     for worker, device in zip(wish["workers"], devices, strict=True):
         worker["device"] = device
     launcher = LocalLauncher()
-    handle = launcher.start(RunSpec.model_validate_json(json.dumps(wish)), tmp_path, {})
-    status = over(launcher, handle)
+    launcher.start(RunSpec.model_validate_json(json.dumps(wish)), tmp_path, {})
+    status = over(launcher, tmp_path)
     assert status.state == RunState.FINISHED, status
     metrics = [event["metrics"]["mse"] for event in has(tmp_path, "evaluated")]
     assert metrics[-1] < metrics[0]
@@ -266,3 +239,221 @@ def test_a_run_that_goes_on_is_starting_until_its_own_workers_have_begun(tmp_pat
     finally:
         (tmp_path / "go").touch()
         launcher.stop(handle)
+
+
+HOLD = "import sys; sys.stdin.read()"
+COMMANDS = """
+import sys, time
+from pathlib import Path
+command, folder, wish, ahead = sys.argv[1], *map(Path, sys.argv[2:])
+set_by_nobody = time.time
+time.time = lambda: set_by_nobody() + float(ahead.read_text())
+
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.processes import ProcessLauncher, Program
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import RunSpec
+
+class Waits(ProcessLauncher):
+    def program(self, spec, run_dir):
+        waits = ("sh", "-c", "while sleep 1; do :; done")
+        return Program(module="none", log_name="host.log", defaults={}, prefix=waits)
+
+launcher, handle, spec = Waits(), RunHandle(run_dir=folder), RunSpec.model_validate_json(wish.read_text())
+try:
+    if command in ("launch", "resume"):
+        launcher.start(spec, folder, {})
+    if command == "stop":
+        launcher.stop(handle)
+    print(launcher.poll(handle).state.value, flush=True)
+    for _ in sys.stdin if command == "launch" else ():
+        print(launcher.poll(handle).state.value, flush=True)
+except BadInput as refused:
+    print(refused.message)
+"""
+"""What terminals do to a run whose process only waits, by a clock that is ahead by what a file says."""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[..., list[str]]:
+    """A command line of `COMMANDS` for the run in a folder, where /proc/stat is a file that a test writes."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root may show a process another /proc/stat")
+    (tmp_path / "wish").write_text(json.dumps(toy_spec()))
+    set_clock(tmp_path, 0)
+    shows = f'mount --bind "{tmp_path}/stat" /proc/stat && exec "$@"'
+
+    def line(command: str) -> list[str]:
+        files = [str(tmp_path / name) for name in ("run", "wish", "ahead")]
+        return ["unshare", "-m", "sh", "-c", shows, "sh", sys.executable, "-c", COMMANDS, command, *files]
+
+    return line
+
+
+def set_clock(folder: Path, ahead_s: int) -> None:
+    """Set it as the kernel does: the moment of the machine's start moves along."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    moved = [f"btime {int(line.split()[1]) + ahead_s}" if line.startswith("btime") else line for line in lines]
+    (folder / "stat").write_text("\n".join(moved) + "\n")
+    (folder / "ahead").write_text(str(ahead_s))
+
+
+def test_a_clock_that_is_set_ends_nothing_and_every_command_tells_the_truth(
+    tmp_path: Path, asked: Callable[..., list[str]]
+) -> None:
+    """By seconds, an hour and a day, while the launch goes on and for terminals that were opened since."""
+    (tmp_path / "run").mkdir()
+
+    def said(command: str) -> str:
+        return subprocess.run(asked(command), capture_output=True, text=True, check=True).stdout.strip()
+
+    with subprocess.Popen(asked("launch"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launch:
+        assert launch.stdout.readline() == "starting\n"
+        for ahead_s in (-2, 3600, -86_400):
+            set_clock(tmp_path, ahead_s)
+            launch.stdin.write("poll\n")
+            launch.stdin.flush()
+            assert launch.stdout.readline() == "starting\n", f"the launch itself, {ahead_s} s"
+            assert said("status") == "starting", f"{ahead_s} s"
+        assert said("resume") == f"a run is alive in {tmp_path / 'run'}."
+        assert said("stop") == "stopped"
+        launch.stdin.write("poll\n")
+        launch.stdin.flush()
+        assert launch.stdout.readline() == "stopped\n"
+        assert not is_alive(tmp_path / "run")
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lease on the folder."""
+    with lease(tmp_path) as held:
+        process = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, pass_fds=(held,))
+    with process:
+        yield process
+        process.kill()
+
+
+def test_a_process_holds_the_lease_as_long_as_it_lives(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    assert is_alive(tmp_path)
+    assert run_status(tmp_path).state is RunState.STARTING
+    with pytest.raises(BadInput, match="a run is alive in"), lease(tmp_path):
+        pass
+    holder.kill()
+    holder.communicate()
+    assert not is_alive(tmp_path)
+    assert run_status(tmp_path).state is RunState.FAILED
+    with lease(tmp_path):
+        pass
+
+
+def stop(run_dir: Path) -> None:
+    """With a clock of its own: what it would wait for does not come."""
+    now_s = iter(range(10**9))
+    LocalLauncher(clock=lambda: float(next(now_s)), sleep=lambda _: None).stop(RunHandle(run_dir=run_dir))
+
+
+def names(run_dir: Path, pid: object) -> None:
+    (run_dir / PROCESS_FILE).write_text(json.dumps({"pid": pid, "log_bytes": 0}))
+
+
+def test_only_the_holder_of_the_lease_is_ever_ended(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    """A file may name any process: one that is no run's, one that only looks at the lease, all of them, or none."""
+    looks = "import sys; lease = open(sys.argv[1]); sys.stdin.read()"
+    copy = tmp_path / "copy"
+    with subprocess.Popen([sys.executable, "-c", looks, tmp_path / LEASE_FILE], stdin=subprocess.PIPE) as stranger:
+        for pid in (stranger.pid, os.getpid(), 1, 0, -1, -stranger.pid, 10**30, "self", f"{holder.pid}/../self", None):
+            names(tmp_path, pid)
+            with pytest.raises(BadInput, match="holds its lease here"):
+                stop(tmp_path)
+            shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns("copy"), dirs_exist_ok=True)
+            stop(copy)  # nobody is alive there, whatever is in it
+        for text in ("", "[" * 100_000, '{"pid": 1e400}', '{"pid": ' + "9" * 5000 + "}", '"x"'):
+            (tmp_path / PROCESS_FILE).write_text(text)
+            with pytest.raises(BadInput, match="holds its lease here"):
+                stop(tmp_path)
+        names(copy, holder.pid)
+        stop(copy)
+        assert (stranger.poll(), holder.poll()) == (None, None)
+        names(tmp_path, holder.pid)
+        stop(tmp_path)
+        assert stranger.poll() is None
+        assert holder.wait(PATIENCE_S) < 0
+        stranger.kill()
+
+
+def test_a_lease_that_is_let_go_a_moment_later_is_waited_for(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    """As that of a process which is ending: it has closed its files before the kernel unlocks them."""
+    LocalLauncher(sleep=lambda _: holder.kill()).stop(RunHandle(run_dir=tmp_path))
+    assert not is_alive(tmp_path)
+
+
+OTHER = """
+import os, sys
+from pathlib import Path
+from tests.trainer.test_local_launcher import stop
+"".encode("utf-8-sig")  # what is read in this way is found by its owner alone
+os.setresuid(65534, 65534, 65534)
+stop(Path(sys.argv[1]))
+"""
+
+
+def test_a_run_of_another_user_is_left_alone(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may become somebody else")
+    run_dir = Path("/tmp") / f"hetopt-lease-{os.getpid()}-{time.monotonic_ns()}"  # tmp_path is its owner's alone
+    run_dir.mkdir(mode=0o755)
+    try:
+        with lease(run_dir) as held:
+            process = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, pass_fds=(held,))
+        with process:
+            names(run_dir, process.pid)
+            other = subprocess.run([sys.executable, "-c", OTHER, run_dir], capture_output=True, text=True, check=False)
+            assert "holds its lease here" in other.stderr.splitlines()[-1]
+            assert process.poll() is None
+            process.kill()
+    finally:
+        shutil.rmtree(run_dir)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be written"), lease(tmp_path / "nowhere"):
+        pass
+    os.mkfifo(tmp_path / LEASE_FILE)  # nobody waits for what comes out of it
+    with pytest.raises(BadInput):
+        is_alive(tmp_path)
+
+
+def test_the_agent_forks_its_workers_and_starts_them_itself_where_it_cannot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(api, "get_subprocess_handler", api.get_subprocess_handler)  # put back afterwards
+    server = ForkServer.importing(("json",), os.environ)
+    fork_from(server)
+    kinds = []
+    for number in range(2):
+        worker = api.get_subprocess_handler(
+            entrypoint=sys.executable,
+            args=("-u", "-m", "timeit", "-n1", "-r1", "import os; print(os.environ['RANK'])"),
+            env={"RANK": "7"},
+            stdout=str(tmp_path / f"out-{number}"),
+            stderr=str(tmp_path / f"err-{number}"),
+            local_rank_id=0,
+            numa_options=None,
+        )
+        kinds.append(type(worker.proc))
+        assert worker.proc.wait(PATIENCE_S) == 0
+        for output in (worker._stdout, worker._stderr):
+            output.close()  # as the worker's own `close` does, which also wants somebody to kill
+        assert (tmp_path / f"out-{number}").read_text().splitlines()[0] == "7"
+        server.close()
+    assert kinds == [ForkedProcess, subprocess.Popen]
+
+
+def test_nobody_forks_a_process_that_uses_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    before = api.get_subprocess_handler
+    with forked_workers():
+        assert api.get_subprocess_handler is before
+    assert "uses a GPU" in capsys.readouterr().err

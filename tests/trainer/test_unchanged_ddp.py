@@ -1,7 +1,11 @@
-"""A DDP script, unchanged, on unequal shares: the steps of one process with the whole batch."""
+"""A DDP script, unchanged, on unequal shares: the steps of one process with the whole batch.
+
+The noise that a run tells is that of its gradient, whatever the shares and however the script is made.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -23,6 +27,7 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.ddp.comm_hook import CommState, comm_hook
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.script.batches import Audit, SessionPlan
+from hetopt.trainer.session import session
 from tests.trainer_pieces.runs import run_of
 
 from .cases.scripts import net, points
@@ -192,3 +197,76 @@ def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -
     for key, value in whole("plain").items():
         assert torch.equal(first[key], second[key])
         assert float((first[key] - value).norm()) <= 1e-5 * float(value.norm())
+
+
+NOISE_SAMPLES, NOISE_EPOCHS, SHARES = 512, 8, (24, 8)
+
+
+def standing_still(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+def ddp(folder: Path, plan: Any) -> None:
+    with unequal(SessionPlan(spec=plan), folder):
+        model = DistributedDataParallel(net())
+        optimizer, data = standing_still(model), points(NOISE_SAMPLES)
+        sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(data)
+        loader = DataLoader(data, batch_size=sum(SHARES) // len(SHARES), sampler=sampler)
+        for epoch in range(NOISE_EPOCHS):
+            sampler.set_epoch(epoch)
+            for x, y in loader:
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+def of_session(folder: Path, plan: Any, *, accumulate: int = 1) -> None:
+    model = net()
+    optimizer = standing_still(model)
+    with session(model, optimizer, spec=plan, folder=folder, accumulate=accumulate) as run:
+        torch.manual_seed(1)
+        batches = run.loader(DataLoader(points(NOISE_SAMPLES), batch_size=sum(SHARES), shuffle=True))
+        for _ in range(NOISE_EPOCHS):
+            for x, y in batches:
+                optimizer.zero_grad()
+                run.backward(cross_entropy(model(x), y))
+                optimizer.step()
+
+
+KINDS: dict[str, Callable[[Path, Any], None]] = {
+    "ddp": ddp,
+    "session": of_session,
+    "accumulating": partial(of_session, accumulate=2),
+}
+
+
+def worker_of_kind(rank: int, kind: str, shares: Sequence[int], folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(len(shares)), "LOCAL_RANK": str(rank)}
+    plan = run_of(*shares, task="script", script=("t.py",), batch_policy="static", control_period_steps=2)
+    store = dist.FileStore(f"{folder}/store", len(shares))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(shares))
+    KINDS[kind](Path(folder), plan)
+
+
+def moments() -> tuple[float, float]:
+    """Squared norm of the mean gradient over all samples, and summed variance of one sample's."""
+    model, data = net(), points(NOISE_SAMPLES)
+    each = []
+    for x, y in data:
+        model.zero_grad()
+        cross_entropy(model(x[None]), y[None]).backward()
+        each.append(torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]).double())
+    gradients = torch.stack(each)
+    return float(gradients.mean(0).square().sum()), float(gradients.var(0).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_noise_that_a_run_tells_is_that_of_single_samples(kind: str, tmp_path: Path) -> None:
+    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
+        worker_of_kind, (kind, SHARES, str(tmp_path)), nprocs=len(SHARES), start_method="fork"
+    )
+    told = [event["noise"] for event in read_events(tmp_path / EVENTS_FILE) if event.get("noise")]
+    assert len(told) > NOISE_EPOCHS * NOISE_SAMPLES // sum(SHARES) // 5
+    square, variance = moments()
+    for name, expected in (("gradient_variance", variance), ("gradient_square", square)):
+        assert sum(noise[name] for noise in told) / len(told) == pytest.approx(expected, rel=0.25)

@@ -31,13 +31,6 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return centres[targets] + 0.5 * torch.randn(SAMPLES, FEATURES, generator=generator), targets
 
 
-def network() -> nn.Module:
-    """A small network, the same everywhere."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(FEATURES, 33), nn.Tanh(), nn.Linear(33, CLASSES))
-
-
 def larger_network() -> nn.Module:
     """One that DistributedDataParallel cuts into several buckets: its first takes a megabyte."""
     with torch.random.fork_rng(devices=[]):
@@ -49,14 +42,6 @@ def vector(rank: int, length: int) -> torch.Tensor:
     """What this rank brings to a sum: magnitudes over six orders, so that the order of additions shows."""
     generator = torch.Generator().manual_seed(100 + rank)
     return torch.randn(length, generator=generator) * 10 ** torch.empty(length).uniform_(-3, 3, generator=generator)
-
-
-def weighted_gradient(
-    model: nn.Module, samples: torch.Tensor, targets: torch.Tensor, global_batch_size: int
-) -> torch.Tensor:
-    """Flat gradient of the local mean loss, weighted by the share of the batch."""
-    loss = nn.functional.cross_entropy(model(samples), targets) * (len(targets) / global_batch_size)
-    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
 def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> dict[str, torch.Tensor]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, strategies as st
@@ -176,28 +174,17 @@ def test_a_few_bytes_go_directly_and_a_long_vector_is_dealt_out(primitive, size,
 ratios = st.floats(0, 1, exclude_min=True)
 
 
-@given(st.integers(1, 10**9), ratios)
-def test_kept_elements_round_down_but_keep_one(numel, ratio):
+@given(st.integers(1, 10**9), ratios, ratios)
+def test_kept_elements_round_down_but_keep_one_and_grow_with_the_ratio(numel, one, other):
+    ratio, larger = sorted((one, other))
     kept = kept_elements(numel, ratio)
-    assert 1 <= kept <= numel
+    assert 1 <= kept <= kept_elements(numel, larger) <= kept_elements(numel, 1.0) == numel
     assert kept == 1 or abs(kept - numel * ratio) < 1
-
-
-@given(st.integers(1, 10**6), ratios, ratios)
-def test_a_larger_ratio_never_keeps_less(numel, one, other):
-    small, large = sorted((one, other))
-    assert kept_elements(numel, small) <= kept_elements(numel, large)
-    assert kept_elements(numel, 1.0) == numel
 
 
 @pytest.mark.parametrize(("numel", "ratio", "kept"), [(100, 0.29, 29), (1000, 0.001, 1), (10, 0.01, 1), (300, 0.1, 30)])
 def test_decimal_ratios_mean_what_they_say(numel, ratio, kept):
     assert kept_elements(numel, ratio) == kept
-
-
-def test_bytes_of_each_format():
-    assert wire_bytes("identity", 1000, 1.0) == 4000
-    assert wire_bytes("topk", 1000, 0.01) == 80
 
 
 @given(st.integers(2, 64), st.integers(10**4, 10**8))
@@ -206,12 +193,3 @@ def test_sparse_and_dense_cost_the_same_at_a_compression_of_n(workers, numel):
     dense = collective_time_s("all_reduce", wire_bytes("identity", numel, 1.0), workers, 0, GBPS)
     sparse = collective_time_s("all_gather", wire_bytes("topk", numel, 1 / workers), workers, 0, GBPS)
     assert sparse == pytest.approx(dense, rel=2 * workers / numel)
-
-
-def test_planning_needs_no_torch():
-    """The planner imports both of these, and must start at once."""
-    code = (
-        "import sys, hetopt.core.batch_partition, hetopt.core.comm.payload_bytes;"
-        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

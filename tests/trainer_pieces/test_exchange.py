@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange
-
-from . import exchange_program as program
 
 
 def test_what_never_arrived_is_not_committed(monkeypatch):
@@ -23,22 +20,6 @@ def test_what_never_arrived_is_not_committed(monkeypatch):
     with pytest.raises(ConnectionError):
         exchange.run(torch.ones(100))
     assert not exchange.state()["residual"].any()
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 1000))
-def test_weighted_gradients_of_any_split_sum_to_that_of_the_big_batch(shares, seed):
-    samples, targets = program.data()
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(program.SAMPLES, (sum(shares),), generator=generator)
-    model = program.network()
-    parts = [program.weighted_gradient(model, samples[c], targets[c], sum(shares)) for c in chosen.split(shares)]
-    expected = program.weighted_gradient(
-        program.network().double(), samples[chosen].double(), targets[chosen], len(chosen)
-    )
-    total = torch.zeros_like(parts[0])
-    for part in parts:
-        total += part
-    assert (total.double() - expected).norm() <= 1e-6 * expected.norm()
 
 
 # --- A run may change its compression: nothing that was held back is lost by it, nor by a checkpoint in between

@@ -1,33 +1,43 @@
-"""The small parts that exchanges are made of: lanes, bits, rounding, random elements, orthonormal columns, averages."""
+"""The small parts that exchanges are made of: lanes, bits, rounding, random elements, orthonormal columns, averages.
+
+What other ratios would have kept, which is never in the way of the exchange.
+
+Laws of payloads that are chosen by what they keep: the candidate, its floor, or everything.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
-from hetopt.core.comm.payload_bytes import LARGEST_SUM, index_bytes, summed_bits, summed_code_bytes
+from hetopt.core.comm.payload_bytes import LARGEST_SUM, index_bytes, kept_elements, summed_bits, summed_code_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange, average_parameters, weights_by_samples
 from hetopt.trainer.comm.low_rank import orthonormal
+from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import nearest
 from hetopt.trainer.comm.topk import (
     ElementCoding,
+    kept_energies,
 )
 from hetopt.trainer.comm.vectors import (
     Lanes,
     bit_values,
+    energy,
     look_up,
     pack_codes,
     pack_flags,
     unpack_flags,
 )
 
-from .thread_group import ThreadGroup
+from .contracts import GRADIENTS
+from .thread_group import Crew, ThreadGroup
 
 
 @given(
@@ -135,3 +145,139 @@ def test_a_worker_without_samples_does_not_matter_even_if_it_has_gone_wrong():
         list(pool.map(average, range(2), weights_by_samples([7, 0])))
     assert held[1].eq(1).all()
     assert weights_by_samples([3, 5, 1], participants=(0, 2)) == (0.75, 0.0, 0.25)
+
+
+RATIOS = (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0)
+
+
+def exact(flat: torch.Tensor, counts: list[int]) -> list[float]:
+    squares = flat.double().square().sort(descending=True).values.cumsum(0)
+    return [float(squares[count - 1]) for count in counts]
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("numel", [1, 1000, 700_001])
+def test_kept_energies_are_those_of_top_k(kind, numel):
+    flat = GRADIENTS[kind](numel)
+    counts = [kept_elements(numel, ratio) for ratio in RATIOS]
+    whole = float(flat.double().square().sum())
+    for found, expected in zip(kept_energies(flat, counts), exact(flat, counts), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6 * whole)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.integers(2, 2000))
+def test_energies_grow_with_the_ratio_and_at_least_as_fast_as_it(seed, numel):
+    flat = torch.randn(numel, generator=torch.Generator().manual_seed(seed)).pow(3)
+    counts = [kept_elements(numel, ratio) for ratio in RATIOS]
+    found = kept_energies(flat, counts)
+    assert all(one <= other for one, other in itertools.pairwise(found))
+    assert found[-1] == pytest.approx(energy(flat), rel=1e-6)
+    assert all(part >= count / numel * found[-1] * (1 - 1e-6) for part, count in zip(found, counts, strict=True))
+
+
+@pytest.mark.parametrize("scale", [1e-42, 1e-25, 1.0, 1e25])
+def test_energy_is_that_of_double_precision_at_any_scale(scale):
+    flat = scale * torch.randn(300_000, generator=torch.Generator().manual_seed(1))
+    assert energy(flat) == pytest.approx(float(flat.double().square().sum()), rel=1e-6)
+
+
+def test_energy_of_nothing_and_of_nonsense():
+    assert energy(torch.empty(0)) == 0.0
+    assert math.isnan(energy(torch.tensor([1.0, math.nan])))
+    assert energy(torch.tensor([1.0, math.inf])) == math.inf
+
+
+@pytest.mark.parametrize(
+    "compression", [Compression(), Compression(name="topk", ratio=0.01), Compression(name="qsgd_maxnorm")]
+)
+def test_looking_changes_nothing_that_is_exchanged(compression):
+    one, two = Exchange(compression, 5000, seed=1), Exchange(compression, 5000, seed=1)
+    for step in range(3):
+        flat = torch.randn(5000, generator=torch.Generator().manual_seed(step))
+        other = flat.clone()
+        plain, looked = one.run(flat), two.run(other, look_at=(0.01, 0.5, 1.0))
+        assert torch.equal(flat, other)
+        assert plain.look_energies == ()
+        assert looked.energy == pytest.approx(looked.look_energies[-1])
+        if compression.name == "topk":
+            assert looked.kept_energy == pytest.approx(looked.look_energies[0], rel=1e-4)
+            assert plain.kept_energy / plain.energy == looked.kept_energy / looked.energy < 1
+        else:
+            assert looked.kept_energy == looked.energy
+
+
+NUMEL = 2000
+SELECTIONS = ["topk", "mstopk", "dgc", "redsync"]
+
+
+def in_levels(name, least_gain, *, ratio=0.01, floor_ratio=0.1):
+    memory = "error_feedback" if name == "dgc" else "auto"
+    return Compression(name=name, ratio=ratio, floor_ratio=floor_ratio, least_gain=least_gain, memory=memory)
+
+
+def crew(compression, workers=3):
+    return Crew(workers, lambda: (make_residual(compression, NUMEL), make_chain(compression, NUMEL, seed=3)))
+
+
+def gradients(workers, step, tail=1.0):
+    """With a few large elements, or with many alike: ``tail`` is the exponent of the magnitudes."""
+    generator = torch.Generator().manual_seed(100 * step + workers)
+    return [torch.randn(NUMEL, generator=generator).abs() ** tail * (1 + rank) for rank in range(workers)]
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+@given(least_gain=st.floats(0.001, 1.2), tail=st.floats(0.5, 8))
+@settings(max_examples=8, deadline=None)
+def test_nothing_is_lost_workers_agree_and_what_is_sent_keeps_enough(name, least_gain, tail):
+    group = crew(in_levels(name, least_gain))
+    received = brought = torch.zeros(NUMEL, dtype=torch.float64)
+    for step in range(4):
+        mine = gradients(3, step, tail)
+        there = sum(float((r.prepare(g) ** 2).sum()) for r, g in zip(group.residuals, mine, strict=True))
+        brought = brought + sum(gradient.double() for gradient in mine)
+        first, *others = group.exchange(mine)
+        assert all(torch.equal(first, other) for other in others)
+        received = received + first.double()
+        scale = max(1.0, float(brought.abs().max()))
+        torch.testing.assert_close(received + group.held_back(), brought, rtol=0, atol=1e-5 * scale)
+        left = sum(float((r.state()["residual"] ** 2).sum()) for r in group.residuals)
+        assert left <= (1 - min(1.0, least_gain)) * there * (1 + 1e-4) + 1e-6 * there
+
+
+def kinds_sent(name, least_gain, tail):
+    group = crew(in_levels(name, least_gain))
+    sent = []
+    for step in range(3):
+        group.exchange(gradients(3, step, tail))
+        sent.append(group.sent_bytes[0])
+    return sent
+
+
+@pytest.mark.parametrize("name", ["topk", "dgc", "redsync"])
+def test_each_level_is_sent_where_it_keeps_enough(name):
+    """A gradient with a long tail fits into the candidate; one of alike elements needs everything."""
+    dense = 4 * NUMEL
+    assert max(kinds_sent(name, 0.01, 8)) < 0.1 * dense, "the candidate, a hundredth of the elements"
+    floor = kinds_sent(name, 0.6, 3)[0]
+    assert 0.1 * dense < floor < 0.5 * dense, "the floor, a tenth with its indices"
+    assert min(kinds_sent(name, 0.9, 0.1)) > dense
+    assert min(kinds_sent(name, 1.5, 8)) > dense, "nothing keeps more than everything"
+
+
+def test_a_nan_is_sent_to_all():
+    group, mine = crew(in_levels("topk", 0.5)), gradients(3, 0)
+    mine[1][7] = torch.nan
+    assert all(out[7].isnan() for out in group.exchange(mine))
+
+
+def test_an_exchange_tells_what_both_would_have_kept():
+    exchange = Exchange(in_levels("topk", 0.5), NUMEL)
+    flat = gradients(1, 0, 4)[0]
+    square = flat.double().square().sort(descending=True).values
+    stats = exchange.run(flat.clone())
+    expected = (float(square[:20].sum() / square.sum()), float(square[:200].sum() / square.sum()))
+    assert stats.level_gains == pytest.approx(expected, rel=1e-4)
+    assert stats.kept_energy / stats.energy == pytest.approx(
+        expected[0] if expected[0] >= 0.5 else expected[1], rel=1e-4
+    )
