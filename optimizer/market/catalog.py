@@ -22,7 +22,13 @@ from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import known, unknown
 from hetopt.optimizer.market.catalog_rows import HINT, Name, Sources, Whole, read_rows, read_sources
-from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
+from hetopt.optimizer.market.instance_type import (
+    Accelerator,
+    AcceleratorModel,
+    InstanceType,
+    known_gpus,
+    read_instance_types,
+)
 from hetopt.optimizer.plan import AWS
 
 __all__ = [
@@ -201,7 +207,8 @@ class Catalog:
         Raises:
             BadInput: there is none; hints at names that are close.
         """
-        hint = "see `hetopt catalog list`; for the machines with a GPU `hetopt catalog list --gpus any`"
+        gpu = name if name.casefold() in {gpu.name.casefold() for gpu in known_gpus()} else "any"
+        hint = f"see `hetopt catalog list`; for the machines with a GPU `hetopt catalog list --gpus {gpu}`"
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:

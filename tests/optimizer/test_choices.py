@@ -109,7 +109,7 @@ def _asked(seed: int, folder: Path) -> Plan:
         return _plan(load_catalog("us-east-1"), options, **goal)
     if seed % 4 == 1:
         limits["inventory"] = folder / "hosts.toml"
-        card, kw = draw.choice(["RTX 3090", "RTX 4090", "A100", "GTX 1080 Ti"]), draw.uniform(0.2, 3)
+        card, kw = draw.choice(["RTX 3090", "RTX 4090", "A100 80 GiB", "GTX 1080 Ti"]), draw.uniform(0.2, 3)
         text = f'network_mbit = 940\nusd_per_kwh = 0.3\n[desk]\naddress = "desk.lan"\ndevices = ["{card}"]\ncpus = 8\n'
         limits["inventory"].write_text(f"{text}kw = {kw:.2f}\n")
     else:

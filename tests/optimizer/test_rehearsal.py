@@ -232,7 +232,7 @@ def test_what_is_gathered_of_a_selection_takes_what_was_measured(workers, rate, 
 @pytest.fixture(scope="module")
 def estimated() -> Plan:
     """Of a transformer with 110 million parameters, on several machines."""
-    asked = {"samples": 3e6, "tokens": 128, "budget_usd": 20, "market": "spot", "objective": "fastest"}
+    asked = {"samples": 3e6, "tokens": 512, "budget_usd": 50, "market": "spot", "objective": "fastest"}
     return hetopt.estimate(params=1.1e8, gpus="A10G", quotas=("spot:g=40",), **asked).plan  # type: ignore[arg-type]
 
 
