@@ -428,8 +428,13 @@ def make_step(
     numel = sum(piece.numel() for piece in pieces)
     # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
     samples = max(samples, FEWEST_TRIED)
-    first = FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace, devices=devices)
-    _fit(feed, first.warm_up, samples, context.rank)
+    # Held by no name, as its gradient is as large as that of the step which follows.
+    _fit(
+        feed,
+        FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace, devices=devices).warm_up,
+        samples,
+        context.rank,
+    )
     module.zero_grad(set_to_none=True)
     _try_loss(context, task, module, feed, samples)
     # What a loss counts is known when backward begins: too late for buckets that are on their way by then.

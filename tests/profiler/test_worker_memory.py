@@ -81,7 +81,6 @@ def off(folder: Path, planned: list[dict[str, Any]]) -> dict[str, float]:
     return {name: one["predicted"] / one["measured"] - 1 for name, one in zip(named, told, strict=True)}
 
 
-@pytest.mark.xfail(strict=False, reason="a copy of the gradient, which some steps of tasks hold, is not in the law yet")
 def test_peaks_are_predicted_within_a_tenth(tmp_path: Path) -> None:
     found = off(tmp_path, cases([EXAMPLES["transformer"]], others=1, scripted=1, trained=[4, 48]))
     assert {name: value for name, value in found.items() if abs(value) > 0.1} == {}
@@ -94,7 +93,7 @@ def test_peaks_of_all_examples_and_more_exchanges_are_too(tmp_path: Path) -> Non
 
 
 WORKERS = ("hetopt.trainer.worker",)
-TRAINED = [8, 32, 96, 192]
+MEASURED = [8, 32, 96, 192]
 STEPS = 25
 
 
@@ -148,5 +147,5 @@ def test_pages_of_files_are_no_workers_own(own_kib: int, of_files_kib: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [*EXAMPLES.values(), *SCRIPTS, "digits"])
 def test_a_workers_process_uses_what_its_profile_says(job: str, tmp_path: Path) -> None:
-    found = measured_off(job, TRAINED, tmp_path)
+    found = measured_off(job, MEASURED, tmp_path)
     assert {size: value for size, value in found.items() if abs(value) > 0.1} == {}

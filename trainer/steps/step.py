@@ -292,7 +292,7 @@ class Buckets:
 
     Args:
         parameters: in the order in which their gradients lie.
-        ready: called with a part in the thread of the backward pass, or by `finish`.
+        ready: method that is called with a part in the thread of the backward pass, or by `finish`.
 
     Attributes:
         parts: of the gradient, in the order in which they are ready.
@@ -304,7 +304,7 @@ class Buckets:
     def __init__(self, parameters: Sequence[nn.Parameter], ready: Callable[[Part], None]) -> None:
         self.parts = parts_of([held(parameter) for parameter in parameters])
         self.told, self.is_armed, self.is_repeated = 0, False, False
-        self._ready = ready
+        self._ready = weakref.WeakMethod(ready)  # whose object has the gradient: a cycle would keep that for a while
         self._part_of = {index: part for part in self.parts for index in part.members}
         self._parameters = parameters
         self._hooks: list[RemovableHandle] = []
@@ -348,7 +348,9 @@ class Buckets:
     def _tell(self) -> None:
         part = self.parts[self.told]
         self.told += 1
-        self._ready(part)
+        ready = self._ready()
+        assert ready is not None  # whoever follows a backward pass is there
+        ready(part)
 
 
 def _note_made(buckets: weakref.ref[Buckets], index: int, parameter: Tensor) -> None:
