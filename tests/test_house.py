@@ -216,7 +216,7 @@ def bound(statement: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
+@pytest.mark.parametrize("path", [*MODULES, *(REPOSITORY / "tests").rglob("*.py")], ids=name)
 def test_a_name_of_a_module_means_one_thing(path: Path) -> None:
     """Of two that are bound to it, functions between them see the second."""
     names = [each for statement in ast.parse(path.read_text(encoding="utf-8")).body for each in bound(statement)]

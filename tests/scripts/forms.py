@@ -37,7 +37,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 """
 
-FORMS = {
+_BODIES = {
     "functions with parameters": '''
 def train(args, model, device, train_loader, optimizer, epoch):
     model.train()
@@ -453,4 +453,4 @@ BY_HAND = {
 }
 """Forms into which nothing is written, and why."""
 
-FORMS = {name: (_NET.replace(_SEED, "") if "nobody seeds" in name else _NET) + text for name, text in FORMS.items()}
+FORMS = {name: (_NET.replace(_SEED, "") if "nobody seeds" in name else _NET) + text for name, text in _BODIES.items()}
