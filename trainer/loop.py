@@ -302,8 +302,10 @@ class _Run(Training):
         begun_s = context.clock()
         with self.one_model():
             finite = all(bool(torch.isfinite(held(parameter)).all()) for parameter in self.model.parameters())
-            if not all(row[0] for row in gather_numbers([float(finite)], context.world_size)):
-                # The last step's gradient did this; its own loss was still finite.
+            if self.shards.devices > 1:
+                finite = all(row[0] for row in gather_numbers([float(finite)], context.world_size))
+            if not finite:
+                # The last step's gradient did this; its own loss was still finite. Alike on all ranks.
                 raise RunFailed(
                     f"the model is no longer finite at step {self.step}.",
                     hint="lower the learning rate",
@@ -335,10 +337,7 @@ class _Run(Training):
             self._finish_checkpoint(stopped=True)
         with self.one_model():
             digest = parameters_sha256((name, held(value)) for name, value in self.model.named_parameters())
-            digests, devices = (
-                gather_texts(digest, context.world_size),
-                1 if self.shards is None else self.shards.devices,
-            )
+            digests, devices = gather_texts(digest, context.world_size), self.shards.devices
             if any(len(set(digests[place::devices])) > 1 for place in range(devices)):
                 raise RunFailed(
                     "the workers' models differ at the end of the run.",
@@ -348,7 +347,8 @@ class _Run(Training):
             state = gathered(self.model.state_dict(), keep=context.is_leader)
             if context.is_leader:
                 leave_model(context.run_dir, state, stopped=stopped)
-                digest = parameters_sha256((name, state[name]) for name, _ in self.model.named_parameters())
+                if devices > 1:  # of the whole model, as of one that is not shared
+                    digest = parameters_sha256((name, state[name]) for name, _ in self.model.named_parameters())
         if not stopped:
             self._finish_checkpoint(stopped=False)
         if self._crew is not None and context.is_leader:

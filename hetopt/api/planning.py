@@ -43,14 +43,7 @@ from hetopt.optimizer.market.clouds import (
 )
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import AccountQuotas, Quotas, account_quotas_file, obtainable, read_quotas
-from hetopt.optimizer.model_counts import (
-    ADAPTER_SHARE,
-    CONTRIBUTION,
-    ModelCount,
-    Recipe,
-    of_flops,
-    of_parameters,
-)
+from hetopt.optimizer.model_counts import ADAPTER_SHARE, CONTRIBUTION, ModelCount, Recipe, of_flops, of_parameters
 from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import AWS, UNLIKE, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest

@@ -20,7 +20,7 @@ from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.on_this_machine import OnHosts, SshBackend, ready
 from hetopt.backends.options import Slurm
 from hetopt.backends.processes import Program, conduct
-from hetopt.backends.slurm.jobs import JOB_OPTIONS, LOOK_S, SlurmLink, ask_nodes, give_back
+from hetopt.backends.slurm.jobs import JOB_OPTIONS, LOOK_S, Node, SlurmLink, ask_nodes, give_back
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.conductor import train
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -80,18 +80,22 @@ class SlurmBackend(SshBackend):
         Raises:
             BadInput: it would not, or there is no Slurm here.
         """
-        assert isinstance(prepared, OnHosts)
-        options = Slurm(**json.loads(prepared.files[ORDER_FILE]))
-        SlurmLink(run="new", options=options).check(prepared.inventory.hosts, ask_nodes())
+        self._nodes(prepared)
 
     def asked(self, prepared: OnHosts) -> Inventory:
         """See `SshBackend.asked`: Slurm knows the addresses, and nodes are asked once their jobs run."""
-        self.check_ready(prepared)
-        nodes, addresses = ask_nodes(), dict[str, str]()
+        nodes, addresses = self._nodes(prepared), dict[str, str]()
         for host in prepared.inventory.hosts:
             with suppress(OSError):
                 addresses[host.name] = host.private or socket.gethostbyname(nodes[host.address].address)
         return prepared.inventory.model_copy(update={"addresses": addresses})
+
+    def _nodes(self, prepared: Prepared) -> Mapping[str, Node]:
+        """Return the nodes that there are, once Slurm has said that it would take the jobs."""
+        assert isinstance(prepared, OnHosts)
+        options, nodes = Slurm(**json.loads(prepared.files[ORDER_FILE])), ask_nodes()
+        SlurmLink(run="new", options=options).check(prepared.inventory.hosts, nodes)
+        return nodes
 
     def stop(self, handle: RunHandle) -> None:
         """See `ProcessLauncher.stop`; its jobs end, too."""
