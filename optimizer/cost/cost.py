@@ -109,7 +109,8 @@ CHECKPOINT_BYTES_PER_S = 100e6
 """Writing a checkpoint to a gp3 volume, whose baseline is 125 MB/s."""
 
 COPIED_BYTES_PER_S = 2e9
-"""Copying it to the host's memory before: pageable memory over PCIe takes 3 GB/s and more."""
+"""Copying it to the host's memory before; assumed. From 1 to 4 GB/s a run on spot takes 3 % more to 2 % less time with
+7 B parameters, and 0.1 % with 110 M."""
 
 CHECKPOINT_COPIES = 4
 """Parameters, two moments of the optimizer and the compressor's residual, each as large as the gradient."""
