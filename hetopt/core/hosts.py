@@ -58,7 +58,7 @@ def _shaped(pattern: str, what: str) -> AfterValidator:
     """Return a validator that accepts texts that match a whole pattern."""
 
     def check(text: str) -> str:
-        if re.fullmatch(pattern, text) is None:
+        if re.fullmatch(pattern, text) is None or not text.isprintable():
             raise _must_be(what)
         return text
 
