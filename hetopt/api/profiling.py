@@ -16,7 +16,7 @@ from hetopt.api.profiling_script import profile_script
 from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
-from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
+from hetopt.core.comm.options import timed_ways, tried_ways
 from hetopt.core.errors import BadInput, RunFailed, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.interruption import Reporter, stopping, usable_processors
@@ -233,7 +233,7 @@ def _prepare(
         syncs=syncs,
         precisions=(precisions := _precisions(precision, on_gpu=accelerators > 0)),
         exchanges=[spell(way) for way in tried_ways()],
-        timed=[timed_as(way) for way in reversed(whole_ways())],
+        timed=timed_ways(),
     )
     spec = RunSpec(
         task=reference,

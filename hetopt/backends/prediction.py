@@ -16,7 +16,6 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.comm.options import (
     IDENTITY,
-    LOSSLESS,
     ROUNDED,
     Candidates,
     operations_of,
@@ -43,6 +42,7 @@ from hetopt.optimizer.fit import (
 from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
+from hetopt.optimizer.search.exchange_menu import gain_of
 from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.step_time.local_options import communication
 from hetopt.optimizer.step_time.model import RUN_TO_RUN_LOG_SD, contention_reach, learned_shape
@@ -263,9 +263,6 @@ def _reaching(interval: Range, on_wall: float, reach: float) -> Range:
     return interval.model_copy(update={"low": shorter * interval.low, "high": reach * interval.high})
 
 
-RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
-"""They choose without looking: of the gradient's energy they keep the ratio."""
-
 TIMED = "topk"
 """The compressor that profiles time, and whose gain they tell."""
 
@@ -329,19 +326,15 @@ class Meeting:
         return 0.0 if line is None else self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
 
     def gain(self, compression: Compression) -> float:
-        """Return the retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
-
-        What rounds or factors instead of selecting keeps what trials say, or 1; so does all where nothing was measured.
-        The smallest gain that was measured counts for ratios below.
-        """
-        curve, known = self.model.gain, None
-        if compression.name in RANDOM:
-            return compression.ratio
-        if METHODS[compression.name].by_ratio and curve.log_ratios:
-            return curve.gain(max(compression.ratio, math.exp(curve.log_ratios[0])))
-        if not METHODS[compression.name].by_ratio:
-            known = self.model.losses.gain(compression)
-        return 1.0 if known is None else known
+        """Return the retained gradient energy, as plans take it; Top-k's of an unmeasured selection; else 1."""
+        curve, selects = self.model.gain, METHODS[compression.name].by_ratio and bool(self.model.gain.log_ratios)
+        if selects:  # the smallest gain that was measured counts for ratios below
+            ratio = max(compression.ratio, math.exp(curve.log_ratios[0]))
+            compression = compression.model_copy(update={"ratio": ratio})
+        known = gain_of(self.model, compression)
+        if known is None:
+            known = curve.gain(compression.ratio) if selects else 1.0
+        return known
 
     def is_assumed(self, compression: Compression) -> bool:
         """Return whether the cost of a compression to a worker was assumed, not timed."""
@@ -490,7 +483,7 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
         like = "it is taken to be what Top-k costs" if TIMED in meeting.compressors else "little or nothing is counted"
         yield f"What {chosen.name} costs a worker was not profiled: {like}."
     by_ratio = METHODS[chosen.name].by_ratio and bool(meeting.model.gain.log_ratios)
-    known = by_ratio or chosen.name in (*RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
+    known = by_ratio or gain_of(meeting.model, chosen) is not None
     if to_target and not known and not run.is_local:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 

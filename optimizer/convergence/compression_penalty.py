@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hetopt.core.comm.compression_text import parse_compression
-from hetopt.core.comm.options import KEPT, LOSSLESS, has_levels, timed_as
+from hetopt.core.comm.options import KEPT, LOSSLESS, RANDOM, has_levels, timed_as
 from hetopt.core.comm.payload_bytes import summed_bits
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.profile import ExchangeTrial
@@ -320,24 +320,28 @@ class ExchangeLosses:
     """Gains and rounding of each compression, from the trials of a profile; empty: there were none.
 
     Attributes:
-        gains: of ways with a residual, by what they are timed as.
+        gains: of ways with a residual, by what they are timed as: ratios ascending, 1 of all elements, and the gain.
         roundings: of ways without, likewise.
         noise_scale: of the job, samples; None: not known.
         batch_size: the task's own. Noise weighs less in a larger one.
     """
 
-    gains: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    gains: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=lambda: MappingProxyType({}))
     roundings: Mapping[str, Rounding] = field(default_factory=lambda: MappingProxyType({}))
     noise_scale: float | None = None
     batch_size: int = 1
 
     def gain(self, way: Compression) -> float | None:
-        """Return the gradient energy that a compression of all elements retains; None: not known."""
+        """Return the gradient energy that a compression retains; None: not known, as below the least ratio tried."""
         if way.name in LOSSLESS:
             return KEPT[way.name]
+        if way.name in RANDOM:
+            return way.ratio
         key = timed_as(way)
         if key in self.gains:
-            return self.gains[key]
+            ratios, gains = np.log(self.gains[key]).T
+            at = math.log(way.ratio)
+            return float(np.exp(np.interp(at, ratios, gains))) if at >= ratios[0] else None
         return 1.0 if key in self.roundings else KEPT.get(way.name)
 
     def stretch(self, way: Compression, workers: int) -> tuple[float, float]:
@@ -355,7 +359,7 @@ class ExchangeLosses:
 
 def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int) -> ExchangeLosses:
     """Return the losses of each compression in the trials; those that this version does not have are skipped."""
-    gains: dict[str, float] = {}
+    gains: dict[str, list[tuple[float, float]]] = {}
     tried: dict[str, list[tuple[int, float, float]]] = {}
     for trial in trials:
         try:
@@ -363,7 +367,7 @@ def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | Non
         except BadInput:  # of another version, which had more methods
             continue
         if trial.gain is not None:
-            gains[timed_as(way)] = min(1.0, trial.gain)
+            gains.setdefault(timed_as(way), []).append((way.ratio, min(1.0, trial.gain)))
         if trial.variance is not None:
             tried.setdefault(timed_as(way), []).append((way.levels or 1, trial.variance, trial.signal))
     roundings = {
@@ -371,7 +375,8 @@ def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | Non
         for key, rows in tried.items()
         for levels, variances, signals in [tuple(zip(*sorted(rows), strict=True))]
     }
-    return ExchangeLosses(gains=gains, roundings=roundings, noise_scale=noise_scale, batch_size=batch_size)
+    settled = {key: sorted(dict(points).items()) for key, points in gains.items()}
+    return ExchangeLosses(gains=settled, roundings=roundings, noise_scale=noise_scale, batch_size=batch_size)
 
 
 def added_noise(variance: float, *, noise_scale: float | None, batch_size: float, workers: int) -> float:

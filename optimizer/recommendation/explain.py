@@ -9,12 +9,13 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
-from hetopt.core.formatting import duration, share, usd
+from hetopt.core.formatting import duration, listed, share, usd
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.compression_penalty import steps_in_words
 from hetopt.optimizer.convergence.convergence import GivenSteps, equal_steps
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
+from hetopt.optimizer.search.exchange_menu import gain_of, least_gain, methods_left_out
 from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits
 from hetopt.optimizer.search.search import Found, proved
 from hetopt.optimizer.step_time.links import NETWORK_EFFICIENCY
@@ -61,6 +62,7 @@ def explain(
         *_scarce(found, chosen),
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
+        *_not_weighed(model, to_target=to_target),
     )
 
 
@@ -178,8 +180,7 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
     if way.name == IDENTITY:
         return
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
-    by_ratio = METHODS[way.name].by_ratio
-    gain = model.gain.gain(way.ratio) if by_ratio else model.losses.gain(way) or 1.0
+    by_ratio, gain = METHODS[way.name].by_ratio, gain_of(model, way) or 1.0
     stretch, _ = model.losses.stretch(way, workers)
     more = float(model.convergence.penalty.inflation(gain)) * stretch - 1
     what = f"Sending {way.ratio:.3g} of the gradient" if by_ratio else f"Sending gradients as {spell(way)}"
@@ -187,6 +188,17 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
         f"{what} retains {100 * gain:.0f} % of its energy at once; a target should take about {100 * more:.1f} % more "
         "steps with it, which training measures."
     )
+
+
+def _not_weighed(model: FittedModel, *, to_target: bool) -> Iterator[str]:
+    """Yield which ways to compress gradients no plan could use, and why."""
+    methods: dict[str, list[str]] = {}
+    if model.profile.is_counted:
+        return
+    for name, reason in methods_left_out(model, least_gain(model, to_target=to_target)).items():
+        methods.setdefault(reason, []).append(name)
+    if methods:
+        yield f"Not weighed: {'; '.join(f'{listed(names)}: {reason}' for reason, names in methods.items())}."
 
 
 def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from hetopt.core.formatting import counted, duration, usd
 from hetopt.core.memory import ExchangeMemory, Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
-from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
+from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     GivenSteps,
@@ -57,7 +57,7 @@ from hetopt.optimizer.recommendation.infeasible import (
     nothing_usable,
 )
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
-from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
+from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, least_gain
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
@@ -560,11 +560,9 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[Exc
         local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch)
     elif is_planned(asked):
         local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
-    # What is held back at the end of a run of fixed length is lost, so that less may be.
-    least = LEAST_GAIN if to_target else model.convergence.penalty.least_gain(1 + MOST_LOST)
     menu = exchange_menu(
         model,
-        minimum_gain=least,
+        minimum_gain=least_gain(model, to_target=to_target),
         max_workers=most,
         local=tuple(local),
         to_target=to_target,

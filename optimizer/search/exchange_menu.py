@@ -30,15 +30,16 @@ from hetopt.core.comm.options import (
     CODINGS,
     COLLECTIVES,
     IDENTITY,
-    SELECTOR,
+    LIKE_TOPK,
     operations_of,
+    selection,
     settled_collective,
     whole_ways,
 )
 from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.run_spec import Compression, Synchronization
-from hetopt.core.training_laws import MOST_LOST
+from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.convergence.steps_law import Z90, Array
 from hetopt.optimizer.fit import FittedModel
@@ -46,9 +47,6 @@ from hetopt.optimizer.search.pareto import undominated
 from hetopt.optimizer.step_time.device_memory import ExchangeLine, counted
 from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.own_work import OwnWork, own_work
-
-LIKE_TOPK = (SELECTOR, "mstopk")
-"""They send the largest elements, of which pilots tell what they keep; the second up to how finely it bisects."""
 
 NEVER_BYTES = 1e21
 """Over one link in one step: more than anyone would wait for; finite, so that arithmetic stays so."""
@@ -126,21 +124,16 @@ def exchange_menu(
     Raises:
         BadInput: of what was named, nothing can be priced.
     """
-    options, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
-    if names and IDENTITY not in names:
-        options, minimum_gain = [], 0.0
-    for way in _ways(model, ratios):
-        if names and way.name not in names:
-            continue
-        gain = _gain(model, way)
-        refused = gain if isinstance(gain, str) else _why_not(model, way, gain, minimum_gain)
-        if refused is not None or isinstance(gain, str):
-            left_out[way.name] = str(refused)
-            continue
-        option = replace(exchange_of(model, way, max_workers), gain=gain)
+    plain = not names or IDENTITY in names
+    options = [exchange_of(model, Compression(), max_workers)] if plain else []
+    ways = [way for way in _ways(model, ratios) if not names or way.name in names]
+    refused = [why_not(model, way, minimum_gain if plain else 0.0) for way in ways]
+    for way in itertools.compress(ways, (reason is None for reason in refused)):
+        option = replace(exchange_of(model, way, max_workers), gain=gain_of(model, way) or 1.0)
         options.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
     if not options:
-        why = "; ".join(f"of {name}, {reason}" for name, reason in left_out.items())
+        reasons = {way.name: reason for way, reason in zip(ways, refused, strict=True)}
+        why = "; ".join(f"of {name}, {reason}" for name, reason in reasons.items())
         raise BadInput(
             f"{setting('compression', ','.join(names))} cannot be planned: {why}.",
             hint="profile the job again, or leave `compression` out: what it costs must be known",
@@ -258,21 +251,30 @@ def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
         carried = [collective for collective in COLLECTIVES if collective in method.collectives] or [AUTO]
         codings = CODINGS if "coding" in method.options else (PLAIN,)
         for ratio, collective, coding in itertools.product(looked_at or (USUAL_RATIO,), carried, codings):
-            yield Compression(
-                name=name,
-                ratio=ratio,
-                collective=AUTO if collective == method.collectives[0] else collective,
-                coding=None if coding == PLAIN else coding,
-            )
+            carried_by = AUTO if collective == method.collectives[0] else collective
+            coded = None if coding == PLAIN else coding
+            yield selection(name, ratio).model_copy(update={"collective": carried_by, "coding": coded})
 
 
-def _gain(model: FittedModel, way: Compression) -> float | str:
-    """Return the gradient energy that a method keeps, or a few words on why nobody knows."""
-    if not METHODS[way.name].by_ratio and (known := model.losses.gain(way)) is not None:
-        return known
+def gain_of(model: FittedModel, way: Compression) -> float | None:
+    """Return the gradient energy that a method keeps of a job's gradient; None: not known."""
     if way.name in LIKE_TOPK and model.gain.log_ratios:
         return model.gain.gain(way.ratio)
-    return "what it keeps of this job's gradient was not measured"
+    return model.losses.gain(way)
+
+
+def least_gain(model: FittedModel, *, to_target: bool) -> float:
+    """Return the gradient energy that a way must keep; what a run of fixed length holds back at its end is lost."""
+    return LEAST_GAIN if to_target else model.convergence.penalty.least_gain(1 + MOST_LOST)
+
+
+def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[float] = ()) -> dict[str, str]:
+    """Return the methods that a plan cannot choose at any ratio, and a few words on why."""
+    reasons: dict[str, str | None] = {}
+    for way in _ways(model, ratios):
+        reason = why_not(model, way, minimum_gain)
+        reasons[way.name] = None if reason is None else reasons.get(way.name, reason)
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _work(model: FittedModel, way: Compression) -> OwnWork | None:
@@ -281,8 +283,11 @@ def _work(model: FittedModel, way: Compression) -> OwnWork | None:
     return own_work(way, device.compressors, numel=numel, copy_bytes_per_s=device.device.copy_bytes_per_s)
 
 
-def _why_not(model: FittedModel, way: Compression, gain: float, minimum_gain: float) -> str | None:
-    """Return a few words on why a method of this gain is left out; None: it is not."""
+def why_not(model: FittedModel, way: Compression, minimum_gain: float) -> str | None:
+    """Return a few words on why a method is left out; None: it is not."""
+    gain = gain_of(model, way)
+    if gain is None:
+        return "what it keeps of this job's gradient was not measured"
     if _work(model, way) is None:
         return "how long it takes a worker was not measured"
     if METHODS[way.name].by_shape and not model.profile.job.parameter_shapes:

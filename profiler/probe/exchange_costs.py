@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetopt.core.comm.composition import GATHER, METHODS
-from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.comm.compression_text import USUAL_RATIO, parse_compression
 from hetopt.core.comm.options import ROUNDED, SELECTOR, settled_collective
 from hetopt.core.comm.payload_bytes import Shapes
 from hetopt.core.profile import Collective, CompressorCost
@@ -148,7 +148,7 @@ def time_compressors(
     group: Alignment,
     shapes: Shapes | None = None,
 ) -> None:
-    """Time every compressor at every ratio on ``gradient`` (None: this rank only listens) and record the medians.
+    """Time every compressor on ``gradient`` (None: this rank only listens) and record the medians.
 
     As in training: ``compress_s`` holds adding the residual, selecting or rounding, and keeping what was not sent;
     ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices.
@@ -169,7 +169,8 @@ def time_compressors(
         late = probe.time_limit_s is not None and crew.elapsed_s() - begun_s > probe.time_limit_s
         if (late and way.name not in (SELECTOR, *ROUNDED)) or (shapes is None and method.by_shape):
             continue
-        for ratio in probe.ratios if method.by_ratio else (1.0,):
+        # Of other selections one ratio tells what looking at the gradient takes, which is most of it.
+        for ratio in probe.ratios if way.name == SELECTOR else (USUAL_RATIO,) if method.by_ratio else (1.0,):
             times = (0.0, 0.0)
             if gradient is not None:
                 times = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)

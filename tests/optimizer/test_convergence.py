@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import spell
-from hetopt.core.comm.options import LOSSLESS, timed_as, tried_ways, whole_ways
+from hetopt.core.comm.options import LOSSLESS, timed_ways, tried_ways
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import CompressorCost, Evaluation, ExchangeTrial, NoiseSample, Pilot, PilotCompression, Profile
 from hetopt.core.run_spec import Compression
@@ -28,6 +29,7 @@ from hetopt.optimizer.convergence.compression_penalty import (
     Penalty,
     QualityGate,
     added_noise,
+    exchange_losses,
     noise_inflation,
 )
 from hetopt.optimizer.convergence.convergence import (
@@ -41,7 +43,7 @@ from hetopt.optimizer.convergence.convergence import (
 )
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
+from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, methods_left_out
 
 from .profiles import make_profile
 
@@ -355,8 +357,8 @@ def with_trials(profile: Profile | None = None) -> Profile:
             )
         )
     costs = tuple(
-        CompressorCost(name=timed_as(way), ratio=1.0, compress_s=4e-9 * numel, decompress_s=1e-10 * numel)
-        for way in whole_ways()
+        CompressorCost(name=name, ratio=1.0, compress_s=4e-9 * numel, decompress_s=1e-10 * numel)
+        for name in timed_ways()
     )
     devices = tuple(device.model_copy(update={"compressors": (*device.compressors, *costs)}) for device in made.devices)
     job = made.job.model_copy(update={"parameter_shapes": shapes})
@@ -401,10 +403,12 @@ def test_the_more_workers_the_coarser_their_codes_and_the_more_steps() -> None:
 
 @pytest.mark.parametrize("to_target", [True, False])
 def test_everything_that_was_tried_and_timed_is_priced(to_target: bool) -> None:
-    """Nothing that sends whole gradients is left out any more, but signs without a residual; nor does one cost less."""
+    """No compressor of the registry is left out, and none costs fewer steps than sending everything."""
     found = menu(with_trials(), to_target=to_target)
-    for way in whole_ways():
-        assert exchange_menu(fit(with_trials()), minimum_gain=0, max_workers=2, to_target=to_target, names=[way.name])
+    for name in METHODS:
+        assert exchange_menu(fit(with_trials()), minimum_gain=0, max_workers=2, to_target=to_target, names=[name])
+    assert methods_left_out(fit(with_trials()), 0.01) == {}
+    assert set(methods_left_out(fit(make_profile()), 0.01)) >= {"powersgd", "dgc"}
     for option in found:
         assert (option.stretch >= 1).all()
         assert (option.late >= 1).all()
@@ -435,3 +439,13 @@ def test_what_loses_nothing_needs_no_trial() -> None:
     losses = fit(make_profile()).losses
     assert [losses.gain(Compression(name=name)) for name in LOSSLESS] == [1.0] * len(LOSSLESS)
     assert losses.gain(Compression(name="powersgd", rank=2)) is None
+    assert losses.gain(Compression(name="randomk", ratio=0.03)) == 0.03
+
+
+def test_what_a_selection_keeps_lies_between_the_ratios_that_were_tried() -> None:
+    trials = [
+        ExchangeTrial(compression=f"dgc({ratio})", workers=2, gain=gain) for ratio, gain in ((0.1, 0.4), (0.01, 0.1))
+    ]
+    losses = exchange_losses(trials, noise_scale=None, batch_size=8)
+    kept = [losses.gain(Compression(name="dgc", ratio=ratio)) for ratio in (0.001, 0.01, 0.0316227766, 0.1, 1.0)]
+    assert kept == [None, *map(pytest.approx, (0.1, 0.2, 0.4, 0.4))]

@@ -11,7 +11,9 @@ from types import MappingProxyType
 from hetopt.core.comm.composition import (
     AR_TOPK,
     AUTO,
+    CORRECTION,
     DENSE,
+    FEEDBACK,
     GATHER,
     METHODS,
     NONE,
@@ -101,7 +103,7 @@ def make_option(
         operations=operations_of(compression, numel, workers=workers, shapes=shapes),
         compress_s=compress_s,
         # Of what is rounded, and of a random choice.
-        gain=compression.ratio if compression.name == "randomk" else KEPT.get(compression.name),
+        gain=compression.ratio if compression.name in RANDOM else KEPT.get(compression.name),
     )
 
 
@@ -127,6 +129,15 @@ of them (ResNet-20 and VGG-11 on a fifth of CIFAR-10, four workers)."""
 
 LOSSLESS = (IDENTITY, "fp16", BF16)
 """As far as convergence can tell."""
+
+RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
+"""They choose without looking: of the gradient's energy they keep the ratio."""
+
+LIKE_TOPK = ("topk", "mstopk")
+"""They send the largest elements, of which pilots tell what they keep; the second up to how finely it bisects."""
+
+TRIED_RATIOS = (0.1, 0.01)
+"""At which a profile follows other selections: a smaller one needs more steps to settle than a pilot has."""
 
 RANKS = (1, 2, 4)
 """Of PowerSGD's factors, that are priced: those of its paper."""
@@ -332,17 +343,31 @@ def whole_ways() -> tuple[Compression, ...]:
     )
 
 
-def tried_ways() -> tuple[Compression, ...]:
-    """Return `whole_ways` as a profile tries them: summed codes have fewer levels the more workers there are.
+def selection(name: str, ratio: float) -> Compression:
+    """Return a selection of the registry as plans use it: momentum stays with the optimizer, and is not corrected."""
+    memory = FEEDBACK if METHODS[name].memories[0] == CORRECTION else AUTO
+    return Compression(name=name, ratio=ratio, memory=memory)
 
-    The last first: a pilot may be too short for all of them, and of `KEPT` something is known.
+
+def tried_ways() -> tuple[Compression, ...]:
+    """Return the compressions whose loss a profile tries: summed codes have fewer levels the more workers there are.
+
+    The last of `whole_ways` first: a pilot may be too short for all of them, and of `KEPT` something is known.
     """
-    return tuple(
+    whole = tuple(
         way.model_copy(update={"levels": levels})
         for way in reversed(whole_ways())
         if way.name not in LOSSLESS
         for levels in (LEVELS if has_levels(way) else (None,))
     )
+    looking = [name for name, method in METHODS.items() if method.by_ratio and name not in (*LIKE_TOPK, *RANDOM)]
+    return (*whole, *(selection(name, ratio) for name in looking for ratio in TRIED_RATIOS))
+
+
+def timed_ways() -> tuple[str, ...]:
+    """Return the names under which a profile times compressions, in the order in which it does while there is time."""
+    by_ratio = (name for name, method in METHODS.items() if method.by_ratio)
+    return tuple(dict.fromkeys((*(timed_as(way) for way in reversed(whole_ways())), *by_ratio)))
 
 
 def has_levels(way: Compression) -> bool:
