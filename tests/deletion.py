@@ -17,11 +17,17 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
+_BACKENDS = ("tests/api", "tests/face")
+
 TESTS = {
     "trainer": ("tests/trainer_pieces", "tests/trainer", "tests/scripts", "tests/integrations", "tests/face"),
+    "trainer/session": ("tests/scripts", "tests/trainer"),
     "optimizer": ("tests/step_model", "tests/optimizer", "tests/catalog", "tests/face"),
     "profiler": ("tests/profiler", "tests/face"),
-    "hetopt/backends": ("tests/ec2", "tests/ssh", "tests/rehearsal", "tests/api", "tests/face"),
+    "hetopt/backends": ("tests/ec2", "tests/ssh", "tests/rehearsal", *_BACKENDS),
+    "hetopt/backends/emulation": ("tests/rehearsal", *_BACKENDS),
+    "hetopt/backends/slurm": ("tests/slurm", *_BACKENDS),
+    "hetopt/backends/ssh": ("tests/ssh", *_BACKENDS),
     "hetopt/core": ("tests/facts", "tests/trainer_pieces", "tests/optimizer", "tests/face"),
     "hetopt": ("tests/face", "tests/api", "tests/docs"),
 }

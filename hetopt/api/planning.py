@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hetopt import catalogs
 from hetopt.api.catalogs import in_regions
 from hetopt.api.changes import synchronized
 from hetopt.api.options import Changes, Described, Search, Sought, read_prices
@@ -24,7 +25,7 @@ from hetopt.core.hosts import Host, read_hosts
 from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
-from hetopt.core.paths import read_json
+from hetopt.core.paths import inside, read_json
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
     from hetopt.reports.document import Document
 
 
+PROFILES = Path(next(iter(catalogs.__path__))) / "profiles"
+"""Recorded profiles that ship, so that planning can be tried where nothing was measured yet."""
+
+
 @takes(Search)
 def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None, **options: Any) -> Plan:
     """Find the best cluster for a profiled job: machines, local batch sizes, batch size and compression.
@@ -70,7 +75,7 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     `Plan.risk`. Works offline, from the bundled catalogue, without credentials and without torch.
 
     Args:
-        profile: made by `hetopt.profile`, or its file.
+        profile: made by `hetopt.profile`, its file, or the name of one that ships, such as ``resnet20-cifar10``.
         reporter: told what goes on.
         **options: what is wanted.
 
@@ -83,7 +88,7 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
         raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
     places = Places.of(asked)
     limits = search_options(asked, quotas=places.quotas(asked, report), observed=_observed(asked.observed, report))
-    measured = profile_of(profile)
+    measured = profile_of(profile, report)
     if measured.job.script and limits.batch_size == AUTO_BATCH:
         raise BadInput(
             "a script says its batch size and its length itself, so hetopt cannot choose them.",
@@ -191,15 +196,19 @@ def search_options(asked: Sought, **instead: Any) -> Options:
     return Options(**{name: value for name, value in (values | instead).items() if name in known})
 
 
-def profile_of(given: Profile | Path | str) -> Profile:
-    """Return the profile, or what is missing where the file holds step samples alone.
+def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) -> Profile:
+    """Return a profile: a record, its file, or one of those that ship with hetopt, by its name (`resnet20-cifar10`).
 
     Raises:
-        BadInput: it is no profile.
+        BadInput: it is no profile, or a file of step samples alone: says what is missing.
     """
     if isinstance(given, Profile):
         return given
     path = Path(given)
+    shipped = None if path.exists() else inside(PROFILES, f"{path.name}.json", what="profile", any_text=True)
+    if shipped is not None and shipped.exists() and path.name == str(given):
+        path, told = shipped, reporter or Reporter()
+        told.note(f"{given} ships with hetopt: `here` is the machine on which it was measured.")
     if kind_in(path) == StepSamples.KIND:
         raise BadInput(
             f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "

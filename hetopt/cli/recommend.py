@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @with_options(Search)
 def recommend(
-    profile: Annotated[Path, typer.Argument(help="Profile made by `hetopt profile`.")],
+    profile: Annotated[
+        Path, typer.Argument(help="Profile made by `hetopt profile`, or one that ships: resnet20-cifar10.")
+    ],
     report: Annotated[
         Path | None,
         typer.Option(

@@ -170,6 +170,13 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_pa
     assert told <= before * 1.02
 
 
+def test_a_profile_that_ships_is_planned_by_its_name(hetopt: Callable[..., Answer]) -> None:
+    asked = (*QUICK, "--budget", 5)
+    named = hetopt("recommend", PROFILE.stem, *asked)
+    assert "ships with hetopt" in named.err
+    assert (named.code, named.out) == (0, hetopt("recommend", PROFILE, *asked).out)
+
+
 # Twelve questions that people ask, as `hetopt recommend` answers them: each on one screen of 80 columns.
 
 MOST_LINES, COLUMNS = 23, 80
