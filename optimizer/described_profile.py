@@ -1,4 +1,4 @@
-"""A profile of a job that was only described: what is counted of it, in the place of what would be measured."""
+"""Profile of a job that was described and not measured: counted operations and bytes in the place of timings."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ HARDLY_USED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A training of the described job that was timed, on as many GPUs as ``gpus`` counts."""
+    """Past training of the described job: its wall time, and the GPUs (type and number) that it ran on."""
 
     took_s: float
     gpus: Accelerator
 
     def utilisation(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> float:
-        """Return the share of the peak rate that the training reached, were half of attention's products left out.
+        """Return the share of the GPUs' peak rate (MFU) that training on ``samples`` samples had, attention halved.
 
         Raises:
             BadInput: no rates of the GPU are published, or it was above its peak.
@@ -60,7 +60,7 @@ class Timed:
         return share
 
     def remarks(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> Iterator[str]:
-        """Yield what to know of a training that hardly used its GPUs."""
+        """Yield a warning sentence if the timed training used less than 5 % of its GPUs' peak rate; else nothing."""
         share = self.utilisation(count, recipe, samples, precision)
         if share < HARDLY_USED:
             yield (
@@ -71,7 +71,7 @@ class Timed:
     def by_time(
         self, counted: Counted, count: ModelCount, recipe: Recipe, samples: int, precision: Precision
     ) -> Counted:
-        """Return the operations and bytes of a sample as the timed training tells, and how surely it does.
+        """Return ``counted`` rescaled so that a sample takes as long as it did in the timed training.
 
         Raises:
             BadInput: that training cannot have been, by the peak rate or the memory of its GPUs.
@@ -108,19 +108,19 @@ def described_profile(
     recipe: Recipe = FULL,
     timed: Timed | None = None,
 ) -> Profile:
-    """Return the profile of a job that was only described, from its counted operations, bytes and samples.
+    """Return a profile of a described job on an A100, its step times computed from counts instead of measured.
 
     Args:
-        count: the model.
-        samples: that it is trained on, all in all.
+        count: counts of the model.
+        samples: that the whole training passes over; the data set of the profile.
         batch_size: samples of a step.
-        precisions: that its matrix products may be in, the usual one first.
+        precisions: that its matrix products may be in, the usual one first; one device of the profile each.
         now: the profile's date.
         recipe: how the model is trained.
-        timed: such a training, whose time goes before the operations.
+        timed: a past training of the job; its time then replaces that by operations.
 
     Raises:
-        BadInput: that training cannot have been.
+        BadInput: the timed training is impossible.
     """
     trained = recipe.trained_parameters(count.parameters)
     operators = OPERATORS_A_LAYER * count.layers

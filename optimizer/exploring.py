@@ -1,4 +1,4 @@
-"""Measuring where it tells most for its money: suggest, measure, fit again, until no probe is worth its price.
+"""Choice of the next cluster layout to measure: the probe that tells most for its price, while it is worth that.
 
 A choice among clusters that is made with an error of variance v in the log of their time costs about v / 2 of the job
 (to second order around the best choice), so a probe that takes a share r of that variance is worth r v / 2 of the job.
@@ -28,7 +28,7 @@ FIRST_LAYOUTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The step samples of one probe, and their price.
+    """Step samples of one probe, which measures one cluster layout, and their price in USD.
 
     Attributes:
         samples: steps of one layout.
@@ -41,12 +41,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Suggested:
-    """A probe that is worth its price.
+    """Probe that is worth its price: the configuration to measure next, its worth in USD, and the reason.
 
     Attributes:
-        configuration: one of its layout; one launch serves all batch sizes of a layout.
-        worth_usd: what it is expected to be worth; absent for the first ones.
-        reason: why this one.
+        configuration: to measure; one launch serves all batch sizes of its layout.
+        worth_usd: what measuring it is expected to be worth; None for the first layouts and types without relatives.
+        reason: why this configuration, in words.
     """
 
     configuration: Configuration
@@ -56,13 +56,13 @@ class Suggested:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration:
-    """The layouts that may be probed, the price of a probe and the budget of all of them.
+    """Candidate configurations to probe, the price of each probe, and the budget of all probes, in USD.
 
     Attributes:
-        candidates: everything that is to be predicted, and may be measured.
-        price_usd: of measuring a configuration whose step takes so many seconds; absent seconds: not known yet.
-        budget_usd: for all probes.
-        catalog: relates machine types.
+        candidates: configurations that are to be predicted, and may be measured.
+        price_usd: price of measuring a configuration, by the seconds of its step; None: not known yet.
+        budget_usd: for all probes together.
+        catalog: instance types by name, to relate machine types to each other.
     """
 
     candidates: Sequence[Configuration]
@@ -71,11 +71,11 @@ class Exploration:
     catalog: Mapping[str, InstanceType]
 
     def suggest(self, known: Sequence[StepSample], spent_usd: float) -> Suggested | str:
-        """Return the next probe, given what is known; or why there is none.
+        """Return the next probe, given the steps measured so far; or a sentence on why no probe is worth it.
 
         Args:
-            known: steps that were measured.
-            spent_usd: on them.
+            known: steps that were measured so far.
+            spent_usd: what measuring them cost.
         """
         layouts = {sample.layout for sample in known}
         rest = [candidate for candidate in self.candidates if candidate.layout not in layouts]
@@ -131,12 +131,12 @@ def _size(configuration: Configuration) -> tuple[int, int, int]:
 
 
 def unprobed_types(plan: Plan) -> tuple[str, ...]:
-    """Return the machine types of the chosen cluster whose speed is extrapolated from another family, in order."""
+    """Return the chosen cluster's machine types, each once, whose speed is extrapolated from another family."""
     return tuple(dict.fromkeys(group.instance_type for group in plan.chosen.groups if group.evidence == "extrapolated"))
 
 
 def check_probed(plan: Plan, *, unprobed: bool) -> None:
-    """Refuse to rent machine types on which no step was ever measured, nor on one of their family.
+    """Raise an error if the speed of a planned machine type is only extrapolated, unless ``unprobed`` allows it.
 
     Raises:
         BadInput: such a type is in the plan.

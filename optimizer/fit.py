@@ -39,7 +39,7 @@ LEAST_GROWTH = 0.1
 
 
 def times_as_long(one: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
-    """Return the time of a step of so many samples on one machine over that on another.
+    """Return the ratio of a step's seconds by law ``one`` to its seconds by law ``other``, at ``samples`` samples.
 
     Of whole steps, never of fitted slopes: where time does not grow over the batches that were measured, the slope is
     next to nothing, and so a ratio to it may be anything.
@@ -49,7 +49,7 @@ def times_as_long(one: Callable[[int], float], other: Callable[[int], float], sa
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeLine:
-    """``t(b) = max(floor_s, fixed_s + per_sample_s * b)``: time of a step with ``b`` local samples, without exchange.
+    """Seconds of a step of ``b`` local samples, without exchange: ``max(floor_s, fixed_s + per_sample_s * b)``.
 
     Attributes:
         fixed_s: paid whatever the batch (launching operators, the optimizer).
@@ -66,20 +66,20 @@ class StepTimeLine:
     jitter: float
 
     def time_s(self, local_batch_size: float) -> float:
-        """Return the seconds of computation for ``local_batch_size`` samples."""
+        """Return the seconds that a worker computes for a step of ``local_batch_size`` samples, without exchange."""
         return max(self.floor_s, self.fixed_s + self.per_sample_s * local_batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressorLine:
-    """Time of one compressor, interpolated in the log of the ratio and flat outside what was measured."""
+    """Seconds to compress and decompress one gradient by ratio, interpolated in its log, and flat outside."""
 
     log_ratios: tuple[float, ...]
     compress_s: tuple[float, ...]
     decompress_s: tuple[float, ...]
 
     def parts_s(self, ratio: float) -> tuple[float, float]:
-        """Return the seconds to compress one gradient, and to decompress each payload."""
+        """Return the seconds to compress one gradient at ``ratio``, and to decompress one such payload."""
         at = math.log(ratio)
         return (
             float(np.interp(at, self.log_ratios, self.compress_s)),
@@ -87,14 +87,14 @@ class CompressorLine:
         )
 
     def time_s(self, ratio: float, payloads: int) -> float:
-        """Return the seconds to compress one gradient and to decompress ``payloads`` of them."""
+        """Return the seconds to compress one gradient at ``ratio``, and to decompress ``payloads`` of them."""
         compress_s, each_s = self.parts_s(ratio)
         return compress_s + payloads * each_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedDevice:
-    """One kind of worker as fitted.
+    """Fits to one profiled kind of worker: step time by samples, peak memory and compressors.
 
     Attributes:
         step_time: the whole step, loading and optimizer included.
@@ -112,7 +112,7 @@ class FittedDevice:
     compressors: dict[str, CompressorLine]
 
     def time_s(self, local_batch_size: float) -> float:
-        """Return the seconds of a step: between measured batch sizes interpolated, beyond them by the line.
+        """Return the seconds of a step of ``local_batch_size`` samples: interpolated as measured, beyond by the line.
 
         Caches make the time of a sample rise and fall with the batch by more than measurements scatter, and a line is
         as far from the one as from the other.
@@ -148,29 +148,29 @@ where the scheduler puts the communication threads decides."""
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """One hop of a collective between workers: message latency and bandwidth (alpha-beta model)."""
+    """Latency (s a message) and bandwidth (bytes/s) of one hop of a collective: the alpha-beta model."""
 
     latency_s: float
     bytes_per_s: float
 
     def time_s(self, messages: float, traffic_bytes: float) -> float:
-        """Return the seconds of a primitive with so many messages in a row and so many bytes over one link."""
+        """Return the seconds of a collective with ``messages`` in a row and ``traffic_bytes`` over one link."""
         return messages * self.latency_s + traffic_bytes / self.bytes_per_s
 
     def sd_s(self, messages: float, traffic_bytes: float) -> float:
-        """Return the standard deviation of `time_s`, seconds, as far as known beforehand."""
+        """Return the prior standard deviation of `time_s` in seconds, 30 % of it."""
         return MEASURED_LINK_LOG_SD * self.time_s(messages, traffic_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GainCurve:
-    """Retained gradient energy of Top-k as a function of the fraction of elements sent; monotone."""
+    """Retained gradient energy of Top-k by the fraction of elements sent; never falling with it."""
 
     log_ratios: tuple[float, ...]
     gains: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Return the retained gradient energy at a ratio, in (0, 1].
+        """Return the share of gradient energy, (0, 1], that Top-k retains when it sends a ``ratio`` of the elements.
 
         Raises:
             BadInput: a ratio below everything that was measured, where nothing is known.
@@ -187,11 +187,11 @@ class GainCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedModel:
-    """The fits of a profile that predictions are made from: devices, links, retained energy and convergence.
+    """Fits to a profile in one precision, which plans are predicted from: devices, links, Top-k energy and convergence.
 
     Attributes:
         whole: the profile as it was given.
-        profile: what of it is of the model's precision.
+        profile: the part of it that was measured in the model's precision.
     """
 
     whole: Profile
@@ -235,18 +235,20 @@ class FittedModel:
         return self.reference.device.precision
 
     def computing_in(self, precision: Precision) -> FittedModel:
-        """Return the model of the same job in another precision; itself where that was not measured."""
+        """Return the fits of the same job in another precision; this very model where that was not measured."""
         if precision == self.precision or precision not in self.whole.precisions:
             return self
         return replace(fit(self.whole, precision), convergence=self.convergence)
 
 
 def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
-    """Fit all models of a profile. What was not measured stays out, and is a prior's business (`transfer`).
+    """Fit devices, links, retained energy and convergence to a profile, in one precision; None: the profile's first.
+
+    What was not measured stays out, and is a prior's business (`transfer`).
 
     Args:
         profile: what was measured.
-        precision: that steps are of; absent: the profile's first.
+        precision: that steps were computed in; None: the profile's first.
     """
     whole, profile = profile, profile.computing_in(precision or profile.precisions[0])
     return FittedModel(
@@ -261,7 +263,7 @@ def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
 
 
 def fit_device(device: Device) -> FittedDevice:
-    """Return the fits of one device: step times, loading times, memory peaks and compressor costs."""
+    """Fit step time, sample loading, peak memory and compressor costs to the measurements of one profiled device."""
     points = device.step_times
     sizes = [point.local_batch_size for point in points]
     fixed, per_sample, floor, log_sd = fit_step_time(sizes, [point.step_time_s for point in points])
@@ -292,7 +294,9 @@ def fit_device(device: Device) -> FittedDevice:
 
 
 def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float, float, float]:
-    """Fit ``t(b) = max(floor, a + c b)`` with ``a, floor >= 0`` and ``c > 0`` to step times.
+    """Fit ``t(b) = max(floor, a + c b)``, seconds by local batch size, to measured step times, robustly.
+
+    With ``a, floor >= 0`` and ``c > 0``.
 
     Iteratively reweighted least squares with Huber's weights on the *relative* error (on absolute errors the slowest
     point would decide alone). A floor is taken only where it explains clearly more than the line: at least two points
@@ -349,7 +353,7 @@ def _compressor_line(costs: Sequence[CompressorCost]) -> CompressorLine:
 
 
 def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
-    """Return one hop's latency (s) and bandwidth (bytes/s) by collective, from its line among ``n`` workers.
+    """Return latency (s) and bandwidth (bytes/s) of one hop by collective, from each collective's measured line.
 
     The alpha-beta time of a collective is linear in both (`cost.Terms`), so each is the measured line's
     coefficient divided by the formula's. Of several measurements of one collective the one with most workers is used.
@@ -364,7 +368,7 @@ def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
 
 
 def fit_gain(points: Sequence[GainPoint]) -> GainCurve:
-    """Return a monotone curve through measured gains: sending more never retains less, so dips are noise and filled."""
+    """Return retained energy by ratio through the measured points, made monotone: dips are noise and filled."""
     ordered = [point for point in sorted(points, key=lambda point: point.ratio) if point.ratio < 1]
     gains = np.maximum.accumulate(np.clip([point.gain for point in ordered], 1e-6, 1.0)) if ordered else np.empty(0)
     return GainCurve(

@@ -15,13 +15,16 @@ from hetopt.optimizer.plan import Plan, Prediction
 LAUNCH_FILE = "launch.json"
 
 Place: TypeAlias = str
+"""Where a plan can run: the name of a backend."""
 OWN_PLACES = ("ssh", "slurm")
 """Places of machines that are not rented, whose cost an inventory says."""
-"""Where a plan can run: the name of a backend."""
 
 
 class Launch(Artifact):
-    """The record of a launch in its run's folder: `status` and `report` need nothing else but the event log."""
+    """Record of a launch, kept in its run's folder: plan, place, workers, and the prediction for that place.
+
+    With the event log, it is all that `status` and `report` need.
+    """
 
     KIND: ClassVar[str] = "launch"
     VERSION: ClassVar[int] = 1

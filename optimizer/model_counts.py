@@ -1,4 +1,4 @@
-"""What a model has and computes, counted from a few of its numbers: parameters, operations, and activations to keep.
+"""Counts of a model from a few of its dimensions: parameters, floating-point operations, and activation bytes.
 
     forward of a token     2 N + 4 s a L        N: weights that it is multiplied with, the output's included; s tokens
                                                 in a sequence; a: width of all heads; L layers
@@ -44,7 +44,7 @@ LARGEST = 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCount:
-    """Parameters, operations and activation bytes of a model, counted and not measured.
+    """Counts of a model, not measured: parameters, and FLOPs and activation bytes of a sample.
 
     Attributes:
         name: what it is, in a few words.
@@ -73,7 +73,9 @@ class ModelCount:
 
 
 def of_parameters(parameters: float, tokens: int) -> ModelCount:
-    """Return the counts of a transformer with so many parameters: ``2 N + 4 s h L`` a token, shaped as GPT-2.
+    """Return the counts of a transformer of ``parameters`` weights, shaped as GPT-2, for samples of ``tokens`` tokens.
+
+    Operations of a token are ``2 N + 4 s h L``.
 
     From ``N = 12 L h^2`` and ``h = 64 L``. Embeddings are part of ``N``.
     """
@@ -93,7 +95,10 @@ def of_parameters(parameters: float, tokens: int) -> ModelCount:
 
 
 def of_flops(flops: float) -> float:
-    """Return the parameters of a transformer that makes the best of so many operations: ``C = 6 N D``, ``D = 20 N``."""
+    """Return the compute-optimal number of parameters of a training that takes ``flops`` in all (Hoffmann 2022).
+
+    ``C = 6 N D`` with ``D = 20 N`` tokens.
+    """
     return math.sqrt(flops / (6 * TOKENS_A_PARAMETER))
 
 
@@ -103,13 +108,13 @@ ACTIVE_ALONE = "give what a token passes with `params`, which leaves the memory 
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Fields of a model's configuration; all that is wrong with them is refused together."""
+    """Fields of a model's JSON configuration, read with checks that collect all faults in ``wrong``."""
 
     values: Mapping[str, Any]
     wrong: list[str]
 
     def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """Return the first of the named fields that is there, a whole number."""
+        """Return the first present field of ``names``, a whole number; a fault is noted and a stand-in returned."""
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -124,7 +129,7 @@ class Fields:
         return default
 
     def wholes(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a field's list of whole numbers, one a stage."""
+        """Return a field's list of whole numbers; ``default`` where it is absent, or at fault, which is noted."""
         value = self.values.get(name, list(default))
         if (
             isinstance(value, list)
@@ -136,7 +141,7 @@ class Fields:
         return default
 
     def each(self, name: str, count: int, *, default: int) -> tuple[int, ...]:
-        """Return a whole number for each of so many stages, from a list of them or one for all."""
+        """Return ``count`` whole numbers from a field that lists them, or has one for all; faults are noted."""
         if not isinstance(self.values.get(name), list):
             return (self.whole(name, default=default),) * count
         numbers = self.wholes(name, (default,) * count)
@@ -145,7 +150,7 @@ class Fields:
         return (*numbers, *(default,) * count)[:count]
 
     def texts(self, name: str, count: int, *, default: str) -> tuple[str, ...]:
-        """Return a name for each of so many stages."""
+        """Return a field's list of ``count`` strings; ``default`` repeated where it is absent or at fault."""
         value = self.values.get(name, [default] * count)
         if isinstance(value, list) and len(value) == count and all(isinstance(entry, str) for entry in value):
             return tuple(value)
@@ -153,7 +158,7 @@ class Fields:
         return (default,) * count
 
     def ratio(self, name: str, default: float) -> float:
-        """Return a field that is the ratio of two widths, above 0 and at most 64."""
+        """Return a field that is a ratio in (0, 64]; ``default`` where it is absent, or at fault, which is noted."""
         value = self.values.get(name, default)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 64:
             return float(value)
@@ -161,7 +166,7 @@ class Fields:
         return default
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a field that is true or false."""
+        """Return a field that is true or false; ``default`` where it is absent or something else."""
         value = self.values.get(name)
         return value if isinstance(value, bool) else default
 
@@ -172,7 +177,7 @@ class Fields:
         return min(len(named), LARGEST) if isinstance(named, dict) and named else self.whole("num_labels", default=2)
 
     def refuse(self) -> None:
-        """Refuse a configuration with wrong fields, naming all of them.
+        """Raise an error that names all faults noted so far; do nothing if there are none.
 
         Raises:
             BadInput: something was.
@@ -192,12 +197,12 @@ def _short(number: float) -> str:
 
 
 def sequence(tokens: int) -> str:
-    """Return the description of a text sample: '1,024 tokens'."""
+    """Return how a text sample of ``tokens`` tokens is described, such as '1,024 tokens'."""
     return f"{tokens:,} tokens"
 
 
 def image(pixels: int) -> str:
-    """Return the description of a picture sample: 'an image of 224 x 224'."""
+    """Return how a picture of ``pixels`` to a side is described, such as 'an image of 224 x 224'."""
     return f"an image of {pixels} x {pixels}"
 
 
@@ -231,7 +236,7 @@ insights from hundreds of experiments": 39 % for 33 % less memory)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A way to train a model: which parameters, by which optimizer.
+    """Way to train a model: all weights or an adapter beside frozen ones, and the optimizer.
 
     Attributes:
         trained: share of the parameters that is trained.
@@ -252,16 +257,19 @@ class Recipe:
         return DEQUANTISING if self.method == "qlora" else 1.0
 
     def trained_parameters(self, parameters: int) -> int:
-        """Return the number of parameters that have gradients."""
+        """Return how many of ``parameters`` parameters are trained and so have gradients, at least 1."""
         return max(1, round(self.trained * parameters))
 
     def weight_bytes(self, parameters: int, *, half: bool) -> float:
-        """Return the bytes of a replica's weights, as they are multiplied with, in 16 bits or in full."""
+        """Return the bytes of a replica's weights as products read them; ``half``: 16-bit copies, else fp32."""
         each = HALF_BYTES if half else MASTER_BYTES
         return self.trained * parameters * each + self._frozen_bytes(parameters)
 
     def memory(self, model: ModelCount, batch_size: int, *, half: bool) -> TrainingMemory:
-        """Return the bytes that training holds and takes in a step, activations of every layer included."""
+        """Return the bytes that training keeps, and takes for steps of up to ``batch_size`` samples at a time.
+
+        With activations of every layer; ``half``: matrices are multiplied in 16 bits.
+        """
         trained = self.trained_parameters(model.parameters)
         copied_bytes = HALF_BYTES * trained if half else 0
         sample_bytes = model.activation_bytes * (1 if half else 2)

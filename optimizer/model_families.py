@@ -1,4 +1,4 @@
-"""Models by their configurations of Hugging Face's libraries: transformers of language and of pictures, convolutions.
+"""Counts of models from their Hugging Face configurations: transformers, convolutional and diffusion networks.
 
 A configuration is a file of JSON from which numbers are read, and nothing else; parameter counts are within a hundredth
 of those that the libraries' models have.
@@ -82,7 +82,7 @@ class _Parts:
 
 
 def unet(fields: Fields, _: int | None) -> ModelCount:
-    """Return the counts of Stable Diffusion's network, ``UNet2DConditionModel``."""
+    """Return the counts of Stable Diffusion's UNet (``UNet2DConditionModel``) from the fields of its configuration."""
     widths = fields.wholes("block_out_channels", (320, 640, 1280, 1280))
     levels, deep = len(widths), fields.whole("layers_per_block", default=2)
     side, prompt = fields.whole("sample_size", default=64), fields.whole("cross_attention_dim", default=1280)
@@ -128,7 +128,7 @@ def unet(fields: Fields, _: int | None) -> ModelCount:
 
 
 def dit(fields: Fields, _: int | None) -> ModelCount:
-    """Return the counts of a diffusion transformer, ``DiTTransformer2DModel``."""
+    """Return the counts of a diffusion transformer (``DiTTransformer2DModel``) from the fields of its configuration."""
     heads, each = fields.whole("num_attention_heads", default=16), fields.whole("attention_head_dim", default=72)
     width, count = heads * each, fields.whole("num_layers", default=28)
     side, patch = fields.whole("sample_size", default=32), fields.whole("patch_size", default=2)
@@ -152,12 +152,13 @@ def dit(fields: Fields, _: int | None) -> ModelCount:
 
 
 def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = True) -> ModelCount:
-    """Count a model by its Hugging Face configuration.
+    """Return a model's counts from its Hugging Face config.json; ``tokens`` of a sample, None: as configured.
 
     Args:
         config: the file's fields.
-        tokens: in a sample, of a model of language. Absent: as many as it has places for, at most 1,024.
-        whole: whether all weights are trained; an adapter's may stay quantised.
+        tokens: of a sample, for models of language. None: as many as the model has positions for, at most 1,024, or
+            what the family has by default.
+        whole: whether all weights are trained; beside an adapter they may stay quantised.
 
     Raises:
         BadInput: a kind of model that is not counted, or fields that are missing or impossible, all of them named.
@@ -211,7 +212,9 @@ def _linear(rows: int, columns: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """One family of transformers, by its differences from GPT-2; numbers have the names that the library gives them.
+    """Family of transformers, by its differences from GPT-2; calling it counts a model of the family.
+
+    Numbers have the names that the library gives them.
 
     Attributes:
         gated: three inner matrices, RMS norms and no biases, as Llama has.
@@ -255,7 +258,7 @@ class Transformer:
         )
 
     def layers(self, fields: Fields) -> Layers:
-        """Return the layers that a configuration describes, all alike."""
+        """Return the dimensions of a model's layers, all alike, from its configuration; faults are noted."""
         width = fields.whole("hidden_size", "n_embd", "dim", "n_embed")
         inner = fields.whole(
             "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size", default=4 * width
@@ -296,7 +299,7 @@ MOST_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Layers of a transformer, all alike.
+    """Dimensions and weights of the layers of a transformer, all alike.
 
     Attributes:
         count: how many.
@@ -317,10 +320,17 @@ class Layers:
     weights: int
 
     def sample(self, name: str, parameters: int, head: int, tokens: int, vocabulary: int = 0) -> ModelCount:
-        """Return the counts of a model for samples of so many tokens, with the ``head`` weights of its output.
+        """Return the counts of a model with these layers, for samples of ``tokens`` tokens; ``head``: output weights.
 
-        Of activations, by token and layer in 16 bits: 18 numbers of the width and four (gated: eight) of the inner one
+        Activations of a token and layer in 16 bits: 18 bytes for each of its width, 4 (gated: 8) of its inner width
         (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores).
+
+        Args:
+            name: of the model.
+            parameters: of the whole model.
+            head: weights of the output, which each token is multiplied with.
+            tokens: of a sample.
+            vocabulary: tokens that the output tells apart; 0: none.
         """
         weights = self.count * self.weights + head
         attention_flops = 4.0 * tokens**2 * self.heads * self.count

@@ -25,7 +25,7 @@ OWN = "own"
 
 
 def cloud_of(region: str) -> str:
-    """Return the cloud of a region: that of ``lambda:us-east-1`` is Lambda, that of ``us-east-1`` AWS."""
+    """Return the cloud of a region's name: 'lambda' of ``lambda:us-east-1``, 'aws' of ``us-east-1``."""
     return region.partition(":")[0] if ":" in region else AWS
 
 
@@ -49,7 +49,7 @@ ScalingRule = Literal["none", "linear", "sqrt"]
 
 
 class Assumptions(Record):
-    """The forecast's step-time line of one machine's workers, and its link to a neighbour.
+    """Step-time line (s by samples) and link of each worker of a group of machines, as a plan predicted them.
 
     A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``; where that is more than a micro-batch,
     each of them takes that for its samples, but for ``once_s``, which a step takes once.
@@ -83,12 +83,12 @@ class Assumptions(Record):
         )
 
     def time_s(self, samples: int) -> float:
-        """Return the seconds of a worker's computation for so many samples."""
+        """Return the seconds that one worker computes for a step of ``samples`` local samples, as predicted."""
         return self.time.time_s(samples)
 
 
 class Watched(Record):
-    """Machine hours and preemptions of a spot pool that were observed before a plan was made."""
+    """Machine-hours, losses and outages of a spot pool that were observed before a plan was made."""
 
     instance_hours: PositiveFloat
     losses: NonNegativeInt
@@ -132,7 +132,10 @@ class Hardware(Record):
 
 
 class MachineMemory(Record):
-    """Bytes that one worker of a machine type holds, by counted tensors; on a CPU the peak is that of its process."""
+    """Bytes that one worker of a machine type holds in training, by what they are for.
+
+    Counted tensors; on a CPU the peak is that of its process.
+    """
 
     instance_type: str
     device: str = Field(description="its GPU, or 'main memory'")
@@ -150,7 +153,7 @@ class MachineMemory(Record):
 
 
 class Group(Record):
-    """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""
+    """Machines of one type and market in a plan's cluster: number, price, and each worker's local batch size."""
 
     instance_type: str
     machines: PositiveInt
@@ -205,7 +208,7 @@ class Group(Record):
 
 
 class Range(Record):
-    """A figure with its 90 % interval."""
+    """Predicted figure with its 90 % interval."""
 
     value: NonNegativeFloat
     low: NonNegativeFloat
@@ -219,7 +222,7 @@ class Range(Record):
 
 
 class CostTerm(Record):
-    """One line of the bill."""
+    """Line of a bill: its name, USD, and how it was computed."""
 
     name: str
     usd: NonNegativeFloat
@@ -227,7 +230,7 @@ class CostTerm(Record):
 
 
 class Prediction(Record):
-    """The predicted time and cost of a cluster. Times in seconds, money in USD."""
+    """Predicted time (s) and cost (USD) of a run on one cluster, with their parts."""
 
     step_time_s: Range
     compute_s: NonNegativeFloat = Field(description="slowest worker's computation in a step")
@@ -284,7 +287,7 @@ SMALL = 0.01
 
 
 class Candidate(RecordLeavingOut):
-    """A cluster, with its local batch sizes and exchange, and its prediction."""
+    """Cluster with local batch sizes and gradient exchange, and the predicted time and cost of a run on it."""
 
     LEFT_OUT = ("precision",)
 
@@ -334,7 +337,7 @@ less. ``own``, ``rented``: the best of one's own machines, or of rented ones, wh
 
 
 class QuotaNeed(Record):
-    """vCPUs that a cluster takes of one of AWS's quotas."""
+    """vCPUs that a cluster takes of one AWS quota, beside the vCPUs that the account is granted."""
 
     bucket: str = Field(description="as `quotas` has it: 'spot:g'")
     code: str
@@ -345,7 +348,7 @@ class QuotaNeed(Record):
 
 
 class Choice(Record):
-    """A cluster that a plan shows beside others, under the names of all wishes that it is the answer to."""
+    """Cluster that a plan shows beside others, under the names of the wishes that it is best for."""
 
     names: tuple[ChoiceName, ...] = Field(min_length=1)
     candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")
@@ -374,7 +377,7 @@ class Choice(Record):
 
 
 class Goal(Record):
-    """The end of training, budget and deadline that were asked for. Budget and deadline are totals and hard."""
+    """End of training, and hard limits on total USD and seconds, as the user asked for them."""
 
     budget_usd: PositiveFloat | None = None
     deadline_s: PositiveFloat | None = None
@@ -386,7 +389,10 @@ class Goal(Record):
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None, joint: str = "and") -> str:
-    """Return a phrase of the limits, such as 'its budget of $5.00 and its deadline of 6 h'; '' without either."""
+    """Return budget and deadline as a phrase; '' if both are None. ``article`` begins each, ``joint`` joins them.
+
+    Such as 'its budget of $5.00 and its deadline of 6 h'.
+    """
     asked = (
         ("budget", None if budget_usd is None else usd(budget_usd)),
         ("deadline", None if deadline_s is None else duration(deadline_s)),
@@ -395,7 +401,7 @@ def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | 
 
 
 class RegionOffer(Record):
-    """The best cluster of one type in a region, where regions were compared."""
+    """Best cluster of one machine type in a region, where a plan compared regions."""
 
     region: str
     machines: str
@@ -409,7 +415,7 @@ SURE = 0.9
 
 
 class Sensitivity(Record):
-    """The probability that the choice keeps its limits, and the figures that it depends on.
+    """Probability that the chosen cluster keeps budget and deadline, and what would make it higher.
 
     A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
     losses of machines, step times and steps.
@@ -437,7 +443,7 @@ class Sensitivity(Record):
 
 
 class Plan(Artifact):
-    """The chosen cluster, its alternatives on the Pareto front, and the run that would be launched."""
+    """Plan of a run: the chosen cluster, alternatives on the Pareto front, and the run that would be launched."""
 
     KIND: ClassVar[str] = "plan"
     VERSION: ClassVar[int] = 1
@@ -490,7 +496,7 @@ class Plan(Artifact):
         )
 
     def risk_with(self, budget_usd: float) -> str | None:
-        """Return `risk`, unless it was accepted, or a larger budget than the plan was made for has taken it away."""
+        """Return the warning `risk` under ``budget_usd``; None: no risk, accepted, or covered by that budget."""
         seen = self.insight
         if seen is None or seen.risk_accepted:
             return None
@@ -499,7 +505,7 @@ class Plan(Artifact):
         return None if covered else self.risk
 
     def refuse_if_estimated(self) -> None:
-        """Refuse to train by a plan whose job was described, not measured.
+        """Raise an error if the plan's job was described, not measured, so that nothing can be run.
 
         Raises:
             BadInput: nothing of that job can be run.
@@ -518,12 +524,12 @@ class Plan(Artifact):
         policy: BatchPolicy | None = None,
         batch_settings: Settings | None = None,
     ) -> Self:
-        """Return the same plan with other run settings; what is not given stays as it was planned.
+        """Return a copy of the plan with other run settings; None keeps a setting as it was planned.
 
         Args:
-            steps: end after so many, instead of at the plan's end.
-            policy: how the batch is shared.
-            batch_settings: of that, that are not the usual ones.
+            steps: end after so many optimizer steps, instead of at the plan's end.
+            policy: how the batch is shared among workers.
+            batch_settings: settings of that policy that are not its defaults.
         """
         changes = {
             "batch_policy": policy,
@@ -544,7 +550,7 @@ class Plan(Artifact):
         return tuple(sorted(plans, key=lambda plan: plan.prediction.total_s.value))
 
     def machines(self, candidate: Candidate) -> str:
-        """Return a candidate's machines in words, with their region where several were compared."""
+        """Return a candidate's machines as a phrase, with their region where the plan compared several."""
         region = f" in {candidate.groups[0].region}" if self.regions else ""
         return f"{candidate.in_words}{region}"
 

@@ -1,1 +1,1 @@
-"""How many steps a job needs to its target, at every batch size, compression and rhythm of averaging."""
+"""Optimizer steps that a job needs to its target, by batch size, compression and frequency of averaging."""

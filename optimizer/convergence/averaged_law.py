@@ -1,4 +1,4 @@
-"""The default law of steps to a target: every curve that could have made the runs, weighted by how well it does.
+"""The default law of optimizer steps to a target by batch size: an average of curves, weighted by their fit to runs.
 
     S(B) = A (1/B + 1/Bcrit)^g,        1/2 <= g <= 1
 
@@ -66,13 +66,13 @@ def averaged_curve(
     kappa: float = KAPPA,
     log_sds: tuple[float, float] = KAPPA_LOG_SDS,
 ) -> AveragedCurve:
-    """Return the curves of steps by batch size, weighted by how well they fit the runs.
+    """Fit steps to the target by global batch size: curves weighted by their fit to finished ``runs`` and noise scale.
 
     Args:
-        runs: one at least.
-        noise_scale: gradient noise scale in samples, where measured; it stands in for runs at more batch sizes.
-        kappa: critical batch size over noise scale, before any run says more.
-        log_sds: of its prior.
+        runs: finished runs, one at least.
+        noise_scale: gradient noise scale in samples; None: not measured. It stands in for runs at more batch sizes.
+        kappa: prior median of the critical batch size over the noise scale.
+        log_sds: of the log of that, standard deviations of two equally likely normal priors.
     """
     batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
     steps = np.array([run.steps_to_target for run in runs], dtype=np.float64)
@@ -119,7 +119,16 @@ def _critical_batch_sizes(
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedCurve:
-    """Weighted curves of steps by batch size, one an element, and the spread of a run around them."""
+    """Posterior over curves of steps to the target by batch size: each curve's parameters and weight, [curves].
+
+    Attributes:
+        critical: critical batch size, samples.
+        power: exponent ``g``.
+        log_scale: ``ln A``.
+        weight: of each curve; they sum to 1.
+        run_variance: of the log of one more run's steps around the curves.
+        freedom: degrees of freedom of that variance.
+    """
 
     critical: Array
     power: Array
@@ -129,12 +138,12 @@ class AveragedCurve:
     freedom: int
 
     def steps(self, global_batch_size: ArrayLike) -> Array:
-        """Return the steps at batch sizes, the weighted median over the curves."""
+        """Return the steps to the target at each global batch size (samples), the weighted median over the curves."""
         sizes, which = _different(global_batch_size)
         return np.asarray(np.exp(self._median(self._curves(sizes)))[which])
 
     def relative(self, global_batch_size: ArrayLike, reference: float) -> tuple[Array, Array]:
-        """Return the steps at batch sizes over those at a reference, and the spread of the log of that."""
+        """Return steps at each batch size over steps at batch size ``reference``, and the log's standard deviation."""
         sizes, which = _different(global_batch_size)
         ratios = self._curves(sizes) - self._curves(np.array([reference]))
         middle = self._median(ratios)
@@ -142,7 +151,7 @@ class AveragedCurve:
         return np.asarray(np.exp(middle)[which]), np.asarray(apart[which])
 
     def log_sd(self, global_batch_size: ArrayLike) -> Array:
-        """Return the log standard deviation of steps: a run's, and the curves' disagreement where no run was."""
+        """Return the standard deviation of the log of `steps` by batch size: of single runs and of the curve."""
         sizes, which = _different(global_batch_size)
         curves = self._curves(sizes)
         apart = (curves - self._median(curves)[:, None]) ** 2 @ self.weight

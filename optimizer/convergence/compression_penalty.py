@@ -1,4 +1,4 @@
-"""What compression costs in steps, learned from compressed runs where there are any, and where it costs the target.
+"""What compression and local SGD cost in steps to the target, by pilot runs, and which of them may be planned with.
 
     S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1))
 
@@ -58,12 +58,12 @@ FAIR_TRIAL = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class BesideDense:
-    """A pilot that was not dense, beside the steps that dense training needs at its batch size.
+    """Pilot run with compression or local SGD, beside the steps that dense training needs at its batch size.
 
     Attributes:
-        dense_steps: that the target needs there.
-        steps_trained: how long it ran.
-        steps_to_target: absent when it ended before the target.
+        dense_steps: steps to the target of dense training at the pilot's batch size.
+        steps_trained: steps that the pilot ran.
+        steps_to_target: steps that it needed; None where it ended before the target.
     """
 
     dense_steps: float
@@ -71,17 +71,17 @@ class BesideDense:
     steps_to_target: float | None
 
     def failed(self, inflation: ArrayLike) -> bool:
-        """Return whether the pilot missed the target in more steps than so stretched a run should have needed."""
+        """Return whether the pilot missed the target in 1.5 x its expected steps, ``inflation`` x those of dense."""
         needed = self.dense_steps * float(np.asarray(inflation))
         return self.steps_to_target is None and self.steps_trained >= FAIR_TRIAL * needed
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedPilot(BesideDense):
-    """A run towards the target with compression.
+    """Pilot run with compressed gradients: compressor, ratio and retained energy, beside the steps of dense training.
 
     Attributes:
-        scheme: compressor.
+        scheme: name of the compressor.
         ratio: fraction of the elements that was sent, in (0, 1].
         gain: retained gradient energy, averaged over the run, in (0, 1].
     """
@@ -93,7 +93,7 @@ class CompressedPilot(BesideDense):
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty:
-    """The coefficient ``c`` of ``steps / dense steps = 1 + c distance``, its spread, and its number of pilots.
+    """Belief about what compression or local SGD costs in steps: ``c`` in ``steps / dense steps = 1 + c distance``.
 
     Distances are those of `distance`, by the gain of compression or by the share of the steps that end in an average.
     """
@@ -103,11 +103,11 @@ class Penalty:
     pilots: int = 0
 
     def inflation(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-        """Return the steps over those of dense training, at least 1."""
+        """Return steps over those of dense training; ``share``: gain, or share of steps that average ``workers``."""
         return np.asarray(1 + self.coefficient * distance(share, workers))
 
     def log_sd(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-        """Return the spread of ``ln`` inflation: zero in dense training, growing with the distance from it."""
+        """Return the standard deviation of the log of `inflation`; 0 for dense training (``share`` 1)."""
         return np.asarray(self.coefficient_sd * distance(share, workers) / self.inflation(share, workers))
 
     @property
@@ -116,13 +116,16 @@ class Penalty:
         return self.coefficient + Z90 * self.coefficient_sd
 
     def least_gain(self, inflation: float) -> float:
-        """Return the least part of gradient energy with which a run takes at most ``inflation`` times the steps."""
+        """Return the least retained energy, (0, 1], that cautiously costs at most ``inflation`` x the dense steps.
+
+        By `cautious_coefficient`, and never below `LEAST_GAIN`.
+        """
         if self.cautious_coefficient == 0:
             return LEAST_GAIN
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
     def after(self, runs: Iterable[tuple[BesideDense, Array]]) -> Penalty:
-        """Return the posterior over pilots and the distance of each; those that missed the target tell nothing of it.
+        """Return the belief updated by ``runs``: pilots with the `distance` of each; failed pilots are left out.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
         inflation has a log deviation of `PILOT_LOG_SD`.
@@ -147,9 +150,9 @@ class Penalty:
 
 
 def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-    """Return the steps that workers drift apart between two averages: ``(1 - 1/N) sqrt(1/share - 1)``.
+    """Return by how many steps ``workers`` drift apart if a ``share`` of steps averages: (1 - 1/N) sqrt(1/share - 1).
 
-    With a gain in the place of the share, how far what is held back has left the model behind.
+    With a gain in the place of the share: how far behind dense training the model is, by what compression holds back.
     """
     part = np.asarray(share, dtype=np.float64)
     return np.asarray((1 - 1 / np.asarray(workers, dtype=np.float64)) * np.sqrt(1 / part - 1))
@@ -157,7 +160,7 @@ def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityGate:
-    """Rules for which compression may be planned with, from accuracy pilots.
+    """Rules by which a plan may use a compressor at a ratio, from the pilot runs of a profile.
 
     A pilot speaks for its scheme alone: one that arrived for every ratio at least as large, one that failed for every
     ratio at least as small. Where no pilot speaks, the law does, with its wide prior, down to the least gain that it
@@ -168,7 +171,7 @@ class QualityGate:
     penalty: Penalty = field(default_factory=Penalty)
 
     def objection(self, *, scheme: str, ratio: float, gain: float) -> str | None:
-        """Return why this compression may not be used, in one sentence; None where nothing speaks against it."""
+        """Return why a compressor at ``ratio``, with gain ``gain``, may not be planned, in a sentence; None: it may."""
         alike = [pilot for pilot in self.pilots if pilot.scheme == scheme]
         for pilot in alike:
             if pilot.ratio >= ratio and pilot.failed(self.penalty.inflation(pilot.gain)):
@@ -193,7 +196,7 @@ MOST_TIMES_WORKERS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPilot(BesideDense):
-    """A run towards the target whose workers averaged parameters now and then.
+    """Pilot run under local SGD: its averaging policy, the share of its steps that averaged, and its workers.
 
     Attributes:
         sync: how.
@@ -208,7 +211,7 @@ class LocalPilot(BesideDense):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGate:
-    """Rules for which local training may be planned with, from the pilots of a profile.
+    """Rules by which a plan may use a local SGD policy, from the pilot runs of a profile.
 
     A pilot speaks for its policy alone, whatever the share: one that arrived for every larger share (for more frequent
     averages), one that failed for every smaller one. Where no pilot speaks, nothing is planned unasked.
@@ -217,11 +220,11 @@ class LocalGate:
     pilots: tuple[LocalPilot, ...] = ()
 
     def penalty(self, sync: Synchronization) -> Penalty:
-        """Return the penalty of a policy; the prior where none of its pilots reached the target."""
+        """Return what a local SGD policy costs in steps, by pilots of its family; the prior if none succeeded."""
         return PRIOR.after((pilot, distance(pilot.share, pilot.workers)) for pilot in self._own(sync))
 
     def arrived(self) -> tuple[LocalPilot, ...]:
-        """Return the pilot of each policy that reached the target with the fewest averages."""
+        """Return, for each policy `family`, the pilot that reached the target with the fewest averaging steps."""
         least: dict[Synchronization, LocalPilot] = {}
         for pilot in sorted(self.pilots, key=lambda pilot: pilot.share):
             if pilot.steps_to_target is not None:
@@ -229,12 +232,12 @@ class LocalGate:
         return tuple(least.values())
 
     def measured_share(self, sync: Synchronization) -> float | None:
-        """Return the share of steps that ended in an average under this very policy, over its pilots, if any."""
+        """Return the mean share of averaging steps over the pilots of exactly this policy; None where it has none."""
         shares = [pilot.share for pilot in self.pilots if pilot.sync == sync]
         return sum(shares) / len(shares) if shares else None
 
     def most_workers(self, sync: Synchronization, share: float) -> int:
-        """Return the most workers that a pilot speaks for; 0 where none does."""
+        """Return the most workers for which pilots support a policy at an averaging ``share``; 0: none does."""
         return max(
             (
                 MOST_TIMES_WORKERS * pilot.workers
@@ -245,7 +248,7 @@ class LocalGate:
         )
 
     def objection(self, sync: Synchronization, share: float) -> str | None:
-        """Return why local training is not planned unless the user asks, in one sentence; None: it may be."""
+        """Return why local SGD at an averaging ``share`` is not planned unasked, in a sentence; None: it may be."""
         for pilot in self._own(sync):
             needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
             if pilot.share >= share * (1 - 1e-9) and pilot.failed(needed):
@@ -263,13 +266,13 @@ class LocalGate:
 
 
 def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool) -> str:
-    """Return a sentence on the steps that averaging in such a share of them costs, and how that is known.
+    """Return a sentence on the steps that local SGD at an averaging ``share`` adds; ``counts``: it has a target.
 
     Args:
         penalty: of the policy.
-        share: of the steps.
-        workers: that are averaged.
-        counts: whether it is paid in steps.
+        share: of the steps, that end in an average of parameters.
+        workers: whose parameters are averaged.
+        counts: whether the run trains to a target, so that more steps make up for what is lost.
     """
     if not counts:
         return "The number of steps is that of summing gradients in every step; what is learned in them may be less."
@@ -281,7 +284,7 @@ def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool
 
 
 def family(sync: Synchronization) -> Synchronization:
-    """Return the policy whatever its share: pilots of one are taken for evidence about another of its family."""
+    """Return a policy with its averaging frequency at a fixed value, so that policies of one family are equal."""
     return sync.model_copy(update={"every_steps": 1, "synchronised_share": 0.5})
 
 
@@ -291,12 +294,12 @@ LEAST_VARIANCE = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """Noise that a compression without a residual adds, and signal that it keeps, by the levels of its codes.
+    """Rounding noise and retained signal of a compressor without error feedback, by the number of levels of its codes.
 
     Attributes:
-        levels: that were tried, ascending; (1,) where they do not follow the workers.
-        variances: ``q`` at each.
-        signals: ``s`` at each.
+        levels: numbers of levels that were tried, ascending; (1,) where they do not depend on the workers.
+        variances: ``q`` at each of them.
+        signals: ``s`` at each of them.
     """
 
     levels: tuple[int, ...]
@@ -304,26 +307,27 @@ class Rounding:
     signals: tuple[float, ...]
 
     def variance(self, levels: int) -> float:
-        """Return the rounding variance ``q`` at so many levels."""
+        """Return the rounding variance ``q``, error energy over gradient energy, at a number of code levels."""
         at, known = math.log(levels), np.log(self.levels)
         log_variances = np.log(np.maximum(self.variances, LEAST_VARIANCE))
         beyond = max(0.0, at - float(known[-1]))
         return float(np.exp(np.interp(at, known, log_variances) - 2 * beyond))
 
     def signal(self, levels: int) -> float:
-        """Return the retained signal ``s`` at so many levels."""
+        """Return the part ``s``, (0, 1], of the summed gradient left in its own direction, at a number of levels."""
         return float(np.interp(math.log(levels), np.log(self.levels), self.signals))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLosses:
-    """Gains and rounding of each compression, from the trials of a profile; empty: there were none.
+    """Retained energy and rounding noise of each compressor, from a profile's exchange trials.
 
     Attributes:
-        gains: of ways with a residual, by what they are timed as: ratios ascending, 1 of all elements, and the gain.
-        roundings: of ways without, likewise.
-        noise_scale: of the job, samples; None: not known.
-        batch_size: the task's own. Noise weighs less in a larger one.
+        gains: of compressors with error feedback, by the names of `timed_as`: ratios ascending (1: of all elements), each
+            with the retained energy, (0, 1].
+        roundings: noise and signal of compressors without it, by the same names.
+        noise_scale: gradient noise scale of the job, samples; None: not known.
+        batch_size: global batch size of the task, samples. Noise weighs less in a larger one.
     """
 
     gains: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=lambda: MappingProxyType({}))
@@ -332,7 +336,7 @@ class ExchangeLosses:
     batch_size: int = 1
 
     def gain(self, way: Compression) -> float | None:
-        """Return the gradient energy that a compression retains; None: not known, as below the least ratio tried."""
+        """Return the share of gradient energy that a compressor retains, (0, 1]; None: unknown, or below the ratios tried."""
         if way.name in LOSSLESS:
             return KEPT[way.name]
         if way.name in RANDOM:
@@ -345,7 +349,7 @@ class ExchangeLosses:
         return 1.0 if key in self.roundings else KEPT.get(way.name)
 
     def stretch(self, way: Compression, workers: int) -> tuple[float, float]:
-        """Return steps with rounded gradients over those of exact sums, and the standard deviation of their log."""
+        """Return the factor of rounding on steps to the target, and its log's sd; (1, 0): no trials, one worker."""
         rounding = self.roundings.get(timed_as(way))
         if rounding is None or workers < 2:
             return 1.0, 0.0
@@ -358,7 +362,7 @@ class ExchangeLosses:
 
 
 def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int) -> ExchangeLosses:
-    """Return the losses of each compression in the trials; those that this version does not have are skipped."""
+    """Return energy retained and noise added by compressor, from a profile's trials; unknown methods are skipped."""
     gains: dict[str, list[tuple[float, float]]] = {}
     tried: dict[str, list[tuple[int, float, float]]] = {}
     for trial in trials:
@@ -394,7 +398,7 @@ def added_noise(variance: float, *, noise_scale: float | None, batch_size: float
 
 
 def noise_inflation(noise: float, signal: float = 1.0) -> float:
-    """Return steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
+    """Return the factor of rounding on steps to the target, at least 1, from added ``noise`` and kept ``signal``.
 
     Args:
         noise: ``e`` of `added_noise`.

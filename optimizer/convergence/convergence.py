@@ -62,16 +62,16 @@ PILOT_BATCH_FACTOR = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """Steps to the task's target by batch size, compression and averaging, as pilots and gradient noise predict.
+    """Fits to a profile's pilots: steps to the target by batch size, and what compression and local SGD add to them.
 
     Attributes:
         noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; absent when it was not measured.
-        pilot_batch_sizes: batch sizes of the pilots that reached the target.
+        pilot_batch_sizes: global batch sizes of the pilots that reached the target, samples; () without a curve.
         basis: where the figures come from, in words, with the learning-rate rule that they hold for.
         curve: steps by batch size; absent when no pilot reached the target.
         penalty: what compression costs in steps, by the compressed pilots where there are any.
         gate: which compression may be used, by the same.
-        local: what pilots say of workers that train for themselves.
+        local: which local SGD policies may be used, by the pilots under local SGD.
     """
 
     noise_scale: float | None
@@ -85,7 +85,7 @@ class Convergence:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSteps:
-    """Steps to the task's target.
+    """Model of the optimizer steps to the task's target, by global batch size and retained gradient energy.
 
         S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1)) + check / (2 B)
 
@@ -104,20 +104,20 @@ class TargetSteps:
         return self.convergence.basis
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the expected steps to the target."""
+        """Return the expected optimizer steps to the target, at least 1, by batch size (samples) and gain in (0, 1]."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
         stretched = self.curve.steps(batch) * self.penalty.inflation(gain)
         return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the log standard deviation of steps: over seeds, batch sizes away from the pilots, and compression."""
+        """Return the standard deviation of the log of `steps`: over seeds, batch sizes and compression."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
         return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenSteps:
-    """Steps of a run whose length was given, whatever the compression.
+    """Model of the optimizer steps of a run whose length was given in steps or epochs; compression adds none.
 
     Attributes:
         amount: steps, or passes over the data.
@@ -137,7 +137,10 @@ class GivenSteps:
         return f"{self.amount:g} epochs of {self.dataset_size} samples, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the given steps, ``ceil(epochs * dataset_size / B)`` or ``ceil(epochs * ceil(dataset_size / B))``."""
+        """Return the optimizer steps of the given length by batch size (samples), rounded up, whatever the gain.
+
+        ``ceil(epochs * dataset_size / B)`` or, where each pass restarts, ``ceil(epochs * ceil(dataset_size / B))``.
+        """
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         if self.dataset_size is None:
             return np.full(batch.shape, self.amount)
@@ -146,13 +149,13 @@ class GivenSteps:
         return np.maximum(1.0, np.ceil(epochs - 1e-9))
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return zeros: the number of steps is given."""
+        """Return zeros, as a given number of steps is certain, in the shape that both arguments broadcast to."""
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EqualSteps:
-    """Steps at any batch size that make the progress of a given length at the job's own.
+    """Model of the steps at any batch size that make as much progress as a given length at the job's own batch size.
 
         S(B) = S(B0) (1 / B + 1 / Bcrit)^g / (1 / B0 + 1 / Bcrit)^g
 
@@ -175,12 +178,12 @@ class EqualSteps:
         return f"as much progress as {self.own.source} with batches of {self.batch_size} make"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the expected steps; compression adds none, as to a given length."""
+        """Return the expected optimizer steps, at least 1, by batch size (samples); ``gain`` only sets the shape."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         return np.maximum(1.0, self.own.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the spread of the curve's shape between the two batch sizes."""
+        """Return the standard deviation of the log of `steps`: doubt of the curve between both batch sizes."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         return self.curve.relative(batch, self.batch_size)[1]
 
@@ -190,7 +193,7 @@ StepsModel: TypeAlias = TargetSteps | GivenSteps | EqualSteps
 
 
 def fit_convergence(profile: Profile) -> Convergence:
-    """Fit the steps to the target by pilots at several batch sizes, by one and the noise scale, or by neither."""
+    """Fit a model of steps to the target to a profile's pilots; ``curve`` is None where these do not suffice."""
     noise = noise_scale(profile.noise)
     runs = [
         PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
@@ -224,7 +227,7 @@ def fit_convergence(profile: Profile) -> Convergence:
 
 
 def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
-    """Return the harmonic mean over progress of Bn = V / |G|^2, samples; absent where nothing bounds it.
+    """Return the gradient noise scale ``V / |G|^2`` in samples, averaged over training; None where nothing bounds it.
 
     The harmonic mean averages |G|^2 / V, where a negative estimate of |G|^2 does no harm: clipping first would bias it.
     Where no mean gradient shows in the noise, the upper end of that average bounds it from below, and stands for it.
@@ -239,10 +242,10 @@ def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
 
 
 def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) -> TargetSteps:
-    """Return the steps model of a run to the target, with an evaluation every ``check_every_samples``.
+    """Return the model of steps to the target for runs that evaluate every ``check_every_samples`` samples (0: always).
 
     Raises:
-        BadInput: the profile says how batch sizes compare, but not how many steps any of them needs.
+        BadInput: no pilot reached the target, or one did and no noise scale says what other batch sizes need.
     """
     if convergence.curve is None:
         raise BadInput(
@@ -258,7 +261,7 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
 
 
 def equal_steps(convergence: Convergence, own: GivenSteps, batch_size: int) -> EqualSteps:
-    """Return the steps model of a run as good as ``own`` with ``batch_size``, at other batch sizes."""
+    """Return the model of steps at any batch size that make the progress of ``own`` at ``batch_size`` samples."""
     curve = convergence.curve
     if curve is None:
         asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(own.steps(batch_size, 1.0)))
@@ -269,7 +272,7 @@ def equal_steps(convergence: Convergence, own: GivenSteps, batch_size: int) -> E
 
 
 def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
-    """Return the smallest and largest global batch size worth proposing: as far as the counts of steps are trusted."""
+    """Return the smallest and largest global batch size to propose, samples, as far as counts of steps are trusted."""
     pilots = convergence.pilot_batch_sizes
     if to_target and len(pilots) > 1:
         low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
@@ -329,11 +332,11 @@ UNSEEN_LOG_SD = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionLoss:
-    """Steps of a precision over those of the profile's first.
+    """Factor on the steps to the target in one precision, over the first precision of the profile.
 
     Attributes:
-        stretch: at least 1.
-        log_sd: spread of its log.
+        stretch: the factor, at least 1.
+        log_sd: standard deviation of its log.
     """
 
     stretch: float = 1.0
@@ -341,7 +344,7 @@ class PrecisionLoss:
 
 
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
-    """Return the steps of a precision over the first one's, by the profile's trials; nothing is lost in the first."""
+    """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more."""
     if precision == profile.precisions[0]:
         return PrecisionLoss()
     trials = (trial for trial in profile.precision_trials if trial.precision == precision)

@@ -1,4 +1,4 @@
-"""What is known of runs to a target at several batch sizes, and the quantiles that intervals are made with.
+"""Finished runs as steps to the target by batch size, and the quantiles that prediction intervals are made with.
 
 Notation: ``B`` is the global batch size in samples, ``S`` the optimizer steps to a target, ``E = B S`` the samples.
 """
@@ -22,14 +22,14 @@ PSEUDO_RUNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PriorRun:
-    """The batch size of one finished run, and its steps to the target."""
+    """Global batch size of a finished run, in samples, and its optimizer steps to the target."""
 
     global_batch_size: float
     steps_to_target: float
 
 
 def student_half_width(freedom: float) -> float:
-    """Return the 95th percentile of Student's t by the Cornish-Fisher series, within 1 % from 3 degrees of freedom on.
+    """Return the 95th percentile of Student's t for ``freedom`` degrees of freedom, within 1 % from 3 degrees on.
 
     `scipy.special.stdtrit` has it exactly, and importing it takes 7 times as long as a bare python does to start.
     """

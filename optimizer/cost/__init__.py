@@ -1,1 +1,1 @@
-"""What a run will cost: the bill term by term, machines that are taken back included."""
+"""Expected cost of a run: its bill line by line, preemptions of spot machines included."""

@@ -1,4 +1,4 @@
-"""The bill as it will be invoiced: what machines, volumes, addresses, transfer and checkpoints come to, by line.
+"""The expected bill of a run, line by line: machines, volumes, addresses, transfer and checkpoints, in USD.
 
 Two forms of one sum. `itemise` gives the lines of one cluster, each with the date and source of its price; `total_usd`
 gives their sum for many clusters at a time. The lines are not rounded, so they add up to the total.
@@ -42,7 +42,7 @@ from hetopt.optimizer.plan import AWS, OWN, CostTerm
 
 
 class Term(Record):
-    """One figure of the provider's price list."""
+    """Price or rule of a provider's price list, with its unit, date and source."""
 
     value: Annotated[float, Field(ge=0, strict=True)]
     unit: str
@@ -53,7 +53,7 @@ class Term(Record):
 
 
 class Billing(Record):
-    """The terms of one provider, in the region that they were read for.
+    """Prices and billing rules of a provider in one region, beside the hourly prices of its machines.
 
     Attributes:
         minimum_billed_s: a machine is paid for at least this long, then by the second.
@@ -74,7 +74,7 @@ class Billing(Record):
 
 
 def load_billing(directory: Path | None = None) -> Billing:
-    """Read billing.json of the catalogue in ``directory`` (absent: the bundled one).
+    """Read the billing terms, ``billing.json``, of the catalogue in ``directory``; None: the bundled catalogue.
 
     Raises:
         BadInput: the file is missing, incomplete or cannot be used.
@@ -88,10 +88,9 @@ def load_billing(directory: Path | None = None) -> Billing:
 
 
 def terms_of(catalog: Catalog) -> Billing:
-    """Return the billing terms of a catalogue's cloud beside machine prices.
+    """Return the prices of disks, addresses, transfer and S3 on a catalogue's cloud; all 0 on other clouds than AWS.
 
-    Of other clouds than AWS nothing is known: there, and on one's own machines, an hour costs what it costs, by the
-    second, and nothing else.
+    Nothing is known of other clouds: there, machines are paid by the second, without a minimum, and nothing else is.
 
     Raises:
         BadInput: the catalogue's file cannot be used.
@@ -125,17 +124,17 @@ CHECKPOINTS_KEPT = 2
 
 
 def disk_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
-    """Return the price of a gp3 volume with its included operations and throughput, USD an hour."""
+    """Return the hourly price of a gp3 volume of ``disk_gb``, with the throughput that comes with it, in USD."""
     return billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value * disk_gb
 
 
 def beside_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
-    """Return the price of a machine's disk and public address, USD an hour."""
+    """Return the hourly price of one machine's disk and public IPv4 address, in USD; the machine itself is left out."""
     return disk_usd_per_hour(billing, disk_gb) + billing.public_ipv4_usd_per_hour.value
 
 
 def billed_hours(up_s: Numbers, billing: Billing) -> Array:
-    """Return the hours on the bill of a machine that was up for so long, of which the minimum is always paid.
+    """Return the hours that are billed for a machine which ran ``up_s`` seconds, never less than the minimum.
 
     After the minimum it is paid by the second.
     """
@@ -144,7 +143,7 @@ def billed_hours(up_s: Numbers, billing: Billing) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Time and checkpoints that a run is billed for; scalars for one cluster, equally long arrays for many.
+    """Billed seconds and checkpoints of a run; scalars for one cluster, arrays of one length for many.
 
     Attributes:
         start_up_s: from the request to the first step, paid in full.
@@ -169,14 +168,17 @@ class Usage:
 
 
 def requests(object_bytes: Numbers) -> Array:
-    """Return the number of requests that write an object to S3: one, or one a part and two to begin and complete it."""
+    """Return how many S3 requests write an object of ``object_bytes``, in parts of 8 MiB; 0 for an empty one.
+
+    A single part takes one; several take one each, and two more to begin and complete the upload.
+    """
     size = np.asarray(object_bytes, dtype=np.float64)
     parts = np.ceil(size / S3_PART_BYTES)
     return np.where(size <= 0, 0.0, np.where(parts <= 1, 1.0, parts + 2))
 
 
 def checkpoints_usd(usage: Usage, billing: Billing) -> Array:
-    """Return the cost of checkpoints in requests and storage, USD.
+    """Return the cost of a run's checkpoints in S3 requests and storage, in USD, for one cluster or many.
 
     S3 to machines of its region, and machines of one zone to each other, send for nothing.
     """
@@ -197,7 +199,7 @@ def total_usd(
     machines: Numbers,
     disk_gb: float = USUAL_DISK_GB,
 ) -> Array:
-    """Return the expected cost of runs, USD: the sum of `itemise`'s lines, for many clusters at a time.
+    """Return the expected cost of a run on each cluster, USD: the sum of `itemise`'s lines, vectorised.
 
     Args:
         usage: of the runs.
@@ -218,12 +220,12 @@ def itemise(
     disk_gb: float = USUAL_DISK_GB,
     hazard_basis: str = "expected over the posterior of the preemption rate",
 ) -> tuple[CostTerm, ...]:
-    """Return the lines of one cluster's bill; what comes to nothing is left out.
+    """Return the expected bill of a run on one cluster, line by line in USD; lines of 0 beside machines are left out.
 
     Machines, volumes and addresses are shown for the time without losses; what losses add to all three is one line.
 
     Args:
-        rented: the machines and how many, one entry a kind.
+        rented: each kind of machine with its price, and how many of it.
         usage: of the run, scalars.
         billing: the provider's terms.
         disk_gb: of a machine's volume.
@@ -308,19 +310,19 @@ LEAST_LIFETIME_S = 600.0
 
 
 def least_budget_usd(worst_usd_per_hour: Usd, fixed_usd: float) -> Usd:
-    """Return the least budget of clusters with this hourly on-demand cost, all extras included, USD."""
+    """Return the least budget to rent a cluster with, USD: ten minutes at its worst hourly cost, and ``fixed_usd``."""
     return fixed_usd + worst_usd(worst_usd_per_hour, LEAST_LIFETIME_S)
 
 
 def extras_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
-    """Return the hourly cost of a machine's volume, public address, heartbeats and looking for news, USD."""
+    """Return the hourly cost of one machine's disk, public address, heartbeats and polling, in USD."""
     puts = SECONDS_PER_HOUR / HEARTBEAT_S * billing.s3_usd_per_1000_puts.value / 1000
     gets = len(READ_OFTEN) * SECONDS_PER_HOUR / READ_EVERY_S * billing.s3_usd_per_1000_gets.value / 1000
     return beside_usd_per_hour(billing, disk_gb) + (puts + gets)
 
 
 def fixed_usd(checkpoint_bytes: float, billing: Billing) -> float:
-    """Return the price of keeping the last checkpoints in the bucket for a month, USD."""
+    """Return the price of keeping a run's last two checkpoints in S3 for a month, in USD."""
     return CHECKPOINTS_KEPT * checkpoint_bytes / BYTES_PER_GB * billing.s3_usd_per_gb_month.value
 
 
@@ -330,7 +332,7 @@ ELSEWHERE = "elsewhere"
 
 
 def data_transfer(data_bytes: float, source: str | None, target: str) -> CostTerm | None:
-    """Return the price of bringing the data set from ``source`` to ``target``; absent where it costs nothing."""
+    """Return the cost of copying the data set between two regions once, as a line of the bill; None: nothing to pay."""
     if source is None or source == target or data_bytes <= 0:
         return None
     prices = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]

@@ -1,4 +1,4 @@
-"""Dollars and interruptions: what machines cost by the second, and what spot losses add to a job's time on average.
+"""Interruptions: the time that losses of machines, restarts and checkpoints add to a job, on average.
 
 When to save: the interval between checkpoints, and the time that losses, restarts and checkpoints add to a job.
 
@@ -30,7 +30,10 @@ _HALVINGS, _NEWTON_STEPS = 3, 1
 
 
 def daly_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
-    """Return the interval with the least expected time (Daly 2006), seconds: Young's sqrt(2 C Theta), refined."""
+    """Return the seconds of work between checkpoints with the least expected time (Daly 2006).
+
+    Young's sqrt(2 C Theta), refined.
+    """
     theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
     ratio = np.minimum(checkpoint_s / (2 * theta), 1.0)
     refined = np.sqrt(2 * checkpoint_s * theta) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
@@ -44,9 +47,16 @@ def factor_at(
     checkpoint_s: ArrayLike,
     restart_s: ArrayLike,
 ) -> Array:
-    """Return expected time over work with a checkpoint every ``interval_s`` of work; all arguments broadcast.
+    """Return the factor of losses, and of checkpoints every ``interval_s``, on a job's time; arguments broadcast.
 
     A job shorter than the interval writes no checkpoint. 1 (and the checkpoints) where nothing is ever lost.
+
+    Args:
+        work_s: seconds of the job without losses and checkpoints.
+        losses_per_hour: of the whole cluster.
+        interval_s: work between checkpoints.
+        checkpoint_s: for which training pauses at each.
+        restart_s: from a loss to training again, without the work that is done again.
     """
     work, hazard = np.asarray(work_s, dtype=np.float64), np.asarray(losses_per_hour, dtype=np.float64)
     interval, checkpoint = np.asarray(interval_s, dtype=np.float64), np.asarray(checkpoint_s, dtype=np.float64)
@@ -62,7 +72,7 @@ def factor_at(
 def interval_under_belief_s(
     losses_per_hour: ArrayLike, weights: ArrayLike, checkpoint_s: float, restart_s: float | Array
 ) -> Array:
-    """Return the checkpoint interval with the least expected time under a belief about the hazard, seconds.
+    """Return the seconds of work between checkpoints with the least expected time, for uncertain loss rates, [rows].
 
     It solves sum of w e^(R / Theta) (e^((t + C) / Theta) (t / Theta - 1) + 1) Theta = 0 over the nodes of the belief,
     between the intervals of the worst and of the mean hazard: halvings of that range, then Newton's method.
@@ -121,7 +131,7 @@ _NODES, _NODE_WEIGHTS = np.polynomial.laguerre.laggauss(4)
 
 @dataclass(frozen=True, kw_only=True)
 class Interruptions:
-    """Time that losses add, over the prior of the hazard.
+    """Expected slowdown of a job by losses of machines and checkpoints, its spread, and the checkpoint interval.
 
     Attributes:
         expected_factor: expected time of the job over its time without losses, checkpoints included.
@@ -147,7 +157,7 @@ def interruptions(
     restart_s: ArrayLike,
     interval_s: ArrayLike | None = None,
 ) -> Interruptions:
-    """Return the time that losses add, by Daly's restart model over the hazard prior at its best interval.
+    """Return a job's expected slowdown by machine losses and checkpoints, over a calm and a scarce state of its pools.
 
     Any loss stops the whole job until the machine is replaced. The scarce component is an exponential distribution of
     hazards; its mean alone would hide what its upper end costs. A run does not know its hazard beforehand, so that one
@@ -201,9 +211,7 @@ def planned_interval_s(
     written_s: float = 0.0,
     restart_s: ArrayLike,
 ) -> Array:
-    """Return the best interval between checkpoints over the hazard prior, within its bounds, seconds.
-
-    Infinite where nothing is ever lost.
+    """Return the best seconds of work between checkpoints for uncertain loss rates, bounded; infinite without losses.
 
     Arguments as those of `interruptions`.
     """
@@ -217,7 +225,7 @@ def planned_interval_s(
 
 
 def bounded_interval_s(interval_s: Array, written_s: float) -> Array:
-    """Return intervals between checkpoints within `CHECKPOINT_INTERVAL_S`, and never less than one takes to write."""
+    """Return seconds between checkpoints, clipped to 1 to 30 minutes; at least ``written_s``, the time to write."""
     return np.maximum(np.clip(interval_s, *CHECKPOINT_INTERVAL_S), written_s)
 
 
@@ -230,17 +238,17 @@ def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:
 
 
 def checkpoint_bytes(gradient_bytes: int) -> int:
-    """Return the bytes of a checkpoint, which holds all that a resumed run needs."""
+    """Return the size of a checkpoint that a run can resume from, in bytes: four times the gradient."""
     return gradient_bytes * CHECKPOINT_COPIES
 
 
 def checkpoint_time_s(gradient_bytes: int) -> float:
-    """Return the seconds to write a checkpoint of a model with so many bytes of gradient."""
+    """Return the seconds to write a checkpoint to disk, for a gradient of ``gradient_bytes`` bytes."""
     return checkpoint_bytes(gradient_bytes) / CHECKPOINT_BYTES_PER_S
 
 
 def checkpoint_pause_s(gradient_bytes: int) -> float:
-    """Return the seconds for which training pauses to copy a checkpoint, which is written while it goes on."""
+    """Return the seconds that training pauses to copy a checkpoint to host memory; writing it then goes on beside."""
     return checkpoint_bytes(gradient_bytes) / COPIED_BYTES_PER_S
 
 
@@ -254,7 +262,7 @@ def planned_usage(
     interval_s: Numbers = np.inf,
     checkpoint_bytes: float = 0.0,
 ) -> Usage:
-    """Return the usage of a planned run, for one cluster or many: checkpoints at their interval and at the end.
+    """Return the billed seconds and checkpoints of a planned run; scalars for one cluster, arrays for many.
 
     Args:
         start_up_s: from the request to the first step.

@@ -1,4 +1,4 @@
-"""What could happen: the distribution of time and cost of a few clusters, by simulation over all that is not known.
+"""Monte Carlo simulation of runs on a few clusters: the distribution of their time and cost under all uncertainty.
 
 Each draw of a run has its own error of step time and of steps, its own start-up, its own spot price, its own hazard of
 every pool (from the belief, so that a pool may turn out scarce) and, given the hazard, its own losses. A loss stops the
@@ -28,7 +28,7 @@ _INTERVAL_DRAWS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class RentedPool:
-    """Machines of one pool in a cluster.
+    """Machines of a cluster that come from one capacity pool, with their price and preemption rate.
 
     Attributes:
         machines: how many.
@@ -45,7 +45,7 @@ class RentedPool:
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """A cluster to simulate runs of, with the spread of its times and prices.
+    """Cluster to simulate runs on: its machines, its median times in seconds, and the spread of times and prices.
 
     Attributes:
         pools: its machines.
@@ -77,7 +77,10 @@ class Finalist:
 
 @dataclass(frozen=True, kw_only=True)
 class PossibleRuns:
-    """Draws of runs, of shape (finalists, draws). The same draw of two finalists shares what they have in common."""
+    """Simulated seconds and USD of runs on each finalist, [finalists, draws].
+
+    The same draw of two finalists shares the errors that both have in common.
+    """
 
     total_s: Array
     cost_usd: Array
@@ -93,7 +96,7 @@ class PossibleRuns:
 
 
 def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAWS) -> PossibleRuns:
-    """Simulate each finalist ``draws`` times. The same arguments give the same draws."""
+    """Simulate ``draws`` runs on each finalist; the same arguments give the same result."""
     shared = np.random.default_rng(seed)
     time_error, steps_error, start_error, price_error = shared.standard_normal((4, draws))
     totals, costs = np.empty((2, len(finalists), draws))
@@ -144,10 +147,18 @@ def losses(
     restart_s: Numbers,
     generator: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
-    """Draw the losses of runs whose hazard is known: their number, checkpoints written, and the time that both add.
+    """Draw for each run the number of losses and of checkpoints, and the seconds that both add, each [runs].
 
     A segment of length L is passed with probability p = e^(-L / Theta); the failures before K segments are passed have
     a negative binomial distribution, and each costs an exponential time cut off at L. A restart is a segment too.
+
+    Args:
+        work_s: training without losses, [runs].
+        losses_per_hour: of the whole cluster, [runs].
+        interval_s: work between checkpoints.
+        checkpoint_s: for which training pauses at each.
+        restart_s: from a loss to training again, without the work that is done again.
+        generator: of the draws; its state moves on.
     """
     rate = np.maximum(losses_per_hour, 1e-15) / SECONDS_PER_HOUR
     whole = np.floor(work_s / interval_s)
@@ -165,14 +176,18 @@ def losses(
 def waits(
     work_s: Array, losses_per_hour: Array, outage_s: Array, machines: int, generator: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Draw how long machines of a pool are away in runs, in the mean over its machines, and for how long at first.
+    """Draw for each run the seconds without machines of a pool: after losses, mean over machines, and at the start.
 
     Args:
-        work_s: training without losses.
-        losses_per_hour: of one machine.
-        outage_s: expected length of an outage after a loss.
+        work_s: training without losses, [runs].
+        losses_per_hour: of one machine, [runs].
+        outage_s: expected length of an outage after a loss, [runs].
         machines: of the pool.
-        generator: of the draws.
+        generator: of the draws; its state moves on.
+
+    Returns:
+        Seconds that a machine is missing after losses, in the mean over the pool's machines, and seconds until the
+        first request is met, each [runs].
     """
     effective = float(SHOCKS.effective_machines(machines))
     events = generator.poisson(np.minimum(work_s * losses_per_hour / SECONDS_PER_HOUR * effective, _MOST_LOSSES))

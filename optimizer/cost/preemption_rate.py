@@ -1,4 +1,4 @@
-"""How often spot machines are taken back, and for how long: beliefs for each pool, moved by what was seen of it.
+"""Preemption rates and outages of spot pools: a prior for each pool, updated by the losses that were observed.
 
 A pool is one instance type in one zone. Its machines are lost at a rate of lambda an hour, and lambda is not known:
 
@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class HazardComponent:
-    """A Gamma distribution of a pool's hazard: as if ``shape`` losses had been seen in ``rate_h`` instance-hours."""
+    """Gamma distribution of a pool's losses per machine-hour, as if ``shape`` losses were seen in ``rate_h`` hours."""
 
     shape: float
     rate_h: float
@@ -50,11 +50,11 @@ class HazardComponent:
         return self.shape / self.rate_h
 
     def after(self, losses: float, instance_hours: float) -> HazardComponent:
-        """Return the posterior after ``losses`` preemptions in ``instance_hours`` hours."""
+        """Return the distribution updated by ``losses`` machines lost in ``instance_hours`` machine-hours."""
         return HazardComponent(shape=self.shape + losses, rate_h=self.rate_h + instance_hours)
 
     def log_evidence(self, losses: float, instance_hours: float) -> float:
-        """Return the log probability of the observed losses, were this the right component."""
+        """Return the log probability of ``losses`` in ``instance_hours`` machine-hours under this distribution."""
         if instance_hours == 0:
             return 0.0
         total = self.rate_h + instance_hours
@@ -89,7 +89,7 @@ after two days of watching hold 73 % instead of 83 (``python -m benchmarks.spot_
 
 @dataclass(frozen=True, kw_only=True)
 class Outages:
-    """A belief about the time that a scarce pool has no machine: as if ``shape`` outages had taken ``hours``.
+    """Belief about the hours that a scarce pool has no machine, as if ``shape / OUTAGE_SHAPE`` outages took ``hours``.
 
     The prior spreads as wide as nine recorded pools differ (mean outages of 0.3 to 4 h; skypilot-org/spot-traces
     221da1a, 2023), and somewhat more: ``python -m benchmarks.spot_waiting`` holds it against runs replayed on them.
@@ -99,7 +99,7 @@ class Outages:
     hours: float = 3.0
 
     def after(self, outages: float, hours: float) -> Outages:
-        """Return the belief after so many outages that took ``hours`` together."""
+        """Return the belief updated by ``outages`` that took ``hours`` hours in total."""
         return Outages(shape=self.shape + OUTAGE_SHAPE * outages, hours=self.hours + hours)
 
     @property
@@ -108,7 +108,7 @@ class Outages:
         return OUTAGE_SHAPE * self.hours / self.shape
 
     def sample(self, draws: int, generator: np.random.Generator) -> Array:
-        """Return samples of an outage's expected length, hours, shape (draws,)."""
+        """Draw ``draws`` samples of the expected length of an outage, in hours, [draws]."""
         return np.asarray(OUTAGE_SHAPE * self.hours / generator.gamma(self.shape, size=draws))
 
 
@@ -119,7 +119,7 @@ of `Outages`."""
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionRatePosterior:
-    """A mixture belief of one pool's hazard: calm with one probability, scarce with the rest.
+    """Belief about one spot pool's preemption rate: the pool is calm with one probability, else scarce.
 
     Attributes:
         calm, scarce: the hazard in either case.
@@ -134,7 +134,7 @@ class PreemptionRatePosterior:
 
     @classmethod
     def prior(cls, band: str | None) -> PreemptionRatePosterior:
-        """Return the prior of a pool of which no machine was watched; ``band`` is the advisor's."""
+        """Return the belief about an unobserved pool in AWS's interruption band, such as '<5%'; None: unknown."""
         lost = MONTH_LOST.get(band or "", MONTH_LOST_UNKNOWN)
         scarce_chance = LOST_TO_SCARCITY * lost
         kept = (1 - lost) / (1 - scarce_chance)  # of a month's machines in calm pools: (rate / (rate + month))^shape
@@ -152,7 +152,7 @@ class PreemptionRatePosterior:
         outages: float = 0.0,
         outage_hours: float = 0.0,
     ) -> PreemptionRatePosterior:
-        """Return the posterior after ``losses`` machines in ``instance_hours`` of spot machines of this pool.
+        """Return the belief updated by ``losses`` machines lost in ``instance_hours`` machine-hours, and by outages.
 
         Machines that go together tell of the pool only once, so losses and hours both count divided by the number of
         machines lost at a time: the estimate stays, and its certainty is that of the events.
@@ -160,7 +160,7 @@ class PreemptionRatePosterior:
         Args:
             losses: machines that the provider took back. Machines that were given back are hours without a loss.
             instance_hours: of all machines together.
-            lost_together: machines lost at a time, in the mean over machines.
+            lost_together: machines lost at a time, in the mean over the times that any were lost.
             outages: how often another machine came in the place of a lost one.
             outage_hours: how long that took, together.
         """
@@ -179,7 +179,7 @@ class PreemptionRatePosterior:
         )
 
     def seeing(self, watched: Watched | None, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
-        """Return the posterior after what was seen of the pool, if anything was, which counts for so much of itself."""
+        """Return the belief updated by past observations, weighted by ``told``, 0 to 1; None: no change."""
         if watched is None:
             return self
         return self.after(
@@ -201,7 +201,7 @@ class PreemptionRatePosterior:
         return self.scarce_chance * self.scarce.mean_per_hour * self.outages.usual_h
 
     def sample(self, draws: int, generator: np.random.Generator) -> tuple[Array, Array]:
-        """Return samples of the hazard, losses an hour, and of the expected outage after one, hours, each (draws,)."""
+        """Draw the pool's losses per machine-hour, and hours of an outage after a loss (0 if calm), each [draws]."""
         scarce = generator.random(draws) < self.scarce_chance
         calm_rates = generator.gamma(self.calm.shape, 1 / self.calm.rate_h, draws)
         scarce_rates = generator.gamma(self.scarce.shape, 1 / self.scarce.rate_h, draws)
@@ -216,7 +216,7 @@ NEVER_LOST = PreemptionRatePosterior(calm=_NONE, scarce=_NONE, scarce_chance=0.0
 
 @dataclass(frozen=True, kw_only=True)
 class CommonShocks:
-    """Preemptions of one pool's machines: some hit each alone, others come as shocks (Marshall, Olkin 1967).
+    """Model of preemptions within one pool: some hit one machine, shocks hit several at once (Marshall, Olkin 1967).
 
     Of a machine's hazard lambda the part ``(1 - share) lambda`` is its own. Shocks arrive at ``share lambda / reach``
     for the whole pool, and each takes any machine with probability ``reach``, which adds up to lambda again.
@@ -230,7 +230,7 @@ class CommonShocks:
     reach: float
 
     def effective_machines(self, machines: ArrayLike) -> Array:
-        """Return how many independent machines would stop a job as often as ``machines`` of one pool.
+        """Return the number of independently lost machines that would stop a job as often as ``machines`` of one pool.
 
         ``n`` if losses are independent; less with shocks, as one event takes several machines at once. Events that
         stop a job of n machines arrive at ``lambda * effective_machines(n)``.
@@ -246,7 +246,7 @@ last three give the reach (0.34, 0.36), and what is left of the first the share;
 
 
 class ObservedPool(Record):
-    """Spot machines of one type in one zone (absent: somewhere in the region).
+    """Observed machine-hours, losses and outages of one machine type in a zone; zone None: somewhere in the region.
 
     ``losses`` counts machines that the provider took back, ``events`` how often it took any. Machines that ended by
     themselves are hours without a loss.
@@ -276,7 +276,7 @@ class ObservedPool(Record):
 
 
 class ObservedPreemptions(Artifact):
-    """Observed instance-hours and preemptions of all pools that were watched."""
+    """Machine-hours, losses and outages observed on all spot pools, as kept in a file between runs."""
 
     KIND: ClassVar[str] = "observed-losses"
     VERSION: ClassVar[int] = 1
@@ -286,7 +286,7 @@ class ObservedPreemptions(Artifact):
     pools: tuple[ObservedPool, ...] = ()
 
     def watched(self, instance_type: str, region: str, *, zone: str | None = None) -> Watched | None:
-        """Return the observed hours and losses of a type in a region, or (given) in one zone of it; absent: none."""
+        """Return the summed observations of a type in a region, or one ``zone`` of it; None: nothing observed."""
         pools = [
             pool
             for pool in self.pools
@@ -308,7 +308,7 @@ class ObservedPreemptions(Artifact):
         )
 
     def adding(self, seen: ObservedPool, *, until: str) -> ObservedPreemptions:
-        """Return the record with ``seen`` added to its pool."""
+        """Return the record with ``seen`` added to its pool; ``until``: when it was last seen, ISO 8601."""
 
         def key(pool: ObservedPool) -> tuple[str, str, str | None]:
             return pool.instance_type, pool.region, pool.zone
@@ -329,12 +329,15 @@ class ObservedPreemptions(Artifact):
 
 
 def observed_file() -> Path:
-    """Return the path of the observed preemptions: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
+    """Return the path of the file of observed preemptions: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
     return home() / "observed-losses.json"
 
 
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
-    """Add what a run has seen to the file, which need not exist (see `changed` for errors)."""
+    """Add a run's observed pools to the file at ``path`` under a lock, creating it if missing, and return all of it.
+
+    Errors are those of `changed`; ``until`` is when the last of it was seen, ISO 8601.
+    """
 
     def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
         known = known or ObservedPreemptions(until=until)

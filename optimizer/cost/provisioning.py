@@ -40,22 +40,22 @@ USUAL_JOB_S = 10.0
 
 @cache
 def provisioning_facts() -> Mapping[str, Term]:
-    """Return the figures of the catalogue's file by their names, each with its source."""
+    """Return the bundled figures of machines' start-up and disk (boot, packages, ...) by name, with sources."""
     terms = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]
     return MappingProxyType({name: Term.model_validate(term) for name, term in terms.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """Data, checkpoint and start-up time that a run brings to each of its machines.
+    """What a run brings to each machine: data, checkpoints, start-up time, and measurements in place of predictions.
 
     Attributes:
-        data_bytes: of the data set that each reads before it trains; 0: none, or it brings its own.
+        data_bytes: of the data set that each machine reads before it trains; 0: none, or machines bring their own.
         checkpoint_bytes: of one checkpoint.
         job_s: from starting the job's processes to the first step, once everything is there.
         startup_s: from the request to the first step, instead of all that is known of it.
         disk_gb: of the disk, instead of what is needed.
-        measured: by kind of image (`image_kind`), how many times as long as foretold launches took.
+        measured: measured over predicted time of launches, by kind of image (`image_kind`).
         started_s: by type, of machines that are there already: what launches took, instead of all else.
     """
 
@@ -74,7 +74,7 @@ def image_kind(instance: InstanceType) -> str:
 
 
 def startup_s(instance: InstanceType, payload: Payload) -> float:
-    """Return the seconds from the request for a machine to its first step."""
+    """Return the seconds from requesting a machine to its first training step: as ``payload`` knows, else predicted."""
     known_s = payload.started_s.get(instance.name, payload.startup_s)
     if known_s is not None:
         return known_s
@@ -91,7 +91,7 @@ def startup_s(instance: InstanceType, payload: Payload) -> float:
 
 
 def disk_gb(instance: InstanceType, payload: Payload) -> int:
-    """Return the whole gigabytes of the disk that a machine boots from."""
+    """Return the size of a machine's boot disk in whole GB: what ``payload`` asks for, else what the run needs."""
     if payload.disk_gb is not None:
         return payload.disk_gb
     kind, facts = image_kind(instance), {name: term.value for name, term in provisioning_facts().items()}
@@ -102,14 +102,14 @@ def disk_gb(instance: InstanceType, payload: Payload) -> int:
 
 
 def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], payload: Payload) -> dict[str, float]:
-    """Return measured over predicted launch time, by kind of image; few launches are believed in part.
+    """Return measured over predicted launch time by kind of image, shrunk towards 1 where launches are few.
 
     The log of the factor is normal: of a kind around 0 with `KIND_LOG_SD`, of a launch around its kind's with
     `LAUNCH_LOG_SD`.
 
     Args:
-        launches: the types of each one's machines, and its seconds from the request to the first step.
-        payload: what they brought.
+        launches: of each launch the types of its machines, and the seconds from the request to the first step.
+        payload: what these launches brought to their machines.
     """
     logs: dict[str, list[float]] = {}
     plain = replace(payload, startup_s=None, measured={}, started_s={})

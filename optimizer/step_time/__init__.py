@@ -1,1 +1,1 @@
-"""Step time of any layout from a few measured ones: physics with priors, what that leaves over, and how sure it is."""
+"""Step time of any cluster layout from a few measured ones, with its uncertainty: equations, priors and residuals."""

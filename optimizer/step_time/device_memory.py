@@ -43,7 +43,7 @@ HOST_MEMORY_BYTES = 3 * 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """The way in which a device holds its part of a replica: sharded, activations recomputed.
+    """Way in which a device holds its part of a model replica: sharded or not, activations recomputed or not.
 
     Attributes:
         shards: devices of the machine that share the replica's weights, gradients and optimizer state.
@@ -54,7 +54,7 @@ class Scheme:
     recomputes: bool = False
 
     def held(self, memory: TrainingMemory, described: Counted) -> TrainingMemory:
-        """Return the memory of a replica that one device holds by this scheme."""
+        """Return the bytes that one device holds under this scheme, from those of a whole replica (``memory``)."""
         part = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
         return part.recomputing(described.layers) if self.recomputes else part
 
@@ -63,13 +63,13 @@ REPLICATED = Scheme()
 
 
 def scheme_of(memory: TrainingMemory, described: Counted, *, devices: int, usable_bytes: float) -> Scheme:
-    """Return the first scheme by which one sample of a described job fits, the quicker first; else the last.
+    """Return the quickest scheme in which one sample of a described job fits; where none fits, the most saving.
 
     Args:
-        memory: of a replica.
-        described: the job.
-        devices: of the machine.
-        usable_bytes: of one of them.
+        memory: of a whole replica.
+        described: counts of the job.
+        devices: of the machine, which may share the replica.
+        usable_bytes: of one device, for training.
     """
     shared = [Scheme(shards=devices)] if devices > 1 else []
     schemes = [REPLICATED, *shared]
@@ -81,7 +81,7 @@ def scheme_of(memory: TrainingMemory, described: Counted, *, devices: int, usabl
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The memory of a device that one worker has, and the samples that fit.
+    """Memory of the device that one worker has, in bytes, and the samples that fit in it.
 
     Attributes:
         device_bytes: of the whole device.
@@ -115,17 +115,17 @@ class Room:
 
 
 def counted(model: FittedModel) -> TrainingMemory | None:
-    """Return the bytes of a worker's tensors, as the profile counted them; they are the same on every device."""
+    """Return the bytes of a worker's tensors, which are alike on every device; None: the profile did not count them."""
     return next((fitted.device.memory for fitted in model.devices if fitted.device.memory is not None), None)
 
 
 def usable_on_gpu(memory_bytes: float) -> int:
-    """Return the bytes of a GPU's memory that training may use."""
+    """Return how many bytes of a GPU's memory training may use: 90 %, less 750 MiB for the CUDA context."""
     return int(MEMORY_FRACTION * memory_bytes - ACCELERATOR_CONTEXT_BYTES)
 
 
 def usable_bytes(instance: InstanceType) -> tuple[int, int]:
-    """Return the bytes of the device that one worker of a machine has, and how many of them it may use."""
+    """Return the memory of one worker's device and the part that training may use, in bytes; on CPUs main memory."""
     gpu = instance.accelerator
     if instance.cuda_devices and gpu is not None:
         return gpu.memory_bytes, usable_on_gpu(gpu.memory_bytes)
@@ -142,16 +142,16 @@ def room(
     measured: FittedDevice | None = None,
     devices: int = 1,
 ) -> Room | None:
-    """Return the memory that a worker has of a device; None: not even the fewest samples fit that it can compute.
+    """Return a worker's device memory and its largest micro-batch; None: not even the fewest samples it can take fit.
 
     Args:
-        model: what the profile says of the job.
-        on_gpu: whether its tensors are on a GPU; else the memory is the process's, which holds more than they.
+        model: fits of the profile.
+        on_gpu: whether tensors are on a GPU; else the limit is that of the process, which holds more than they.
         device_bytes: of the whole device.
-        usable: bytes of it that it may use.
-        exchange: the most that any that is chosen from keeps; an exchange that keeps less will do where only that fits.
+        usable: bytes of it that training may use.
+        exchange: memory of the exchange that takes most; one that takes nothing will do where no other fits.
         measured: the very device, where it was profiled.
-        devices: of the machine, which share a replica of a described job that none of them holds.
+        devices: of the machine, which share a replica of a described job where none can hold it alone.
     """
     job, memory = model.profile.job, counted(model)
     scheme, described = REPLICATED, model.reference.device.counted
@@ -192,7 +192,7 @@ def room(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLine:
-    """Bytes that an exchange of ``n > 1`` workers takes of a GPU: ``kept``, and ``fixed + each n`` for a moment."""
+    """Bytes of GPU memory that an exchange of ``n > 1`` workers keeps, and takes for a moment: ``fixed + each n``."""
 
     kept_bytes: float
     fixed_bytes: float
@@ -200,7 +200,7 @@ class ExchangeLine:
 
     @classmethod
     def of(cls, compression: Compression, sync: Synchronization, gradient_bytes: int) -> ExchangeLine:
-        """Return the line of an exchange with a stated compression and synchronization."""
+        """Return an exchange's memory by number of workers; ``gradient_bytes``: of the whole gradient in fp32."""
         two, three = (
             exchange_memory(compression, gradient_bytes=gradient_bytes, workers=workers, sync=sync)
             for workers in (2, 3)
@@ -224,7 +224,7 @@ SENT_ELEMENT_BYTES = 16
 def exchange_memory(
     compression: Compression, *, gradient_bytes: int, workers: int, sync: Synchronization | None = None
 ) -> ExchangeMemory:
-    """Return the bytes that an exchange takes beside the gradient itself.
+    """Return the bytes of device memory that an exchange keeps and takes, the gradient aside; 0 for one worker.
 
     Args:
         compression: of the gradient; ``auto`` may come to any that sends a part of it, and is taken for topk.

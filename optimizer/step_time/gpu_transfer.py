@@ -61,7 +61,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 
 
 def is_half(precision: Precision) -> bool:
-    """Return whether matrices are multiplied in 16 bits."""
+    """Return whether matrices are multiplied in 16 bits in this precision."""
     return precision in ("fp16", "bf16")
 
 
@@ -101,7 +101,7 @@ GUESSED_RATE_LOG_SD = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU's published facts.
+    """Published facts of a GPU: peak rates, memory bandwidth and size, and compute capability.
 
     Attributes:
         key: name, memory and form, as the posterior names what it knows: "A100 40 SXM4".
@@ -123,7 +123,7 @@ class Gpu:
     halves_slowly: bool = False
 
     def tflops(self, precision: Precision) -> float:
-        """Return the peak rate of matrix products in a precision, TFLOP/s."""
+        """Return the GPU's peak rate of matrix products in a precision, TFLOP/s, dense."""
         if precision == "fp32":
             return self.fp32_tflops
         if precision == "tf32":
@@ -141,7 +141,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A GPU, the precision it computes in, and its samples of a step."""
+    """Setting of a measured or predicted step: a GPU, a precision, and the local batch size in samples."""
 
     gpu: Gpu
     precision: Precision
@@ -155,7 +155,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measured seconds of a job's step at a place.
+    """Measured seconds of a job's step on one GPU, in one precision and at one batch size.
 
     Attributes:
         log_sd: how well that step is known.
@@ -194,7 +194,7 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The standard deviations of the model's parts, in logs of throughput.
+    """Standard deviations of the parts of the GPU model, in logs of throughput.
 
     Attributes:
         slopes: a row for each of `SLOPES`, by feature.
@@ -211,7 +211,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Columns of jobs on GPUs, one entry for each job on a GPU.
+    """Table of jobs on GPUs as arrays, with an entry (a cell) for each job on a GPU.
 
     Attributes:
         features: ``x``, a row a cell.
@@ -235,7 +235,7 @@ class Cells:
 
     @classmethod
     def of(cls, places: Sequence[Place], job: str, column: int, kind: int, likeness: Sequence[float]) -> Cells:
-        """Return the cells of one column (a job in one suite), a cell for each place."""
+        """Return the cells of one job, one a place; ``column``: number of its set of runs, ``kind``: in `KINDS`."""
         return cls(
             features=features_of(places),
             capability=np.array([place.gpu.capability for place in places]),
@@ -248,7 +248,7 @@ class Cells:
         )
 
     def when(self, told: Told) -> Cells:
-        """Return the same cells with only ``told`` known of every job."""
+        """Return the same cells with what is known of their jobs reduced to ``told``: operations, kind, or nothing."""
         if told == "operations":
             return self
         likeness = self.likeness.copy()
@@ -257,12 +257,12 @@ class Cells:
         return replace(self, likeness=likeness, kind=kind)
 
     def chosen(self, which: NDArray[np.bool_]) -> Cells:
-        """Return the cells that a mask chooses."""
+        """Return the cells for which the boolean mask ``which``, [cells], is true."""
         return Cells(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
 def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
-    """Return the similarity of jobs by pairs of cells, 0 to 1: in their seconds, and also in the rate they reach."""
+    """Return how alike jobs are, 0 to 1, for all pairs of cells: in step time, and also in FLOP/s, [one, other]."""
     squares = (((one.likeness[:, None, :2] - other.likeness[None, :, :2]) / LENGTH) ** 2).sum(axis=2)
     alike = _same(one.kind, other.kind) * np.exp(-squares / 2)
     # A job is like itself in the rate that nobody counted.
@@ -299,7 +299,7 @@ def _same(left: NDArray[Any], other: NDArray[Any]) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuModel:
-    """The mixed model of jobs' log throughputs on GPUs, given the public measurements.
+    """Mixed model of jobs' log throughputs on GPUs, conditioned on the public measurements.
 
     Attributes:
         cells: the public measurements, and ``throughput``, logs beside `BATCH_GAIN`, about the middle of their columns.
@@ -313,7 +313,10 @@ class GpuModel:
 
     @classmethod
     def of(cls, cells: Cells, throughput: Array, spread: Spread) -> GpuModel:
-        """Return the model given measurements: inverts their covariance, a tenth of a second for a thousand."""
+        """Return the model conditioned on measured log throughputs, [cells]; inverts their covariance, [cells, cells].
+
+        It takes a tenth of a second for a thousand cells.
+        """
         among = _covariance(cells, cells, spread) + spread.noise**2 * np.eye(len(cells))
         return cls(
             cells=cells,
@@ -327,7 +330,7 @@ class GpuModel:
         return self.precision @ self.throughput
 
     def without(self, *, jobs: Sequence[str] = (), gpu: str | None = None) -> GpuModel:
-        """Return the model where some jobs, and any row of one GPU, were never measured."""
+        """Return the model as if some ``jobs``, and all cells of one ``gpu`` (by key), had not been measured."""
         kept = ~np.isin(self.cells.job, list(jobs)) & (self.cells.gpu != gpu)
         # The inverse of a part of a matrix, by the inverse of all of it (Schur complement).
         across = self.precision[np.ix_(kept, ~kept)]
@@ -337,11 +340,11 @@ class GpuModel:
         return replace(self, cells=self.cells.chosen(kept), throughput=self.throughput[kept], precision=precision)
 
     def steps(self, measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
-        """Return the log seconds of a step at each place that is asked about, and their covariance.
+        """Return the predicted log seconds of a job's step, [asked], and their covariance, [asked, asked].
 
         Args:
             measured: at least one step of the same job.
-            asked: where.
+            asked: GPUs, precisions and batch sizes to predict.
         """
         kind = next((KINDS.index(step.kind) for step in measured if step.kind is not None), 0)
         likeness = np.mean([step.likeness for step in measured], axis=0).tolist()
@@ -366,7 +369,7 @@ class GpuModel:
 
 
 def features_of(places: Sequence[Place]) -> Array:
-    """Return the features ``x`` of places, a row each, centred on common GPUs."""
+    """Return the features ``x`` of places, [places, 6]: logs of rates, batch and memory, and capability, centred."""
     return np.array(
         [
             (
@@ -383,7 +386,7 @@ def features_of(places: Sequence[Place]) -> Array:
 
 
 def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
-    """Write the models as `gpu_model` reads them: the measurements once, with all facts, and the spread of each."""
+    """Write the GPU models to a file that `gpu_model` reads: the measurements once, and the spread of each model."""
     whole = models["operations"]
     cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
     numbers = {name: column.astype(np.float32) for name, column in cells.items() if column.dtype == np.float64}
@@ -401,7 +404,7 @@ def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
 
 @cache
 def gpu_model(told: Told) -> GpuModel:
-    """Return the shipped model of GPUs, for jobs of which ``told`` is known."""
+    """Return the bundled GPU model for jobs of which ``told`` is known: operations, kind, or nothing. Cached."""
     with np.load(POSTERIOR) as stored:
         noise, calibration = stored[f"{told} noise"].tolist()
         cells = {field.name: stored[field.name] for field in fields(Cells)}
@@ -421,25 +424,31 @@ def gpu_model(told: Told) -> GpuModel:
 
 
 def told_of(measured: Sequence[Measured]) -> Told:
-    """Return how much is known of a job from its steps: nothing, its kind, or its operations too."""
+    """Return how much is known of a job from its measured steps: 'operations' and kind, 'kind' alone, or 'nothing'."""
     if all(step.kind is None for step in measured):
         return "nothing"
     return "kind" if any(step.flops_per_sample is None for step in measured) else "operations"
 
 
 def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
-    """Return the log seconds of a job's step at other places, and their covariance; see `GpuModel.steps`."""
+    """Return the predicted log seconds of a job's step at the places ``asked``, and their covariance matrix.
+
+    By the bundled model for what is known of the job; see `GpuModel.steps`.
+    """
     return gpu_model(told_of(measured)).steps(measured, asked)
 
 
 @lru_cache(maxsize=4096)
 def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tuple[Array, Array]:
-    """Return `steps_elsewhere`, cached: catalogues have many types with one GPU, and all places cost as much as one."""
+    """Return the predicted log seconds of a job's step at the places ``asked``, and their covariance; cached.
+
+    `steps_elsewhere`: catalogues have many types with one GPU, and all places cost as much as one.
+    """
     return steps_elsewhere(measured, asked)
 
 
 def gpu_of(accelerator: Accelerator) -> Gpu | None:
-    """Return the facts of a catalogue's accelerator; None where a rate or its bandwidth is not published.
+    """Return the published facts of a catalogue's accelerator; None where its fp32 rate or bandwidth is not known.
 
     A slice of a GPU is taken to have its part of every rate.
     """
@@ -469,7 +478,7 @@ MEASURED_RATES_LOG_SD = 0.25
 
 
 def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: float) -> Gpu:
-    """Return a GPU that no catalogue has, by its measured rates; taken to be like GPUs with TF32 and 16-bit units."""
+    """Return a GPU that no catalogue has, by its measured rates; assumed to have TF32 and 16-bit matrix units."""
     return Gpu(
         key="",
         capability=8.6,

@@ -1,4 +1,4 @@
-"""The network between workers: measured where it was, else the catalogue's sustained rate times a stated efficiency."""
+"""The network between workers: measured where it was, else the catalogue's sustained rate times an efficiency."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SWITCHED_GPUS = ("A100", "H100", "H200", "B200", "B300")
 
 
 def is_switched(instance: InstanceType) -> bool:
-    """Return whether a machine's GPUs are joined by NVSwitch; of machines of one's own nobody says so."""
+    """Return whether NVSwitch joins the GPUs of a machine; False for the user's own machines, where it is not known."""
     if instance.cloud == AWS:
         return instance.family.startswith(SWITCHED_FAMILIES)
     return instance.accelerator is not None and not instance.owned and instance.accelerator.name in SWITCHED_GPUS
@@ -49,7 +49,7 @@ COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather")
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The links between machines of one type, and how well they are known.
+    """Links between machines of one type, by collective, with their spread and where they are known from.
 
     Attributes:
         links: one hop to a neighbouring machine, by collective.
@@ -67,16 +67,16 @@ class Network:
 def network_of(
     model: FittedModel, instance: InstanceType, shape: Shape, sampled: SampledMachine | None = None
 ) -> Network:
-    """Return the links between machines of a type by a profile: the one place where that is decided.
+    """Return the links between machines of a type by the best evidence: step samples, profile, then catalogue.
 
     Whole steps of such machines, or of their relatives, go before collectives that were timed elsewhere, and those
     before the catalogue's rate.
 
     Args:
-        model: what the profile says.
-        instance: the type.
-        shape: what steps have in common.
-        sampled: the type as step samples know it.
+        model: fits of the profile.
+        instance: the machine type.
+        shape: of the job's steps; of it only ``relief``, with step samples.
+        sampled: the type as step samples predict it; None: they do not.
     """
     if sampled is not None and sampled.network is not None:
         return Network(
@@ -92,7 +92,7 @@ def network_of(
 
 
 def between_machines(model: FittedModel, instance: InstanceType, collective: Collective) -> LinkModel:
-    """Return the latency and bandwidth of one hop from a machine of a type to its neighbour.
+    """Return latency and bandwidth of one hop between two machines of a type, for a collective.
 
     On CPUs the library's own copying and adding, measured between workers of one host, bounds the rate as well. A job
     that was described is judged as people run it, over all network cards; one that was measured as it will be launched.
@@ -110,13 +110,13 @@ def between_machines(model: FittedModel, instance: InstanceType, collective: Col
 
 
 def in_company(link: LinkModel, workers: int, power: float) -> LinkModel:
-    """Return the latency and bandwidth of a hop between two workers of a machine while all of its workers exchange."""
+    """Return a hop between two workers of a machine, slowed because all its ``workers`` exchange at once."""
     share = float(sharing(workers, power))
     return LinkModel(latency_s=link.latency_s * share, bytes_per_s=link.bytes_per_s / share)
 
 
 def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkModel:
-    """Return the latency and bandwidth of a hop between the GPUs of a machine, all of which exchange.
+    """Return latency and bandwidth of a hop between two GPUs of a machine while all its workers exchange.
 
     A switch has links for each of them.
 
@@ -136,7 +136,7 @@ GATHERINGS = 3
 
 
 def gathering_s(instance: InstanceType, shards: int, weight_bytes: float) -> float:
-    """Return the seconds that devices of a machine take to gather the replica that they share, for a micro-batch.
+    """Return the seconds to gather sharded weights and scatter gradients among a machine's GPUs, for a micro-batch.
 
     Args:
         instance: the machine.

@@ -1,4 +1,4 @@
-"""Ways to bring workers together now and then that a search may choose from: those that pilots speak for, or one asked.
+"""Local SGD policies that a search may choose from: those that pilots support, or the one that the user asked for.
 
 A policy that was measured is offered as it was, and with averages twice and four times as often. FedAvg counts in
 epochs, so that its share depends on the batch: it is planned as if every step summed gradients.
@@ -35,7 +35,7 @@ MEASURED_LOG_SD = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """The share of steps in which local SGD workers average.
+    """Share of steps in which workers under local SGD average their parameters, with its uncertainty.
 
     Attributes:
         share: of the steps.
@@ -51,13 +51,13 @@ class Communication:
 def communication(
     sync: Synchronization, *, dataset_size: int, global_batch_size: int, measured: float | None = None
 ) -> Communication:
-    """Return the share of steps in which a policy is expected to average, before it has run.
+    """Return the share of steps in which a local SGD policy is expected to average, before it has run.
 
     Args:
         sync: the policy; not ``bsp``.
         dataset_size: samples of an epoch.
         global_batch_size: samples of a step.
-        measured: share of the steps that synchronised in an earlier run with it.
+        measured: share of the steps that synchronised in an earlier run with the policy; None: there was none.
     """
     match sync.name:
         case "local-sgd":
@@ -91,14 +91,14 @@ MOST_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOption:
-    """One local SGD policy that a search may choose.
+    """Local SGD policy that a search may choose: how often it averages, what it costs in steps, its most workers.
 
     Attributes:
-        sync: what the workers are told.
-        told: how often they communicate.
-        penalty: what it costs in steps.
+        sync: the policy.
+        told: share of steps in which workers average.
+        penalty: what the policy costs in steps.
         most_workers: that may be planned with.
-        counts_steps: whether what it costs is paid in steps; a run of fixed length has no more of them.
+        counts_steps: whether its cost is paid in steps: to a target it is, a run of fixed length has no more of them.
     """
 
     sync: Synchronization
@@ -108,20 +108,20 @@ class LocalOption:
     counts_steps: bool
 
     def stretch(self, workers: Array) -> Array:
-        """Return the factor on the steps of synchronous SGD, by the number of workers."""
+        """Return the factor on the steps of synchronous SGD, by number of workers; 1 in runs of fixed length."""
         return self.penalty.inflation(self.told.share, workers) if self.counts_steps else np.ones_like(workers)
 
     def stretch_log_sd(self, workers: Array) -> Array:
-        """Return the standard deviation of the log of `stretch`, by the number of workers."""
+        """Return the standard deviation of the log of `stretch`, by number of workers."""
         return self.penalty.log_sd(self.told.share, workers) if self.counts_steps else np.zeros_like(workers)
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
-    """Yield the local SGD policies that a profile's pilots support, also with averages twice and four times as often.
+    """Yield the local SGD policies that pilots support, as measured and averaging two and four times as often.
 
     Args:
-        gate: what they say.
-        to_target: whether more steps can make up for what is lost; else hardly anything may be.
+        gate: rules from the pilots.
+        to_target: whether the run goes on to a target, so that more steps make up for a loss; else little may be lost.
         dataset_size: samples of an epoch.
         batch: the task's global batch size, samples.
     """
@@ -142,7 +142,7 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
 def asked_option(
     sync: Synchronization, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
 ) -> LocalOption:
-    """Return the option of a policy that was asked for, whatever pilots say."""
+    """Return the option of a local SGD policy that the user asked for, whatever pilots say."""
     averaging = communication(
         sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
     )
@@ -152,7 +152,7 @@ def asked_option(
 
 
 def is_planned(sync: Synchronization) -> bool:
-    """Return whether clusters can be compared under a synchronization policy."""
+    """Return whether the planner can compare clusters under a policy: local SGD, or SelSync that ever averages."""
     return sync.name in PLANNED and sync.delta != "never"
 
 

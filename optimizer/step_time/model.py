@@ -33,11 +33,11 @@ TIERS: tuple[Evidence, ...] = tuple(EVIDENCE_IN_WORDS)
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The predicted seconds of a step, with their interval.
+    """Predicted seconds of a step with a 90 % interval, and the evidence of its least known machine type.
 
     Attributes:
         step_time_s: the median; ``step_time_low_s`` and ``step_time_high_s`` bound 90 %.
-        evidence: of the least known machine type.
+        evidence: by which the least known machine type is predicted.
     """
 
     step_time_s: float
@@ -47,13 +47,13 @@ class StepTime:
 
 
 def switched_types(catalog: Mapping[str, InstanceType]) -> set[str]:
-    """Return the names of the types whose GPUs a switch joins."""
+    """Return the names of the catalogue's instance types whose GPUs are joined by NVSwitch."""
     return {name for name, instance in catalog.items() if is_switched(instance)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeModel:
-    """The step-time model, fitted to measured steps.
+    """Step-time model fitted to measured steps, which predicts steps of other cluster configurations.
 
     Attributes:
         catalog: known instance types, for machine types that were not measured.
@@ -66,13 +66,13 @@ class StepTimeModel:
     def fit(
         cls, observed: Observed, catalog: Mapping[str, InstanceType], priors: Mapping[str, Normal] = PRIORS
     ) -> StepTimeModel:
-        """Fit the model to measurements; takes seconds at most for the samples that `observe` lets through."""
+        """Fit the model to measured steps; takes seconds at most for the samples that `observe` lets through."""
         if {name.partition(IN_PRECISION)[0] for name in observed.rows.types} <= switched_types(catalog):
             return cls(posterior=fit(observed, priors={**priors, **SWITCHED}, classes=(OWN_LINKS,)), catalog=catalog)
         return cls(posterior=fit(observed, priors=priors), catalog=catalog)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
-        """Predict the step time of each of at least one configuration.
+        """Return the predicted seconds of a step of each configuration, in order; at least one is needed.
 
         Raises:
             BadInput: a machine type that nothing relates to what was measured, or an impossible compression.
@@ -83,7 +83,10 @@ class StepTimeModel:
     def suggest(
         self, configurations: Sequence[Configuration], count: int, usd: Sequence[float | None]
     ) -> tuple[Probe, ...]:
-        """Return the best of the configurations to measure next, see `prediction.suggest`."""
+        """Return up to ``count`` configurations to measure next, best first; ``usd``: their prices, None: unknown.
+
+        See `prediction.suggest`.
+        """
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
@@ -106,7 +109,7 @@ class StepTimeModel:
 
 
 def observe_profile(profile: Profile) -> Observed:
-    """Return a profile's timed computation and collectives as observed steps.
+    """Return a profile's timed computation and collectives as measurements for the step-time model.
 
     Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
     one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
@@ -152,7 +155,7 @@ shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in th
 
 
 def contention_reach(profile: Profile) -> float:
-    """Return the 95th percentile of computing's wall time over its processor time on the profiled machine, at least 1.
+    """Return the 95th percentile of wall over processor time of the profiled host's steps, at least 1.
 
     Contention is other people's business and changes by the minute: it widens intervals, and no centre follows it.
     """
@@ -173,7 +176,7 @@ FORWARD_LOGIT_SD = 0.3
 
 
 def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | None:
-    """Return the job's step samples on rentable machines or types in ``own``, observed; None where there are none.
+    """Return a profile's step samples on rentable types, and on those in ``own``, for the model; None: no samples.
 
     Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
     """
@@ -186,7 +189,7 @@ def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | N
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Fit a predictor of machine types to the profile's step samples; None where it has none."""
+    """Fit a predictor of machine types to a profile's step samples; None where the profile has none."""
     observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None
@@ -194,7 +197,7 @@ def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> S
 
 
 def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
-    """Return the priors, with a profile's measurements of jitter and of the time before backward in their place."""
+    """Return the step model's priors, of which jitter and time before backward are as measured on ``reference``."""
     before = statistics.median(
         (point.load_s + point.forward_s + point.optimizer_s)
         / max(point.load_s + point.forward_s + point.backward_s + point.optimizer_s, 1e-12)
@@ -210,13 +213,13 @@ def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
 
 
 def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) -> Shape:
-    """Return the shape of a job's steps on other machines, from its step samples where it has some, else its profile.
+    """Return how a job's steps behave on any machine: learned from step samples, or else from the profile.
 
     Workers of a divided CPU host have fewer threads each, which says nothing about GPUs that share a machine.
 
     Args:
-        model: what the profile says.
-        sampled: machines as its step samples know them, by the catalogue that is planned with.
+        model: fits of the profile.
+        sampled: predictor fitted to its step samples; None: those on rentable types, if any, are fitted here.
     """
     profile = model.profile
     if sampled is not None:

@@ -1,4 +1,4 @@
-"""What was measured, as the model reads it: logs of seconds, absent where a row does not say.
+"""Measured steps as the step model reads them: logs of seconds, NaN where a row does not say.
 
 Measurements against the equations: residuals in logs of seconds, and derivatives by all that is to be learned.
 """
@@ -29,7 +29,7 @@ LEAST_COMPUTE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """Configurations with the log seconds that were measured of them.
+    """Measured configurations with the log seconds of their steps, computation and exchange, a row each.
 
     Attributes:
         log_step: log of the step's seconds; NaN where only a part of it was measured.
@@ -52,7 +52,7 @@ class Observed:
 
 
 def observe(samples: Sequence[StepSample]) -> Observed:
-    """Return step samples as arrays of log seconds; of very many, some of each number of workers and batch size.
+    """Return step samples of one job as arrays of log seconds; very many are thinned as by `representative`.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
@@ -78,7 +78,10 @@ def observe(samples: Sequence[StepSample]) -> Observed:
 
 
 def representative(samples: Sequence[StepSample]) -> list[StepSample]:
-    """Return at most `MOST_LAYOUTS` layouts and `MOST_ROWS` rows, even over workers and batch sizes, ends included."""
+    """Return at most `MOST_ROWS` samples of `MOST_LAYOUTS` layouts, spread evenly over workers and batch sizes.
+
+    Both ends are included.
+    """
     layouts: dict[object, list[StepSample]] = {}
     for sample in samples:
         layouts.setdefault((sample.layout, sample.compression), []).append(sample)
@@ -95,7 +98,7 @@ def _evenly(count: int, most: int) -> list[int]:
 
 
 def median_s(*logs: Array) -> float:
-    """Return the median of the first logs that are known, in seconds."""
+    """Return the median seconds of the first array of log seconds that has any finite entry."""
     known = next(log[np.isfinite(log)] for log in logs if np.isfinite(log).any())
     return math.exp(statistics.median(known.tolist()))
 
@@ -105,7 +108,7 @@ DIFFERENCE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """One kind of measurement, linearised: residuals in logs, and their derivatives.
+    """Residuals and derivatives of one kind of measurement: of steps, computation or exchange, in logs, a row each.
 
     Attributes:
         residual: measured less predicted.
@@ -135,7 +138,7 @@ class Channel:
         )
 
     def dense(self, parameters: int, points: int, layouts: int) -> Array:
-        """Return all derivatives as one matrix, rows by parameters, points and layouts."""
+        """Return all derivatives as one matrix, [rows, parameters + points + layouts]."""
         count = len(self.residual)
         matrix = np.zeros((count, parameters + points + layouts))
         matrix[:, :parameters] = self.derivatives()
@@ -147,7 +150,10 @@ class Channel:
 def evaluate(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, *, compute_rest: Array, exchange_rest: Array
 ) -> tuple[Steps, Callable[[str], Array]]:
-    """Return the steps at a vector of parameters, and forward differences of the log of any of their fields."""
+    """Return predicted steps at ``vector``, and a function that returns derivatives of any of their fields by it.
+
+    Forward differences, [rows, parameters], made when they are first asked for.
+    """
 
     def at(parameters: Array) -> Steps:
         return steps(parameters, where, rows, kinds, compute_rest=compute_rest, exchange_rest=exchange_rest)
@@ -165,7 +171,7 @@ def evaluate(
 
 
 def noise_variance(here: Steps, spread: Spread) -> Array:
-    """Return the noise variance of measured log step times, one a row, from computing and exchange noise."""
+    """Return the variance of noise in measured log step times, [rows], from noise of computing and exchanging."""
     return np.asarray(
         (spread.noise_compute * (1 - here.exchange_share)) ** 2 + (spread.noise_exchange * here.exchange_share) ** 2,
         dtype=np.float64,
@@ -173,7 +179,7 @@ def noise_variance(here: Steps, spread: Spread) -> Array:
 
 
 def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
-    """Return all measurements linearised at ``mode``: parameters, then residuals at points and at layouts."""
+    """Return all residuals and derivatives at ``mode``: parameters, then points' and layouts' own residuals."""
     rows, spread = observed.rows, latents.spread
     parameters, points = len(where), len(latents.points)
     here, by_parameter = evaluate(

@@ -1,4 +1,4 @@
-"""What an exchange costs a worker beside the network: to select or round, to pack, and to unpack what arrives.
+"""Seconds of a worker's own work in a gradient exchange: to select or round, to pack, and to unpack what arrives.
 
 As `hetopt profile` timed it on the job's own gradient; what it did not time is foretold from what it did, or from how
 fast the machine copies memory:
@@ -42,7 +42,7 @@ FORETOLD_LOG_SD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWork:
-    """Seconds by the number of workers: ``fixed_s + each_s x payloads``, and how well they are known."""
+    """Seconds of compressing and unpacking in an exchange, ``fixed_s + each_s x payloads``, by number of workers."""
 
     fixed_s: float = 0.0
     each_s: float = 0.0
@@ -50,11 +50,11 @@ class OwnWork:
     log_sd: float = 0.0
 
     def time_s(self, workers: int) -> float:
-        """Return the seconds of one exchange between so many workers."""
+        """Return a worker's seconds of compressing and unpacking in one exchange among ``workers``, two at least."""
         return self.fixed_s + self.each_s * (workers if self.by_worker else 1)
 
     def times_s(self, most: int) -> NDArray[np.float64]:
-        """Return a worker's seconds of compressing for an exchange, [most + 1], by number of workers; 0 for one."""
+        """Return a worker's seconds of compressing in an exchange of 0 to ``most`` workers, [most + 1]; 0 for one."""
         payloads = np.arange(most + 1) if self.by_worker else np.ones(most + 1)
         times_s = self.fixed_s + self.each_s * payloads
         times_s[:2] = 0.0
@@ -64,13 +64,13 @@ class OwnWork:
 def own_work(
     compression: Compression, lines: Mapping[str, CompressorLine], *, numel: int, copy_bytes_per_s: float | None
 ) -> OwnWork | None:
-    """Return a worker's own work in one exchange, seconds; None where it was neither measured nor can be foretold.
+    """Return a worker's time to compress and unpack in an exchange; None: neither measured nor predictable.
 
     Args:
-        compression: the way.
-        lines: as timed, by method.
+        compression: compressor with ratio, collective and coding.
+        lines: measured seconds of compressors, by the names of `timed_as`.
         numel: elements of the gradient.
-        copy_bytes_per_s: of the worker, read plus write; None: not measured.
+        copy_bytes_per_s: rate at which the worker copies memory, read plus write; None: not measured.
     """
     name = compression.name
     if name == IDENTITY:

@@ -57,7 +57,7 @@ PITCH = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The messages and relative traffic of one gradient exchange.
+    """Messages and traffic of the gradient exchange of one step, by which its seconds are computed.
 
     Attributes:
         messages: in a row, of the slowest path.
@@ -73,7 +73,7 @@ class Exchange:
 
 
 def exchange_of(workers: int, compression: Compression | None, sync: str | None = None) -> Exchange:
-    """Return the exchange of a step; a single worker has none, and compresses nothing.
+    """Return the messages and relative traffic of one step's exchange among ``workers``; none for a single worker.
 
     Args:
         workers: that exchange.
@@ -126,7 +126,7 @@ def _communicating_share(compression: Compression | None, sync: str | None) -> f
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The machines and exchange of a run, which it has in common over its batch sizes.
+    """Machines and exchange of a configuration, without batch sizes, which one launch can vary.
 
     Attributes:
         machines: type and workers of each node, in no order.
@@ -191,7 +191,7 @@ class Rows:
 
 
 def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()) -> Rows:
-    """Return at least one configuration as columns.
+    """Return configurations, at least one, as columns of arrays, a row each; ``types`` are numbered first.
 
     Args:
         configurations: the rows.
@@ -292,7 +292,7 @@ FARTHEST_RATIO = -2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
-    """The place of each parameter in the vector: the shared ones, then three a machine type, then one a compressor."""
+    """Positions in the parameter vector: shared parameters, then three a machine type, then one a compressor."""
 
     types: int
     compressors: int
@@ -323,7 +323,7 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """The parameters that the types and compressors of some rows use: their own, or another's, scaled.
+    """Parameters that the machine types and compressors of some rows use: their own, or another's, scaled.
 
     Attributes:
         reference: the type whose parameters are used, by the rows' types.
@@ -339,7 +339,7 @@ class Kinds:
 
     @classmethod
     def own(cls, rows: Rows) -> Kinds:
-        """Return the mapping where every type and compressor has parameters of its own."""
+        """Return the mapping in which every machine type and compressor of ``rows`` uses parameters of its own."""
         none = np.zeros(len(rows.types))
         return cls(
             reference=np.arange(len(rows.types)),
@@ -352,14 +352,14 @@ class Kinds:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Predicted steps, a row each, in logs of seconds.
+    """Predicted steps, a row each, in logs of seconds, with derivatives by computation and exchange.
 
     Attributes:
         log_step: tau.
         log_compute: the slowest worker's computation.
         log_exchange: the exchange, hidden or not.
         compress_s: compression and decompression.
-        compute_share, exchange_share: derivatives of ``log_step`` by the two before.
+        compute_share, exchange_share: derivatives of ``log_step`` by ``log_compute`` and ``log_exchange``.
         slowest: the group that computes longest.
     """
 
@@ -381,15 +381,15 @@ def steps(
     compute_rest: Array | float = 0.0,
     exchange_rest: Array | float = 0.0,
 ) -> Steps:
-    """Return the predicted steps of rows by the equations.
+    """Return the log seconds of each row's step by the model's equations, at the parameters in ``vector``.
 
     Args:
         vector: parameters, as `Coordinates` has them.
-        where: what is where.
+        where: positions in that vector.
         rows: configurations.
-        kinds: of their machines and compressors.
-        compute_rest: log factor on the computation of each group that the equations do not explain.
-        exchange_rest: log factor on the exchange of each row.
+        kinds: which parameters their machine types and compressors use.
+        compute_rest: log factor on the computation of each group of `Rows` that the equations do not explain.
+        exchange_rest: log factor on the exchange of each row that they do not explain.
     """
     shared: dict[str, float] = dict(zip(SHARED, vector[: len(SHARED)].tolist(), strict=True))
     log_compute, slowest = _compute(vector, where, rows, kinds, shared, compute_rest)

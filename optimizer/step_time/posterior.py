@@ -1,4 +1,4 @@
-"""From measured steps to parameters: the most probable ones under priors, and how well they are known.
+"""Bayesian fit of the step model to measured steps: the most probable parameters, and how well they are known.
 
 Maximum a posteriori by Levenberg and Marquardt, with Laplace's approximation around it (MacKay 1992). Noise is
 Student's t, so that a disturbed run is discounted instead of followed; its scale is the cluster's, learned with the
@@ -10,8 +10,8 @@ times the time, 3 to 13 seconds a fit, and `least_squares` takes neither such no
 
 What the steps of a job have in common on whatever machines: learned from a profile, or the prior with its width.
 
-The same parameters as `physics`, in natural units, for those who price many clusters at once (`hetopt.optimizer
-.forecast`) or one run on known hosts. Each comes with the standard deviation of its logarithm (of its logit, where it
+The same parameters as `physics`, in natural units, to price many clusters at once (`hetopt.optimizer.search.forecast`)
+or one run on known hosts. Each comes with the standard deviation of its logarithm (of its logit, where it
 is a share), which is the prior's own where the profile says nothing.
 """
 
@@ -73,7 +73,7 @@ ENOUGH = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """The posterior of the step model's parameters and residuals.
+    """Fitted parameters and residuals of the step model, with their covariance.
 
     Attributes:
         observed: what it was fitted to.
@@ -101,7 +101,7 @@ class Posterior:
         return self.mode[: len(self.where)]
 
     def learned(self, name: str) -> float:
-        """Return the part of a shared parameter's prior variance that the samples removed, 0 to 1."""
+        """Return the part, 0 to 1, of a shared parameter's prior variance that the samples removed."""
         index = SHARED.index(name)
         return 1 - min(1.0, float(self.covariance[index, index]) / float(self.prior_sd[index]) ** 2)
 
@@ -134,7 +134,7 @@ def fit(
     classes: Sequence[Mapping[str, Normal]] = LINK_CLASSES,
     spread: Spread = SPREAD,
 ) -> Posterior:
-    """Fit the model to samples, once for each class of links, and return the fit with the most evidence.
+    """Fit the step model to measured steps under each class of links, and return the fit with the most evidence.
 
     Args:
         observed: samples.
@@ -393,7 +393,7 @@ def _noise_factors(problem: _Problem, peak: _Peak, covariance: Array) -> tuple[f
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A number and how well it is known: standard deviation of its log, or logit of a share, unless said otherwise."""
+    """Estimate with its standard deviation: of its log, or of the logit of a share, unless said otherwise."""
 
     value: float
     sd: float
@@ -401,7 +401,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The parameters that a job's steps share on all machines.
+    """Parameters that a job's steps share on all machines, such as jitter, contention, overlap and network growth.
 
     Attributes:
         straggling: relative standard deviation of a worker's single steps.
@@ -426,7 +426,7 @@ class Shape:
 
     @classmethod
     def of(cls, posterior: Posterior, gradient_bytes: float) -> Shape:
-        """Return the shape from the parameters that were fitted to a profile or to samples."""
+        """Return the shape of a job's steps from a fitted step model; ``gradient_bytes``: of its dense exchange."""
         mode: dict[str, float] = dict(zip(SHARED, posterior.mode[: len(SHARED)].tolist(), strict=True))
 
         def sd(name: str) -> float:
@@ -452,15 +452,15 @@ class Shape:
         )
 
     def crowded(self, workers: int) -> float:
-        """Return a worker's compute time beside the others of its machine, relative to alone."""
+        """Return a worker's compute time among ``workers`` workers on its machine, relative to being alone there."""
         return 1 + self.contention.value * (1 - 1 / workers)
 
     def crowded_log_sd(self, workers: int) -> float:
-        """Return the standard deviation of the log of `crowded`."""
+        """Return the standard deviation of the log of `crowded`, by workers on the machine."""
         return self.contention.sd * (1 - 1 / self.crowded(workers))
 
     def overlap(self, compressor: str) -> Overlap:
-        """Return the overlap of computing with an exchange through a compressor."""
+        """Return how computing hides an exchange through a compressor; not at all unless it runs during backward."""
         if compressor not in UNDER_BACKWARD:
             return NO_OVERLAP
         return Overlap(forward=self.forward.value, power=self.power.value, last=last_bucket_share(self.gradient_bytes))

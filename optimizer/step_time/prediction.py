@@ -1,4 +1,4 @@
-"""Step times of configurations that were never run, each with its variance and what that is made of.
+"""Step times of configurations that were never run, with the parts of their variance, and which to measure next.
 
 Which configurations are worth measuring: those that would most reduce the uncertainty of all that is asked about.
 
@@ -28,7 +28,7 @@ from hetopt.optimizer.step_time.tiers import Kinship
 
 @dataclass(frozen=True, kw_only=True)
 class Linearised:
-    """Predictions, a row each, with their derivatives.
+    """Predicted steps, a row each, with their derivatives by all unknowns, and their variances.
 
     Attributes:
         reference_points: `Rows.points`, with measured types in place of their relatives.
@@ -62,13 +62,13 @@ def predict(
     kin: Sequence[Kinship],
     switched: Collection[str] = (),
 ) -> Linearised:
-    """Return the predicted steps of at least one configuration, with their derivatives.
+    """Return the predicted steps of configurations, at least one, with their derivatives and variances.
 
     Args:
-        model: what was learned.
+        model: the fitted step model.
         configurations: what to predict.
-        kin: relatives of the types beyond the model's own, in the order of their first appearance.
-        switched: types whose GPUs a switch joins.
+        kin: relation to a measured type of each type that the model lacks, in the order of first appearance.
+        switched: names of types whose GPUs a switch joins.
 
     Raises:
         BadInput: an unknown compressor.
@@ -238,7 +238,7 @@ OF_TYPES = "machine types and compressors that were not measured"
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A configuration worth measuring.
+    """Configuration worth measuring: the uncertainty that it would remove, about what, and its price.
 
     Attributes:
         row: its place among the queries.
@@ -256,7 +256,7 @@ class Probe:
 
 
 def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float | None]) -> tuple[Probe, ...]:
-    """Return the ``count`` best probes among the asked rows, in order; fewer where there are fewer layouts.
+    """Return up to ``count`` probes of the rows in ``asked``, best first, one a layout; ``usd``: price of each row.
 
     Where all prices are known, what a probe removes is divided by what it costs; an infinite price keeps a row from
     being measured, while its uncertainty counts.

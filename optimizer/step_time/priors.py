@@ -1,4 +1,4 @@
-"""What is believed of a step before anything is measured: a normal prior for each parameter, and how reality strays.
+"""Priors of the step model: a normal one for each parameter, and covariances of what the equations leave over.
 
 The shapes (overlap, contention, growth) were read off fits to six public sets of step times (two clusters of GPUs,
 three jobs; Pollux, OSDI 2021, and Sia, SOSP 2023), rounded, and widened to about twice their spread over the sets;
@@ -32,7 +32,7 @@ from hetopt.optimizer.step_time.step_time import expected_maximum
 
 @dataclass(frozen=True, kw_only=True)
 class Normal:
-    """A normal prior.
+    """Normal prior of a parameter of the step model, with a phrase on what the parameter is about.
 
     Attributes:
         mean: absent where it is taken from the scale of the measurements.
@@ -95,7 +95,7 @@ OWN_LINK_SD = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard deviations of the equations' residuals, in logs, and the distances over which they correlate.
+    """Standard deviations of the step model's residuals and noise, in logs, and the distances of their correlation.
 
     Attributes:
         compute: of a worker's computation at one batch size around the line (caches, kernels).
@@ -131,7 +131,7 @@ class Spread:
         )
 
     def scaled(self, *, compute: float, exchange: float, layouts: float) -> Spread:
-        """Return the spread with noisier computing or exchanging, or with layouts that differ more from the equations.
+        """Return a copy with noise of computing and exchanging, and residuals of layouts, scaled by the given factors.
 
         How computation strays from a line is the job's.
         """
@@ -154,14 +154,14 @@ TAIL = 4.0
 
 
 def switched_contention() -> float:
-    """Return how far many GPUs that a switch joins slow each other, as a part of a step."""
+    """Return the prior of how much GPUs that a switch joins slow each other, as a fraction of compute time."""
     contention = SWITCHED["contention"].mean
     assert contention is not None
     return math.exp(contention)
 
 
 def beside_others(gpus: int) -> float:
-    """Return the factor on a step's time with so many GPUs that a switch joins, relative to one."""
+    """Return a step's time on each of ``gpus`` GPUs that a switch joins, relative to one alone; without exchange."""
     straggling = PRIORS["straggling"].mean
     assert straggling is not None
     crowded = 1 + switched_contention() * (1 - 1 / gpus)
@@ -176,7 +176,7 @@ Point = tuple[int, int]
 
 
 def compute_covariance(left: Sequence[Point], right: Sequence[Point], spread: Spread) -> Array:
-    """Return the covariance of the log computation at two sequences of points; types are independent."""
+    """Return the prior covariance of residuals of log computation, [left, right]; types are independent."""
     a, b = np.array(left, dtype=np.float64).reshape(-1, 2), np.array(right, dtype=np.float64).reshape(-1, 2)
     distance = (a[:, 1][:, None] - b[:, 1][None]) * math.log(2) / PITCH / spread.compute_length
     same_type = a[:, 0][:, None] == b[:, 0][None]
@@ -184,7 +184,7 @@ def compute_covariance(left: Sequence[Point], right: Sequence[Point], spread: Sp
 
 
 def exchange_covariance(left: Sequence[Layout], right: Sequence[Layout], spread: Spread) -> Array:
-    """Return the covariance of the log exchange of two sequences of layouts, each layout's own part included."""
+    """Return the prior covariance of residuals of log exchange, [left, right], each layout's own part included."""
     a, b = (np.array([layout.coordinates for layout in side]).reshape(-1, 3) for side in (left, right))
     square = (((a[:, None, :] - b[None, :, :]) / spread.exchange_length) ** 2).sum(axis=2)
     regimes = [np.array([min(len(layout.machines), 3) for layout in side]) for side in (left, right)]
@@ -205,7 +205,7 @@ def exchange_covariance(left: Sequence[Layout], right: Sequence[Layout], spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Latents:
-    """The points and layouts that were measured, with the prior covariance of the residuals there."""
+    """Measured points and layouts, and the inverse prior covariances of the equations' residuals there."""
 
     points: tuple[Point, ...]
     layouts: tuple[Layout, ...]
@@ -215,7 +215,7 @@ class Latents:
 
     @classmethod
     def at(cls, points: Sequence[Point], layouts: Sequence[Layout], spread: Spread) -> Latents:
-        """Return the residual process at batch sizes and layouts, before any sample."""
+        """Return the prior of the residuals at these points and layouts, before any measurement."""
         compute = compute_covariance(points, points, spread)
         exchange = exchange_covariance(layouts, layouts, spread)
         return cls(
@@ -230,13 +230,13 @@ class Latents:
         return len(self.points) + len(self.layouts)
 
     def compute_at(self, points: Sequence[Point]) -> tuple[Array, Array]:
-        """Return the weights of the known points that predict other points, and the variance that remains."""
+        """Return weights of known points' residuals that predict other points, [points, known], and variances left."""
         cross = compute_covariance(points, self.points, self.spread)
         weights = cross @ self.compute_inverse
         return weights, np.maximum(self.spread.compute**2 - (weights * cross).sum(axis=1), 0.0)
 
     def exchange_at(self, layouts: Sequence[Layout]) -> tuple[Array, Array]:
-        """Return the weights of the known layouts that predict other layouts, and the variance that remains."""
+        """Return weights of known layouts' residuals that predict others, [layouts, known], and variances left."""
         cross = exchange_covariance(layouts, self.layouts, self.spread)
         weights = cross @ self.exchange_inverse
         prior = self.spread.exchange**2 + self.spread.layout**2

@@ -28,7 +28,7 @@ _NOTHING_S = 1e-300
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """The parameters of how computing hides an exchange.
+    """Parameters of how computing hides an exchange: what cannot overlap of either, and how well the rest does.
 
     Attributes:
         forward: f, in [0, 1].
@@ -46,7 +46,7 @@ NO_OVERLAP = Overlap(forward=1.0, power=1.0, last=1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Seconds of computing and exchanging with overlap, and their derivatives by the logs of both.
+    """Seconds of computing and exchanging with overlap, and derivatives of them by both and by the parameters.
 
     Attributes:
         time_s: of both.
@@ -64,7 +64,7 @@ class Together:
 def together(
     compute_s: ArrayLike, exchange_s: ArrayLike, *, forward: ArrayLike, power: float, last: ArrayLike = 0.0
 ) -> Together:
-    """Return the seconds of computing and exchanging with overlap, of any shape; compression comes on top."""
+    """Return the seconds of computing and exchanging with overlap, element by element; compression comes on top."""
     compute, exchange = np.asarray(compute_s, dtype=np.float64), np.asarray(exchange_s, dtype=np.float64)
     first, tail = np.asarray(forward, dtype=np.float64), np.asarray(last, dtype=np.float64)
     hiding, hidden = (1 - first) * compute, (1 - tail) * exchange
@@ -90,7 +90,7 @@ def _times_log(share: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """The seconds of one step, by what they are spent on.
+    """Seconds of one step: computation, waiting for the slowest worker, and communication that nothing hides.
 
     Attributes:
         compute_s: until the slowest worker has its gradient.
@@ -116,7 +116,7 @@ def step_time(
     jitter: float = 0.0,
     overlap: Overlap = NO_OVERLAP,
 ) -> Breakdown:
-    """Return the seconds of one synchronous step, by what they are spent on.
+    """Return the seconds of one synchronous step, split by use, from workers' computation and the exchange's time.
 
     Args:
         compute_s: time that each worker computes its share, optimizer step included.
@@ -136,7 +136,7 @@ def step_time(
 
 
 def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
-    """Return the expected seconds until the last of independent workers is done, each scattering normally.
+    """Return the expected seconds until the last worker is done; ``jitter``: relative standard deviation of each.
 
     ``E max_i t_i (1 + jitter z_i)``; equal times t give ``t (1 + jitter E_n)``. A worker far behind the others decides
     alone, and its own scatter averages out.
@@ -157,7 +157,9 @@ def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
 
 @cache
 def expected_maximum(count: int) -> float:
-    """Return E_n, the expected maximum of ``count`` standard normals: what the slowest of equal workers adds.
+    """Return E_n, the expected maximum of ``count`` independent standard normal variables.
+
+    What the slowest of equal workers adds.
 
     ``E_n = integral of x n phi(x) Phi(x)^(n-1) dx``. The popular sqrt(2 ln n) is twice too large at n = 2.
     """
@@ -168,13 +170,13 @@ def expected_maximum(count: int) -> float:
 
 
 def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
-    """Return the factor on an exchange's bytes: more than two workers share switches, and the slowest link decides."""
+    """Return the factor on an exchange's bytes by workers, relative to two: ``per_doubling`` more for each doubling."""
     doublings = np.log2(np.maximum(np.asarray(workers, dtype=np.float64), 2.0) / 2)
     return np.asarray(1 + np.asarray(per_doubling) * doublings)
 
 
 def sharing(crowd: ArrayLike, power: float) -> Array:
-    """Return the factor on a hop's time inside a machine beside all of its workers, relative to two."""
+    """Return the factor on a hop's time when ``crowd`` workers use a machine's links, over two; power 0: none."""
     return np.asarray((np.maximum(np.asarray(crowd, dtype=np.float64), 2.0) / 2) ** power)
 
 

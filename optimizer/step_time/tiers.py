@@ -47,7 +47,7 @@ LINK_LOG_SD = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPower:
-    """Power law of computation in the local batch size ``b`` where it was measured at one ``b0`` alone.
+    """Power law of compute time in the local batch size ``b``, for a type measured at one size ``b0`` alone.
 
         (b / b0)^exponent       in place of      share + (1 - share) b / b0
 
@@ -65,12 +65,14 @@ class BatchPower:
     share: float
 
     def log_factor(self, batch_size: Array) -> Array:
-        """Return the log factor of the power law on the line's computation at each batch size."""
+        """Return the log of the power law's compute time over the line's, by batch size in samples."""
         ratio = batch_size / self.at
         return np.asarray(self.exponent * np.log(ratio) - np.log(self.share + (1 - self.share) * ratio))
 
     def tangent(self, fixed_s: float, per_sample_s: float) -> tuple[float, float]:
-        """Return the fixed and per-sample seconds of the tangent to the power at ``at``: a worker's line in plans.
+        """Return fixed and per-sample seconds of the line that touches the power law at batch size ``at``.
+
+        This is a worker's line in plans.
 
         Within a quarter and four times the batch size it is off by at most 26 % where the exponent is 0.65.
         """
@@ -80,13 +82,14 @@ class BatchPower:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinship:
-    """The relation of a machine type to a measured one: log factors and how well they are known.
+    """Relation of a machine type to a measured one: log factors on its parameters, and their spread.
 
     Attributes:
-        reference: the measured type's place among the model's.
-        fixed, per_sample, link: log factors on its parameters.
-        log_sd: how well its computation is known that way; ``link_log_sd`` how well its links.
-        by_batch: absent where the reference's own line over batch sizes is better known.
+        reference: index of the measured type among the model's types.
+        evidence: by which the type is known: itself measured, interpolated, or extrapolated.
+        fixed, per_sample, link: log factors on the reference's parameters.
+        log_sd: standard deviation of the log of its computation; ``link_log_sd`` of what a byte takes on its links.
+        by_batch: None where the reference's own line over batch sizes is better known.
     """
 
     reference: int
@@ -101,7 +104,7 @@ class Kinship:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A type with a GPU that was measured: its place among the model's types, and a usual step of one worker.
+    """Measured machine type with a GPU: its index in the model, and a typical step of one worker.
 
     Attributes:
         share: fixed part of that step; absent where more than one batch size was measured, which tell it.
@@ -116,7 +119,7 @@ class Seen:
 
 
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
-    """Return a usual step of each measured type whose GPU the catalogue knows."""
+    """Return a typical step of one worker of each measured machine type whose GPU the catalogue knows."""
     rows, where, job = model.observed.rows, model.where, model.observed
     steps = []
     for index, name in enumerate(rows.types):
@@ -173,13 +176,13 @@ def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) ->
 def relatives(
     names: Sequence[str], measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> tuple[Kinship, ...]:
-    """Return how types relate to measured ones: by their GPU to all of them, by their processor to the nearest.
+    """Return how machine types relate to measured ones: by GPU to all of them, by processor to the nearest.
 
     Args:
-        names: the types.
-        measured: the model's types, in their order.
-        catalog: known instance types.
-        seen: steps of those with a GPU.
+        names: of the machine types.
+        measured: names of the model's types, in their order.
+        catalog: known instance types, by name.
+        seen: steps on measured types with a GPU (`measured_steps`); without, GPUs relate only to the very same GPU.
 
     Raises:
         BadInput: a type was not measured, nor does the catalogue relate it to one that was.
@@ -197,7 +200,7 @@ def relatives(
 def kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> Kinship:
-    """Return how one type relates to the measured ones, see `relatives`."""
+    """Return how one machine type relates to the measured ones, as `relatives` does for several."""
     return relatives([name], measured, catalog, seen)[0]
 
 
@@ -318,14 +321,14 @@ LEARNED = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class SampledMachine:
-    """A worker of a machine type as samples predict it, alone on its machine: contention comes on top.
+    """Worker of a machine type as step samples predict it, alone on its machine: contention comes on top.
 
     Attributes:
         fixed_s, per_sample_s: of a worker's step.
-        log_sd: how well its computation is known.
-        network: one hop between machines, two of them; absent where samples say nothing about the network.
-        network_log_sd: how well that is known.
-        bus: one hop inside the machine; absent likewise.
+        log_sd: standard deviation of the log of its computation.
+        network: one hop between two machines; None where samples say nothing about the network.
+        network_log_sd: standard deviation of the log of what a byte takes there.
+        bus: one hop inside the machine; None likewise.
     """
 
     fixed_s: float
@@ -339,7 +342,7 @@ class SampledMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledMachines:
-    """Predictions of machine types from step samples.
+    """Predictor of workers of any machine type, fitted to a job's step samples.
 
     Attributes:
         posterior: fitted to the samples.
@@ -363,7 +366,7 @@ class SampledMachines:
         return by_precision
 
     def machine(self, name: str, precision: Precision = "fp32") -> SampledMachine | None:
-        """Return a machine type in a precision as samples predict it; None where nothing relates it to them."""
+        """Return the predicted worker of machine type ``name``; None where nothing relates it to the samples."""
         types = self.posterior.observed.rows.types
         if precision in self.precisions:
             name = f"{name}{IN_PRECISION}{self.precisions[precision]}"

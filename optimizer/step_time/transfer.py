@@ -80,7 +80,7 @@ MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RAT
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerModel:
-    """The compute time of one worker of a machine type.
+    """Predicted worker of a machine type: its compute time by samples, with uncertainty, and its memory.
 
     Attributes:
         workers: workers on one machine, one for each CUDA device, or one on a CPU machine.
@@ -89,8 +89,8 @@ class WorkerModel:
         evidence: where the figure comes from.
         evaluation_factor: time of an evaluation relative to the reference device.
         compress_factor: time of compression relative to the reference device.
-        room: what it has of its device's memory.
-        unlike: the time of each worker of the machine, where they are unlike and ``time`` stands for all of them.
+        room: its device's memory, and the samples that fit.
+        unlike: compute time of each worker of the machine, where they differ and ``time`` stands for all of them.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -104,7 +104,7 @@ class WorkerModel:
     unlike: tuple[WorkerTime, ...] = ()
 
     def slower(self, factor: float, log_sd: float) -> WorkerModel:
-        """Return a worker that takes ``factor`` times as long for all that it does."""
+        """Return a worker that takes ``factor`` times as long for everything; ``log_sd`` replaces its spread."""
         return replace(
             self,
             time=self.time.slower(factor),
@@ -115,12 +115,12 @@ class WorkerModel:
 
 
 class Unusable(Exception):
-    """Error of a machine type that no worker is planned on, with the reason."""
+    """Error that says why no worker is planned on a machine type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceHost:
-    """The profiled machine in the catalogue's terms.
+    """Profiled machine as the catalogue rates it: CoreMark, family, and the steps of its GPUs.
 
     Attributes:
         coremark_per_vcpu: CoreMark iterations a second of one logical CPU.
@@ -138,7 +138,7 @@ class ReferenceHost:
 
 
 def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> ReferenceHost:
-    """Find the profiled machine's CoreMark and GPU: its own where it is a catalogue type, else those of its like.
+    """Return the profiled machine's CoreMark and GPUs: its own if it is a catalogue type, else of similar types.
 
     A model name that says little ("AMD EPYC") matches many; the spread of their figures is then part of the interval.
     """
@@ -213,16 +213,16 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
 def worker_model(
     model: FittedModel, host: ReferenceHost, instance: InstanceType, exchange: ExchangeMemory = ALONE
 ) -> WorkerModel:
-    """Predict one worker of a machine type.
+    """Predict compute time and memory of one worker of a machine type: as measured, or transferred from the profile.
 
     Args:
-        model: what the profile says.
-        host: the profiled machine in the catalogue's terms.
+        model: fits of the profile.
+        host: the profiled machine, see `reference_host`.
         instance: the machine type.
-        exchange: the most that one keeps in its memory.
+        exchange: memory of the exchange that takes most of a worker's device.
 
     Raises:
-        Unusable: that cannot be done.
+        Unusable: nothing relates the type to the profile, or it lacks the memory or the precision.
     """
     objection = unusable(instance) or lacks_precision(model, host, instance)
     if objection is not None:
@@ -246,7 +246,7 @@ def worker_model(
 
 
 def unusable(instance: InstanceType) -> str | None:
-    """Return why a machine type is not considered, whatever the job; None: it is."""
+    """Return why a machine type is not planned with, whatever the job; None: it is."""
     if instance.name.startswith("mac"):
         return "Mac hardware"
     if instance.bare_metal:
@@ -259,7 +259,7 @@ def unusable(instance: InstanceType) -> str | None:
 
 
 def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> str | None:
-    """Return why nothing is planned on a machine type in the model's precision; None: it is.
+    """Return why a machine type is not planned with in the model's precision; None: it is.
 
     GPUs have units for bf16 from a generation on, and for the others compute as fast as they can. Some processors do,
     which no fact of the catalogue says: those alone that were measured are trusted.
@@ -277,7 +277,7 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 
 
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
-    """Return why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
+    """Return why a machine type's GPUs are not used in a precision, lacking (fast) units for it; None: they are."""
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
     facts = [gpu for gpu in map(gpu_of, gpus) if gpu is not None]
     lacks = precision == "bf16" and any(gpu.capability < FIRST_CAPABILITY_WITH_BF16 for gpu in facts)
@@ -286,7 +286,7 @@ def no_units(instance: InstanceType, precision: Precision) -> str | None:
 
 
 def quickest_precision(instance: InstanceType) -> Precision:
-    """Return the precision that a machine type's GPUs multiply quickest in, of bf16, fp16 and fp32."""
+    """Return the precision that a machine type's GPUs multiply quickest in: bf16, else fp16, else fp32."""
     halves: tuple[Precision, ...] = ("bf16", "fp16")
     return next((precision for precision in halves if no_units(instance, precision) is None), "fp32")
 
@@ -483,7 +483,7 @@ def _with_memory(
 
 
 def thread_scaling(model: FittedModel) -> tuple[float, float]:
-    """Return eta in ``t ~ threads^-eta`` and its standard deviation: the prior, updated by two divisions of the host.
+    """Return eta in ``time ~ threads^-eta`` and its standard deviation: a prior, updated by CPU steps of the profile.
 
     Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is, and
     so do steps that hardly grow with their samples, which tell nothing of how threads share them.
@@ -542,11 +542,11 @@ def _cpu_words(name: str) -> frozenset[str]:
 
 
 def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel]) -> WorkerModel:
-    """Return the worker that stands for each worker of a machine, also where its GPUs are unlike.
+    """Return the predicted worker of a machine; where its GPUs are unlike, a worker that stands for their mean.
 
     Args:
-        instance: the machine.
-        like: the worker of a machine whose GPUs are alike.
+        instance: the machine type.
+        like: returns the worker of a machine type whose GPUs are alike.
     """
     if not instance.unlike:
         return like(instance)
@@ -565,7 +565,10 @@ def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel
 
 
 def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
-    """Return the time of one of as many equal workers that end when these do, within the least one's memory limit."""
+    """Return the compute time of the worker of which as many equal ones end together with these unlike ones.
+
+    Its memory limit is where the first of them reaches its own.
+    """
     rates = [1 / time.per_sample_s for time in times]
     rate = math.fsum(rates)
 

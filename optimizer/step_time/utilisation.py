@@ -1,4 +1,4 @@
-"""Predict the time of a step from counted operations and bytes alone, before anything was measured.
+"""Step time predicted from counted operations and bytes alone, before anything was measured.
 
 Of transformers, on any GPU whose data sheet is known (the roofline's two terms, Williams et al. 2009, added):
 
@@ -51,7 +51,7 @@ REFERENCE = Gpu(
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """The roofline of transformers' step time.
+    """Roofline model of the step time of transformers, as fitted to public throughputs.
 
     Attributes:
         share: ``u``.
@@ -72,7 +72,7 @@ class Roofline:
     jobs: int
 
     def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
-        """Return a sample's operations at the peak rate and its bytes at the bandwidth."""
+        """Return a sample's operations, scaled to run at the peak rate, and the bytes that it moves through memory."""
         flops = model.forward_flops + (self.attention - 1) * model.attention_flops
         return Counted(
             flops=recipe.slowdown * recipe.passes * flops / self.share,
@@ -85,7 +85,7 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """The utilisation of a GPU's peak rate by convolutions in one class of precision.
+    """Share of a GPU's peak rate that convolutions reach in training, in one class of precision.
 
     Attributes:
         share: ``u``, in the median of jobs.
@@ -100,7 +100,7 @@ class Utilisation:
 
 @dataclass(frozen=True, kw_only=True)
 class UtilisationPrior:
-    """The prior of step times from counted operations, of transformers and of convolutions.
+    """Prior of step times from counted operations: of transformers, and of convolutions.
 
     Attributes:
         fixed_s: of a step of convolutions, whatever is computed.
@@ -114,7 +114,7 @@ class UtilisationPrior:
     measured: str
 
     def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
-        """Return the operations and bytes of a sample of a model."""
+        """Return a sample's operations, scaled to run at the peak rate, and its bytes moved, for a model and recipe."""
         if model.kind == "transformer":
             return self.transformer.counted(model, precision, recipe)
         known = self.convolution[precision_class(precision)]
@@ -127,18 +127,18 @@ class UtilisationPrior:
 
 
 def sample_s(counted: Counted, gpu: Gpu, precision: Precision) -> float:
-    """Return the seconds that a GPU takes for a sample, by its data sheet."""
+    """Return the seconds that a GPU takes for one sample of counted operations and bytes, by its data sheet."""
     computing_s = counted.flops / (1e12 * gpu.tflops(precision))
     return computing_s + (counted.moved_bytes or 0.0) / (1e9 * gpu.bandwidth_gb_per_s)
 
 
 def precision_class(precision: Precision) -> str:
-    """Return the name of a class of precision."""
+    """Return the key of a precision in `UtilisationPrior.convolution`: 'half' if 16-bit, else 'full'."""
     return "half" if is_half(precision) else "full"
 
 
 def save(prior: UtilisationPrior, path: Path = POSTERIOR) -> None:
-    """Write a prior as `utilisation_prior` reads it, each number to three digits."""
+    """Write a prior to a JSON file as `utilisation_prior` reads it, each number rounded to three digits."""
 
     def rounded(node: object) -> object:
         if isinstance(node, Mapping):
@@ -150,7 +150,7 @@ def save(prior: UtilisationPrior, path: Path = POSTERIOR) -> None:
 
 @cache
 def utilisation_prior() -> UtilisationPrior:
-    """Return the prior that ships."""
+    """Return the bundled prior of step times from counted operations, read once from ``utilisation.json``."""
     stored = json.loads(POSTERIOR.read_text(encoding="utf-8"))
     return UtilisationPrior(
         transformer=Roofline(**stored["transformer"]),
