@@ -1,4 +1,4 @@
-"""From the event log of a probe to the `Profile`: medians, lines, smoothed noise and mean gains. Measures nothing."""
+"""Makes a `Profile` of the event log of a probe: medians, lines, smoothed noise and mean gains. Measures nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def collect(
     hetopt_version: str,
     data_dir: str | None = None,
 ) -> Profile:
-    """Turn the events of a finished probe into a profile.
+    """Return the profile that the events of a finished probe add up to; pure.
 
     Args:
         events: the whole log, in order; names that are not a probe's are passed over.
@@ -266,7 +266,10 @@ def _pilots_seen(events: Iterable[Event]) -> tuple[PilotSeen, ...]:
 
 
 def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
-    """Return precisions in which a pilot diverged that did not in the usual one: nothing is trained in them."""
+    """Return the precisions in which a pilot diverged and the fp32 pilot of the same batch and seed did not.
+
+    Nothing is trained in them.
+    """
     lost = [pilot for pilot in pilots if pilot.ended == "diverged"]
     anyway = {(pilot.global_batch_size, pilot.seed) for pilot in lost if pilot.precision == USUAL}
     return frozenset(
@@ -277,7 +280,7 @@ def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
 
 
 def refusals(events: Sequence[Event]) -> tuple[str, ...]:
-    """Return a sentence for each precision that was tried and is left out, and why."""
+    """Return a sentence, with the reason, for each precision that a probe tried and that is left out."""
     lost = diverged(_pilots_seen(events))
     return (
         *(f"{event.precision} is left out: {event.reason}" for event in _all(events, PrecisionRefused)),
@@ -345,7 +348,7 @@ def _pilots(seen: Sequence[PilotSeen], job: Job) -> tuple[Pilot, ...]:
 
 
 def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_is_better: bool) -> float | None:
-    """Return the steps until the metric first reaches ``target``, linear between evaluations; None if it never does.
+    """Return the optimizer steps until the metric reaches ``target``, linear between evaluations; None: it never does.
 
     Interpolating keeps the answer from jumping by a whole evaluation interval, which at large batches is a large part
     of the run. A target that the very first evaluation already reaches is credited to that evaluation.
@@ -395,7 +398,7 @@ def _broken(kind: type[Record], why: str) -> RunFailed:
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Return one count of a job's memory from those at several micro-batches; of two at one size the larger."""
+    """Return one job's memory counts, at several micro-batch sizes, as one; of two at one size the larger."""
     steps: dict[int, StepMemory] = {}
     for step in (step for count in counts for step in count.steps):
         known = steps.get(step.samples, step)
@@ -425,7 +428,10 @@ SHOWN: Mapping[object, tuple[str, float]] = {
 
 
 def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, float]:
-    """Return what a probe does, in words, and the share done, which never falls; unknown events are passed over."""
+    """Return what a probe is doing, in words, and the share of it that is done, 0 to 1, from its events so far.
+
+    The share never falls from one event to the next; unknown events are passed over.
+    """
     text, done = "starting workers", 0.0
     # Points and pilots may be left out, so that these shares are the most that each brings.
     sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)

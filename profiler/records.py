@@ -25,7 +25,10 @@ PHASES = 4
 
 
 class DeviceFacts(Record):
-    """The device of the workers of one sweep. ``sweep`` counts the sweeps of the schedule from 0."""
+    """Event: the device of a sweep's workers, the bytes that each may use, and how fast it multiplies and copies.
+
+    ``sweep`` counts the sweeps of the schedule from 0.
+    """
 
     sweep: NonNegativeInt
     kind: Literal["cpu", "cuda"]
@@ -36,14 +39,14 @@ class DeviceFacts(Record):
 
 
 class PrecisionRefused(Record):
-    """A precision that the task cannot be computed in, and why."""
+    """Event: a precision that the task cannot be computed in, and why."""
 
     precision: Precision
     reason: Told
 
 
 class Taken(Record):
-    """Timed steps of one worker; none: it ran out of memory, or kept still."""
+    """Timed steps of one worker at one batch size, seconds; without any, it ran out of memory or did not take part."""
 
     samples_s: tuple[PositiveFloat, ...] = Field(default=(), description="every timed step, without contention")
     phases_s: Annotated[tuple[NonNegativeFloat, ...], Field(min_length=PHASES, max_length=PHASES)] = (0.0,) * PHASES
@@ -56,14 +59,17 @@ class Taken(Record):
     )
 
     def row(self, length: int) -> list[float]:
-        """Return the timed steps as a row of numbers that can be gathered, padded to ``length`` steps."""
+        """Return the record as numbers that ranks can gather, its step times padded with NaN to ``length`` steps."""
         padding = [math.nan] * (length - len(self.samples_s))
         first = (self.peak_memory_bytes or 0, self.yardstick_s or 0.0, self.contention or 0.0)
         return [*first, *self.phases_s, *self.samples_s, *padding]
 
     @classmethod
     def of(cls, row: Sequence[float]) -> Self:
-        """Return the timed steps from a `row` of numbers."""
+        """Return the record of timed steps that `row` turned into numbers.
+
+        0 in the place of peak, yardstick or contention, and NaN in that of a step, stand for None and no step.
+        """
         peak_bytes, yardstick_s, contention, *seconds = row
         return cls(
             samples_s=tuple(sample for sample in seconds[PHASES:] if not math.isnan(sample)),
@@ -75,7 +81,7 @@ class Taken(Record):
 
 
 class SweepPoint(Record):
-    """Timed steps at one local batch size, by each of the workers that computed at the same time."""
+    """Event: timed steps at one local batch size, samples, by each of the workers that computed at the same time."""
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
@@ -88,28 +94,31 @@ class SweepPoint(Record):
 
 
 class MemoryCounted(Record):
-    """Tensors of one worker over one step, by the leader."""
+    """Event: bytes that one worker's step takes of the device's memory, by kind of tensor, as the leader counted."""
 
     sweep: NonNegativeInt
     memory: TrainingMemory
 
 
 class SweepEnded(Record):
-    """The end of a sweep at a batch size that ran out of memory; larger ones are left out."""
+    """Event: the local batch size at which a sweep ran out of memory; larger sizes are left out."""
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
 
 
 class CompressorPoint(Record):
-    """Time to compress and decompress the whole gradient, median over the workers of a sweep."""
+    """Event: seconds to compress and decompress the whole gradient, median over the workers of a sweep."""
 
     sweep: NonNegativeInt
     cost: CompressorCost
 
 
 class LinkPoint(Record):
-    """A timed collective; each sample is what it added to the computation of the slowest worker."""
+    """Event: seconds that a collective of ``payload_bytes`` added to a step, in each of several timings.
+
+    What it adds is counted beyond the computation of the slowest worker.
+    """
 
     collective: Collective
     workers: int = Field(ge=2)
@@ -119,14 +128,14 @@ class LinkPoint(Record):
 
 
 class EvaluationCost(Record):
-    """One evaluation of the whole evaluation set by one worker with the host to itself."""
+    """Event: seconds that one worker alone on its host takes for the whole evaluation set, and bytes."""
 
     evaluation_s: NonNegativeFloat
     peak_bytes: NonNegativeInt = Field(default=0, description="that it took of the device's memory; 0: not counted")
 
 
 class GainMeasured(Record):
-    """Retained energy at every ratio of the schedule's ``gain_ratios``, in their order."""
+    """Event: share of the gradient's energy that Top-k retains at each ratio of the schedule, in their order."""
 
     gains: tuple[float, ...]
 
@@ -135,7 +144,7 @@ Ending: TypeAlias = Literal["target", "time", "epochs", "diverged"]
 
 
 class PilotSeen(Record):
-    """A pilot as far as it has come: written as it begins, after each evaluation and at its end.
+    """Event: a pilot as far as it has come, written as it begins, after each evaluation and at its end.
 
     ``pilot`` counts the pilots of the schedule from 0.
     """

@@ -9,7 +9,7 @@ from hetopt.core.run_spec import CompressorProbe, NetworkProbe, PilotProbe, Prob
 
 
 def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, above: int = 2) -> tuple[int, ...]:
-    """Return the local batch sizes to time: the task's own and powers of two around it, in increasing order.
+    """Return the local batch sizes to time, ascending: ``batch_size`` times powers of two, within ``dataset_size``.
 
     Two times are the least that a line through them needs, five let the curve at small batches show. The top is the
     task's batch size times ``2 ** above`` (one worker alone may have to take a batch that large) but never more than
@@ -61,7 +61,7 @@ def make_schedule(
     exchanges: Sequence[str] = (),
     timed: Sequence[str] = (),
 ) -> ProbeSchedule:
-    """Return the schedule of a probe on one host in about ``time_budget_s`` seconds, start-up not included.
+    """Return what a probe on one host measures in about ``time_budget_s`` seconds, start-up not included.
 
     Step times are swept twice: one worker with the whole host to itself, then all workers at once with the processors
     shared out, because workers on one host slow each other down. Pilots run at the task's batch size, at four times and

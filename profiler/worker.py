@@ -1,4 +1,4 @@
-"""A worker process of a profiling run: joins the others as one that trains does, and measures.
+"""Worker process of a profiling run: joins the other workers as in training, and measures.
 
 torchrun starts it as ``python -m hetopt.profiler.worker RUN_DIR``.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def measuring() -> Callable[[WorkerContext], None]:
-    """Import the modules of a worker that measures."""
+    """Import the probe's modules, and return the function that a profiling worker runs in its context."""
     from hetopt.profiler.probe.run import run_probe
 
     return run_probe

@@ -323,7 +323,7 @@ class ExchangeLosses:
     """Retained energy and rounding noise of each compressor, from a profile's exchange trials.
 
     Attributes:
-        gains: of compressors with error feedback, by the names of `timed_as`: ratios ascending (1: of all elements), each
+        gains: of compressors with error feedback, by the names of `timed_as`: ratios ascending, 1 of all elements, each
             with the retained energy, (0, 1].
         roundings: noise and signal of compressors without it, by the same names.
         noise_scale: gradient noise scale of the job, samples; None: not known.
@@ -336,7 +336,7 @@ class ExchangeLosses:
     batch_size: int = 1
 
     def gain(self, way: Compression) -> float | None:
-        """Return the share of gradient energy that a compressor retains, (0, 1]; None: unknown, or below the ratios tried."""
+        """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios."""
         if way.name in LOSSLESS:
             return KEPT[way.name]
         if way.name in RANDOM:

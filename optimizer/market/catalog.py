@@ -63,7 +63,7 @@ region and type in skypilot-catalog v7 (in the median of the pairs 0.09)."""
 
 
 class RegionRow(Record):
-    """A line of a region's file."""
+    """One line of a catalogue's regions/REGION.csv: an instance type's zones, prices and interruption band there."""
 
     instance_type: Name
     zones: Whole | None = None
@@ -75,7 +75,7 @@ class RegionRow(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """The hourly price of one machine: Linux, shared tenancy, before tax and discounts.
+    """Hourly price of one machine, USD: Linux, shared tenancy, before tax and discounts; with market and region.
 
     ``date`` is that of the oldest figure the price was made from.
 
@@ -95,7 +95,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InterruptionBand:
-    """The share of a region's spot fleet that the provider took back in a month.
+    """Band, such as '5-10%', of the share of a type's spot machines that the provider took back in a month.
 
     It ranks instance types. It is no hazard rate of one machine: recorded losses of scarce types are far more
     frequent than even the highest band would suggest.
@@ -108,7 +108,7 @@ class InterruptionBand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """Zones, prices and interruption band of one instance type in one region.
+    """Availability zones, prices and interruption band of one instance type in one region; None: not known.
 
     Attributes:
         zones: availability zones that offer it; 0 is known to be none, absent is unknown.
@@ -131,13 +131,13 @@ class Listing:
         return self.spot.usd_per_hour >= self.on_demand.usd_per_hour
 
     def price(self, market: Market) -> Price | None:
-        """Return the price in one market."""
+        """Return one machine's price (USD an hour, date, source) in a market, spot or on-demand; None: not known."""
         return self.spot if market == "spot" else self.on_demand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """A machine to rent at a price, and its price on demand (absent: not known).
+    """An instance type at its price in one market, which a plan can rent, with its on-demand price (None: not known).
 
     ``band`` is absent on demand and where it is unknown.
     """
@@ -165,7 +165,7 @@ class Offer:
 
 
 class Caveat(Record):
-    """A warning to know before relying on a figure.
+    """Warning about a figure of some instance types, from a catalogue's caveats.csv.
 
     Attributes:
         types: names or shell patterns of the instance types that it is about.
@@ -183,7 +183,7 @@ class Caveat(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All instance types, and their prices and zones in one region.
+    """All instance types of a cloud, and their prices and zones in one region, as read from a folder.
 
     Attributes:
         regions: every region that the catalogue knows something about.
@@ -202,7 +202,7 @@ class Catalog:
     cloud: str = AWS
 
     def instance_type(self, name: str) -> InstanceType:
-        """Return the instance type of a name.
+        """Return the instance type of this name, such as 'g5.xlarge', whether or not the region has it.
 
         Raises:
             BadInput: there is none; hints at names that are close.
@@ -212,11 +212,11 @@ class Catalog:
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:
-        """Return a type's prices and zones in this region, perhaps none (see `instance_type` for errors)."""
+        """Return a type's zones and prices in this region; empty where the catalogue knows nothing of it here."""
         return self.listings.get(name) or Listing(instance_type=self.instance_type(name))
 
     def price(self, name: str, market: Market) -> Price | None:
-        """Return the type's price in this region and market, where it is known (see `instance_type` for errors)."""
+        """Return a type's price (USD an hour, date, source) in this region and market; None: not known."""
         return self.listing(name).price(market)
 
     @property
@@ -225,11 +225,11 @@ class Catalog:
         return any(listing.on_demand or listing.spot for listing in self.listings.values())
 
     def in_region(self, region: str) -> Catalog:
-        """Return the same catalogue in another region (see `load_catalog` for errors)."""
+        """Return the catalogue with another region's prices, which it reads (errors as `load_catalog`)."""
         return replace(self, region=region, listings=_read_region(self, region))
 
     def priced(self, usd_per_hour: Mapping[str, float], *, today: datetime.date) -> Catalog:
-        """Return the catalogue with prices of one's own on demand.
+        """Return a copy with on-demand prices that the user gives, USD an hour by instance type, dated ``today``.
 
         Args:
             usd_per_hour: of one machine, by instance type.
@@ -245,7 +245,7 @@ class Catalog:
         return replace(self, listings=listings)
 
     def caveats(self, name: str) -> tuple[Caveat, ...]:
-        """Return the caveats of a type's figures (see `instance_type` for errors)."""
+        """Return the warnings about a type's figures, its source's included; empty: none."""
         source = self.sources.by_name[self.instance_type(name).source]
         return (
             *(caveat for caveat in self.all_caveats if any(fnmatchcase(name, pattern) for pattern in caveat.types)),
@@ -254,7 +254,7 @@ class Catalog:
 
 
 def load_catalog(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
-    """Read the catalogue in ``directory`` (absent: the bundled one) with the prices of ``region``.
+    """Return the catalogue in folder ``directory`` (None: the bundled one) with the prices of ``region``.
 
     Raises:
         BadInput: an unknown region, or a file that cannot be used; names the file and the line.
@@ -294,7 +294,7 @@ def _read(region: str, directory: Path) -> Catalog:
 
 
 def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
-    """Return all that can be rented in the catalogue's region, in one market or (absent) in both.
+    """Return an offer per type and market that can be rented in the catalogue's region; ``market`` None: both.
 
     Left out: types without a price, types that none of the region's zones offers, and spot where it costs no less than
     on demand, which cannot be interrupted.
@@ -329,7 +329,7 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
 
 
 def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
-    """Return the error of a region without prices; its hint is the command that reads them."""
+    """Return, not raise, the error of a region without prices; its hint is the command that reads them."""
     return BadInput(
         f"The catalogue has no {f'{market} ' if market else ''}prices for {catalog.region}.",
         hint=f"read today's, without an account: `hetopt catalog refresh --region {catalog.region}`",
@@ -454,7 +454,7 @@ CITIES = MappingProxyType(
 
 
 def unknown_region(name: str, regions: Iterable[str], what: str = "region") -> BadInput:
-    """Return the error of a name that none of these regions has; a city hints at the region that is there."""
+    """Return, not raise, the error of a name that no region has; a city, such as Frankfurt, hints at its region."""
     asked = name.strip().casefold()
     there = [
         f"{CITIES[region]} is {region}" for region in regions if asked and asked in CITIES.get(region, "").casefold()

@@ -1,4 +1,4 @@
-"""Filters over what can be rented, quantities it can be sorted by, and which wish nothing fulfils.
+"""Filters over what can be rented, quantities to sort it by, and the filter that is to blame where nothing is left.
 
 The GPUs that can be rented: what one of them is, and the cheapest machine that has it, in one region or several.
 """
@@ -25,19 +25,19 @@ Quantity = Callable[[Listing], float | str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """One requirement, with the setting that a person would write for it, such as `` `vcpus_min=8` ``."""
+    """Test of a listing or offer, with the setting that a person would write for it, such as `` `vcpus_min=8` ``."""
 
     setting: str
     keeps: Callable[[Any], bool]
 
 
 def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
-    """Return the listings, or offers, that every filter keeps, in order."""
+    """Return the listings, or offers, that pass every filter, in their order."""
     return [listing for listing in listings if all(requirement.keeps(listing) for requirement in filters)]
 
 
 def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
-    """Return how many types each filter alone stands in the way of where `select` keeps none, the worst first."""
+    """Return a phrase that blames filters where `select` keeps nothing, such as '12 would without `vcpus_min=8`'."""
     if not listings:
         return "nothing is known of the region"
     left = [
@@ -54,13 +54,13 @@ def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
 
 
 def price_in(listing: Listing, market: AnyMarket) -> Price | None:
-    """Return a listing's price in a market; in any market the lower one."""
+    """Return a listing's price, USD an hour and source, in a market, the lower of both for 'any'; None: not known."""
     prices = [listing.price(name) for name in (("spot", "on-demand") if market == "any" else (market,))]
     return min((price for price in prices if price), key=lambda price: price.usd_per_hour, default=None)
 
 
 def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
-    """Return the sort keys of listings, by name. A key gives none where the catalogue does not know the quantity."""
+    """Return functions from a listing to a figure to sort by (None: not known), by name, such as 'price-per-gpu'."""
 
     def price(listing: Listing) -> float | None:
         cheapest = price_in(listing, market)
@@ -90,13 +90,13 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
 
 
 def sort(listings: Iterable[Listing], quantity: Quantity, *, reverse: bool = False) -> list[Listing]:
-    """Return listings smallest first (``reverse``: largest), equals by family and size; the unknown is always last."""
+    """Return listings by ``quantity``, smallest first (``reverse``: largest), equals by family; unknown always last."""
     in_order = operator.attrgetter("family", "vcpus", "memory_gib", "name")
     return by_quantity(sorted(listings, key=lambda listing: in_order(listing.instance_type)), quantity, reverse=reverse)
 
 
 def by_quantity(items: Sequence[T], quantity: Callable[[T], float | str | None], *, reverse: bool = False) -> list[T]:
-    """Return items smallest first (``reverse``: largest), equals as they came; the unknown is last either way."""
+    """Return items by ``quantity``, smallest first (``reverse``: largest), equals in their order; None always last."""
     valued: list[tuple[Any, T]] = [(value, item) for item in items if (value := quantity(item)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=reverse)
     return [*(item for _, item in valued), *(item for item in items if quantity(item) is None)]
@@ -116,12 +116,12 @@ def _plain(name: str) -> str:
 
 
 def has_accelerator(found: InstanceType, name: str) -> bool:
-    """Return whether a type's accelerators have this name, in any spelling."""
+    """Return whether an instance type has accelerators of this name, in any spelling (see `is_called`)."""
     return found.accelerator is not None and is_called(found.accelerator, name)
 
 
 def is_called(accelerator: Accelerator, name: str) -> bool:
-    """Return whether an accelerator has this name, in any spelling, with or without its maker's and its memory."""
+    """Return whether an accelerator has this name in any spelling, maker and memory optional: 'NVIDIA a100 40GB'."""
     names, nominal = _names(accelerator), accelerator.model.memory_gib if accelerator.model else accelerator.memory_gib
     sizes = ("", *(f"{size:.0f}{unit}" for size in (nominal, accelerator.memory_gib) for unit in ("gib", "gb")))
     return _plain(_MAKER.sub("", name)) in {_plain(other) + size for other in names for size in sizes}
@@ -132,7 +132,7 @@ _MAKER = re.compile(r"^\s*(?:nvidia\s+)?(?:geforce\s+)?", re.IGNORECASE)
 
 
 def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
-    """Refuse the name of an accelerator that no type has.
+    """Raise BadInput, with similar names, if no accelerator of ``types`` is called ``name``; return nothing.
 
     Raises:
         BadInput: hints at names that are close, and lists all without their other spellings.
@@ -157,7 +157,7 @@ FIRST_CAPABILITY_WITH_BF16 = 8.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RentableGpu:
-    """A whole GPU, and the cheapest machine that has it. Absent: not published, or not known.
+    """GPU model that can be rented, its memory and peak rates, and the cheapest machine with it; None: not known.
 
     Attributes:
         memory_gib: as machines report it, which is a little below the nominal for some.
@@ -197,7 +197,7 @@ class RentableGpu:
         return None if price is None else price.region
 
     def usd_per_hour(self, market: AnyMarket = "any") -> float | None:
-        """Return the hourly price of the whole machine in a market, USD; in any market the lower one."""
+        """Return the whole machine's price in a market, USD an hour, the lower of both for 'any'; None: not known."""
         price = price_in(self.machine, market)
         return None if price is None else price.usd_per_hour
 
@@ -208,7 +208,7 @@ class RentableGpu:
 
 
 class RentableGpus(tuple[RentableGpu, ...]):
-    """GPUs in the order that was asked for: a line each when printed."""
+    """Tuple of `RentableGpu` in the order that was asked for, which prints as a line per GPU."""
 
     __slots__ = ()
 
@@ -227,7 +227,7 @@ def rentable_gpus(
     reverse: bool = False,
     elsewhere: Sequence[Catalog] = (),
 ) -> RentableGpus:
-    """Return each GPU of a catalogue's region that torch's CUDA builds can use, once.
+    """Return each whole NVIDIA GPU that can be rented in the region, once, with the cheapest machine that has it.
 
     Args:
         catalog: with the region.

@@ -29,7 +29,7 @@ _UNFINISHED = re.compile(r"\.\d{4}-\d{2}-\d{2}[^/]*")
 
 
 def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
-    """Return the folders of a region's refreshed catalogues below ``home``, newest first.
+    """Return the folders of a region's refreshed catalogues below folder ``home``, newest first; empty: none.
 
     Raises:
         BadInput: no region can be called so.
@@ -39,12 +39,12 @@ def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
 
 
 def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -> Path:
-    """Write a catalogue of a day, read the region back, and give it its name; older ones go.
+    """Write a catalogue to a new folder named by ``day``, check that it loads, and delete all but the newest two.
 
-    One writer at a time: what others left unfinished is removed.
+    One writer at a time: what others left unfinished is removed. A second catalogue of a day is named DAY.1.
 
     Args:
-        home: of the catalogues of all regions.
+        home: folder of the catalogues of all regions.
         region: that the catalogue is of.
         day: ISO 8601.
         files: text by path inside the folder.
@@ -103,12 +103,12 @@ STALE_DAYS = 14
 
 
 def catalogs_home() -> Path:
-    """Return the folder of refreshed catalogues: ``$HETOPT_HOME/catalogs`` (``~/.hetopt/catalogs``)."""
+    """Return the folder of refreshed AWS catalogues: ``$HETOPT_HOME/catalogs/aws`` (``~/.hetopt/catalogs/aws``)."""
     return home() / "catalogs" / "aws"
 
 
 def in_use(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
-    """Return the catalogue that is planned with: the one in a folder, the newest refreshed one, or the bundled one.
+    """Return the catalogue to plan with: in ``directory``, or (None) the region's newest refreshed, or the bundled one.
 
     Raises:
         BadInput: there is no such region, or a file cannot be used.
@@ -118,7 +118,7 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
 
 
 def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetime.date) -> str | None:
-    """Return a sentence on the age of prices, where one is older than `STALE_DAYS`."""
+    """Return a sentence on prices over `STALE_DAYS` old, or on the day of other clouds' prices; None: none is due."""
     days = sorted({(today - when).days for when in dates})
     is_old = bool(days) and days[-1] > STALE_DAYS
     if days and catalog.cloud != AWS:
@@ -135,7 +135,7 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
 
 
 def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
-    """Return the catalogue to plan with in each region that has prices; arguments and errors as of `in_use`."""
+    """Return a catalogue for each region with prices, picked as by `in_use` (``directory`` None: newest or bundled)."""
     base = load_catalog(directory=directory)
     refreshed = [directory is None and refreshed_folders(catalogs_home(), region) for region in base.regions]
     catalogs = (
@@ -146,12 +146,12 @@ def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
 
 
 def clouds_home() -> Path:
-    """Return the folder of imported price files of other clouds: ``$HETOPT_HOME/catalogs/clouds``."""
+    """Return the folder of price files that users imported of other clouds: ``$HETOPT_HOME/catalogs/clouds``."""
     return home() / "catalogs" / "clouds"
 
 
 def price_days(catalogs: Iterable[Catalog]) -> str:
-    """Return the day of the prices of some catalogues' regions: 'the oldest of' it, where not all are."""
+    """Return the day of some catalogues' prices as a phrase: 'of 2026-07-20', or 'the oldest of 2026-07-20'."""
     listings = (listing for catalog in catalogs for listing in catalog.listings.values())
     days = {price.date for listing in listings for price in (listing.on_demand, listing.spot) if price is not None}
     return f"{'the oldest ' * (len(days) > 1)}of {min(days)}"

@@ -1,4 +1,4 @@
-"""Turns what AWS's public feeds say of a region into a catalogue folder like the bundled.
+"""Turns AWS's public price feeds of a region into a catalogue folder like the bundled one.
 
 The feeds say what machines cost and how often spot is taken back. What machines are, how fast a processor is
 (CoreMark), and what volumes and transfer cost stays as it was bundled.
@@ -38,7 +38,7 @@ LEAST_SPOT_USD = 0.0005
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPrices:
-    """Prices, spot savings and interruption bands of one region, from the public feeds.
+    """Prices, USD an hour, spot savings and interruption bands of one region by type, from AWS's public feeds.
 
     Attributes:
         on_demand: USD an hour by type.
@@ -61,7 +61,7 @@ class PublicPrices:
 
 @dataclass(frozen=True, kw_only=True)
 class Refreshed:
-    """The files of a refreshed catalogue, and counts of its types and prices.
+    """Text of a refreshed catalogue's files, not written yet, and counts of its types and prices.
 
     Attributes:
         files: text by path inside the folder.
@@ -77,7 +77,7 @@ class Refreshed:
 
 
 def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Path) -> Refreshed:
-    """Return a catalogue of today's public prices and the bundled facts, as files that are not written yet.
+    """Return, unwritten, a catalogue's files: a region's ``prices`` read on ``day``, the rest from folder ``bundled``.
 
     Args:
         prices: of the public feeds.
@@ -185,12 +185,12 @@ ByRegion = tuple[dict[str, Any] | None, datetime.date | None]
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFeeds:
-    """Readers of the public price feeds, region by region.
+    """Reader of AWS's public price feeds; every method downloads.
 
     Attributes:
-        today: day of what does not say when it was changed.
-        told: what is going on.
-        note: a remark that is worth keeping.
+        today: stands for a feed's day where the server does not say when it was changed.
+        told: is called with the feed's name, the bytes received, and the bytes in all (absent: unknown).
+        note: is called with a remark that is worth keeping, such as that a feed could not be read.
     """
 
     today: datetime.date
@@ -198,7 +198,7 @@ class PublicFeeds:
     note: Callable[[str], None]
 
     def versions(self) -> dict[str, str]:
-        """Return the newest version of each region's price list.
+        """Download AWS's region index, and return the newest version of each region's price list, by region.
 
         Raises:
             CloudRefused, BadInput: the index cannot be had or used.
@@ -208,14 +208,19 @@ class PublicFeeds:
         return versions
 
     def everywhere(self) -> tuple[ByRegion, ByRegion]:
-        """Return spot prices and the advisor's data of all regions; what cannot be had is noted."""
+        """Download spot prices and Spot Advisor of all regions; return each with its day, (None, None) on failure."""
         return (
             self._if_possible(price_feeds.SPOT_PRICES, price_feeds.spot_prices, "spot prices"),
             self._if_possible(price_feeds.SPOT_ADVISOR, price_feeds.spot_advice, "Spot Advisor"),
         )
 
     def of(self, region: str, versions: dict[str, str], everywhere: tuple[ByRegion, ByRegion]) -> PublicPrices:
-        """Return today's prices of a region.
+        """Download a region's price list (newest of ``versions``); return its prices, and its part of ``everywhere``.
+
+        Args:
+            region: of AWS.
+            versions: as `versions` returns them.
+            everywhere: as `everywhere` returns it.
 
         Raises:
             CloudRefused, BadInput: the price list cannot be had or used, or there is no such region.

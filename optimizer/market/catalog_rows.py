@@ -46,7 +46,9 @@ def read_rows(
     called: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     hint: str = HINT,
 ) -> Iterator[tuple[str, Made]]:
-    """Yield the place of each line of a CSV file, and the record of its cells; blank cells are unknown, and left out.
+    """Yield ('FILE line N', record) for each line of a CSV file; ``make`` builds a record of its non-blank cells.
+
+    Blank cells are unknown, and left out.
 
     Args:
         path: of the file.
@@ -55,7 +57,7 @@ def read_rows(
         required: how many of them, or which, the header must have; 0: all.
         others: whether further columns are passed over.
         filled: columns without which a line is passed over.
-        called: by record, the columns of those of its fields that are called otherwise.
+        called: by record, the columns of fields that are not called as their columns are.
         hint: what to do with a file that cannot be used.
 
     Raises:
@@ -91,7 +93,7 @@ def read_rows(
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, without the ``schema_version`` that this hetopt reads.
+    """Return the JSON object of a catalogue's file without its ``schema_version``, which must be the supported one.
 
     Raises:
         BadInput: the file cannot be used, or is of another version.
@@ -145,7 +147,7 @@ def _dated(date: str) -> str:
 
 
 class Source(Record):
-    """A source of figures: title, date, licence and caveat.
+    """Source of some figures of a catalogue: title, date, licence and caveat.
 
     Attributes:
         date: when the figures were true: a day or a month, ISO 8601.
@@ -165,7 +167,7 @@ class Source(Record):
 
 
 class Sources(Record):
-    """All sources of a catalogue, by the short names that its files use.
+    """Contents of a catalogue's sources.json: its sources by short name, and the sources of each file's columns.
 
     Attributes:
         provider: of what can be rented.
@@ -178,7 +180,7 @@ class Sources(Record):
     columns: dict[str, dict[str, Annotated[list[str], Field(min_length=1)]]] = Field(alias="fields")
 
     def of(self, file: str, column: str) -> tuple[Source, ...]:
-        """Return the sources of one column of one file.
+        """Return the sources of one column of one of the catalogue's files, such as ``regions/us-east-1.csv``.
 
         Raises:
             BadInput: none are named.
@@ -192,7 +194,7 @@ class Sources(Record):
 
 
 def read_sources(path: Path) -> Sources:
-    """Read the sources of a catalogue from its sources.json.
+    """Return the sources of a catalogue, read from the sources.json at ``path``.
 
     Raises:
         BadInput: the file is missing or cannot be used.

@@ -42,7 +42,9 @@ _GIB_OF_A_CPU = 4.0
 def owned(
     catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, measured: Collection[str] = ()
 ) -> tuple[Catalog, Quotas]:
-    """Return an inventory as a catalogue, whose types are named after the first of their hosts (`placeable`).
+    """Return the user's hosts as a catalogue, a type per kind of host, and as quotas: vCPUs of all hosts of a kind.
+
+    A type is named after the first of its hosts (`placeable`). The catalogue has what can be rented as types, too.
 
     Args:
         catalog: of what can be rented, which knows GPUs and CPUs.
@@ -127,7 +129,7 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
-    """Return one GPU by its name, whether it is rented or owned: of several the one whose memory is nearest.
+    """Return one GPU by its name, rented or owned; of several memory sizes the nearest to ``memory_gib`` (None: first).
 
     Raises:
         BadInput: nobody knows it; the hint says what it may have been.
@@ -154,7 +156,7 @@ def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
 
 
 def coremark_of(catalog: Catalog, cpus: int) -> float | None:
-    """Return the CoreMark of so many CPUs of the catalogue's median type; an interval holds what is not known."""
+    """Return the CoreMark, iterations/s, of ``cpus`` vCPUs of the catalogue's median type; None: no type has one."""
     rated = [
         instance.coremark_iterations_per_s / instance.vcpus
         for instance in catalog.instance_types.values()
@@ -182,7 +184,7 @@ _MEMORY = re.compile(r"sizeinmib\W*(\d{3,7})", re.IGNORECASE)
 
 
 class CloudRow(Record):
-    """A machine type in a region, as a line of a cloud's file has it."""
+    """One line of a cloud's price file: a machine type in a region, in the columns of SkyPilot's catalogues."""
 
     name: Name = Field(alias="InstanceType")
     gpu: Name = Field(alias="AcceleratorName")
@@ -202,18 +204,18 @@ _REQUIRED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "Me
 
 
 def clouds(home: Path) -> dict[str, Path]:
-    """Return the file of each cloud beside AWS by its name: imported below ``home``, else bundled."""
+    """Return the path of each non-AWS cloud's price file by the cloud's name: imported in ``home``, else bundled."""
     folders = (BUNDLED_CLOUDS, home)
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.csv"))}
 
 
 def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]:
-    """Return the catalogue of each region of a cloud.
+    """Return a catalogue for each region of a non-AWS cloud, or of all such clouds (`ANY_CLOUD`).
 
     Args:
         cloud: its name, or `ANY_CLOUD`: all but AWS.
         base: knows the GPUs, and the types that machines are compared by.
-        home: of imported files.
+        home: folder of imported files.
 
     Raises:
         BadInput: no such cloud, or its file cannot be used.
@@ -226,7 +228,7 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
 
 
 def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
-    """Keep a price file of a cloud under the cloud's name, once it could be read.
+    """Copy a cloud's price file to folder ``home`` if it can be read; return its catalogues, and GPUs not known.
 
     Returns:
         The catalogue of each region, and the GPUs that hetopt does not know, whose machines were left out.
@@ -246,11 +248,11 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
 
 
 def obtainable_gpus(found: Iterable[Catalog]) -> Mapping[Bucket, int]:
-    """Return the vCPUs of each type of clouds beside AWS that an account may count on (`GPUS_OBTAINABLE`)."""
+    """Return assumed vCPU quotas of non-AWS catalogues' types, by bucket: 8 GPUs in all, but a machine at least."""
     others = (catalog.listings.values() for catalog in found if catalog.cloud != AWS)
     types = [listing.instance_type for listings in others for listing in listings]
     return {
-        own_bucket(instance.name): max(1, GPUS_OBTAINABLE // instance.cuda_devices) * instance.vcpus
+        own_bucket(instance.name): max(1, GPUS_OBTAINABLE // max(1, instance.cuda_devices)) * instance.vcpus
         for instance in types
     }
 

@@ -78,7 +78,7 @@ _BYTES_PER_S_PER_GBPS = 1e9 / 8
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class AcceleratorModel:
-    """Published peak rates of one whole accelerator, dense (without structured sparsity).
+    """Published peak rates of one whole accelerator: dense (not sparse) TFLOP/s, and GB/s of memory.
 
     Peaks rank devices; a training step reaches a model-dependent share of them, so they are priors and no predictions.
     ``compute_capability`` is NVIDIA's version of what a device can run, such as 8.6; absent elsewhere.
@@ -99,7 +99,7 @@ class AcceleratorModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class Accelerator:
-    """The accelerators of a machine, all alike.
+    """Accelerators of one machine, all alike: how many, the memory of each, and their model's published rates.
 
     Attributes:
         count: devices that software sees.
@@ -157,7 +157,7 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class InstanceType:
-    """One type of machine, as its provider describes it.
+    """One type of machine, rented or owned: CPUs, memory, accelerators, network and disk; None: not known.
 
     Attributes:
         cores: physical cores; ``vcpus`` counts hardware threads.
@@ -245,7 +245,7 @@ class InstanceType:
 
 
 def read_instance_types(directory: Path) -> dict[str, InstanceType]:
-    """Return all types of a catalogue by name, each accelerator with the published rates of its model.
+    """Return the types in a catalogue's folder by name, accelerators with the published rates of their model.
 
     Raises:
         BadInput: a file is missing, or a line cannot be used.
@@ -295,7 +295,7 @@ def _known_models(path: Path) -> Mapping[str, list[AcceleratorModel]]:
 
 @cache
 def known_gpus() -> tuple[Accelerator, ...]:
-    """Return one whole device of each registered model, with its published rates."""
+    """Return one whole accelerator of each model in the bundled accelerators.csv, with its published rates."""
     return tuple(
         Accelerator(
             name=model.name,
@@ -331,7 +331,7 @@ _WHEEL_NAMES: dict[Architecture, str] = {"x86_64": "x86-64", "arm64": "aarch64"}
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """CUDA devices and instance families that the pinned torch and the boot images support.
+    """GPUs, by compute capability, and instance families that the pinned torch and the boot images support.
 
     Attributes:
         torch: its version.
@@ -344,7 +344,7 @@ class Software:
     families: dict[str, tuple[str, ...]]
 
     def objection(self, instance: InstanceType) -> str | None:
-        """Return why a type's accelerator cannot be trained on, to stand after "its"; None: there is no objection."""
+        """Return why a type's GPU cannot be trained on, to stand after "its"; None: it can be, or there is none."""
         accelerator, architecture = instance.accelerator, instance.architecture
         if accelerator is None or not accelerator.is_cuda or architecture is None:
             return None
@@ -363,7 +363,7 @@ class Software:
 
 @cache
 def pinned() -> Software:
-    """Return the software facts that the catalogue's file pins."""
+    """Return which GPUs the pinned torch and the boot images support, from catalogs/aws/software.json."""
     facts = json.loads(FACTS.read_text(encoding="utf-8"))
     return Software(
         torch=facts["torch"]["version"],
@@ -373,7 +373,7 @@ def pinned() -> Software:
 
 
 def runs(kernels: str, capability: str) -> bool:
-    """Return whether a device runs kernels: those of its major version, with no higher a minor one."""
+    """Return whether a GPU of ``capability``, such as '8.6', runs kernels built for ``kernels``: same major version."""
     (major, minor), (device_major, device_minor) = (
         tuple(map(int, version.split("."))) for version in (kernels, capability)
     )

@@ -1,4 +1,4 @@
-"""Narrows what can be rented to what someone wants to rent, and says which two wishes exclude each other."""
+"""Narrows what can be rented to what a person wants to rent, and says which wish is to blame where nothing is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANY_GPU, NO_GPU = "any", "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """Requirements on the machines to rent. Absent or empty: any machine.
+    """Requirements on the machines to rent: types, GPUs, market, price, zone. None or empty: no requirement.
 
     Attributes:
         types: names or shell patterns of instance types, any of which will do.
@@ -52,11 +52,11 @@ class Wishes:
 
 
 def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
-    """Return the offers that fulfil every wish.
+    """Return the region's offers that fulfil every wish, at least one; raises BadInput where nothing does.
 
     Raises:
-        BadInput: a name or a pattern that means nothing in this catalogue, or wishes that nothing fulfils: names the
-            one that nothing fulfils, the two that exclude each other, or the one that removed the last offer.
+        BadInput: a name or a pattern that means nothing in this catalogue, a zone of another region, or wishes that
+            nothing fulfils: says how many offers there would be without the wishes that stand most in the way.
     """
     if wishes.zone is not None:
         _belongs(catalog, wishes.zone)
@@ -74,7 +74,7 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
 
 
 def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
-    """Return a filter for each wish, over listings; 'spot' also keeps what spot saves on, at a price not known.
+    """Return the wishes as filters over listings; market 'spot' also keeps types with a known saving and no price.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue.
@@ -97,13 +97,13 @@ def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpriced:
-    """Counts of the instance types that fulfil the wishes, and of those of them without a price.
+    """Count of the instance types that fulfil the wishes, and of the types among them without a price.
 
     Attributes:
-        types: as asked for, in all regions together.
-        missing: of them, without a price.
-        where: the region, or how many.
-        refresh: what `hetopt catalog refresh --region` reads their prices by.
+        types: number of types that fulfil the wishes, summed over the regions.
+        missing: how many of them have no price.
+        where: the region, or '3 regions'.
+        refresh: value of `hetopt catalog refresh --region` that reads their prices.
     """
 
     types: int
@@ -113,7 +113,7 @@ class Unpriced:
 
     @classmethod
     def of(cls, catalogs: Sequence[Catalog], wishes: Wishes) -> Unpriced:
-        """Return the unpriced types of the catalogues of some regions."""
+        """Return how many trainable types of some regions fulfil the wishes, and how many of them have no price."""
         markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
         asked = [
             any(map(listing.price, markets))

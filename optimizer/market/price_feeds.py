@@ -67,7 +67,7 @@ not on demand, and a local zone's is not the region's."""
 
 
 def feed_url(url: str) -> str:
-    """Return the address of a feed: AWS's, or the same path of the mirror that the environment names.
+    """Return the URL of a feed: ``url``, or its path on the mirror that `HETOPT_PRICE_MIRROR` names.
 
     Raises:
         BadInput: the mirror is no https address.
@@ -77,7 +77,7 @@ def feed_url(url: str) -> str:
 
 
 def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
-    """Return the newest version of the price list of each region; local zones are no regions.
+    """Parse AWS's region index, ``pieces`` of URL ``origin``; return the newest version of price lists by region.
 
     Raises:
         BadInput: it is no region index.
@@ -93,7 +93,7 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
 
 
 def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
-    """Return USD an hour of each type, Linux, shared tenancy, without software: a price list read line by line.
+    """Parse a streamed price list; return its day, on-demand USD an hour by type (Linux, shared), and what was unclear.
 
     Returns:
         ``published``: the day of the price list; ``usd_per_hour``: by type; ``left_out``: a sentence for each type
@@ -136,7 +136,7 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
 
 
 def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, float]]:
-    """Return USD an hour of Linux machines on spot, by region and type; the higher one where a type stands twice.
+    """Parse AWS's spot feed, ``pieces`` of URL ``origin``; return Linux spot prices, USD an hour, by region and type.
 
     Raises:
         BadInput: it is another file, or in another currency.
@@ -161,7 +161,7 @@ def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, flo
 
 
 def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return saving and interruption band of Linux machines, by region and type. Savings of zero or less are left out.
+    """Parse Spot Advisor, and return (saving in percent of on-demand, interruption band) by region and type, for Linux.
 
     Raises:
         BadInput: it is another file.

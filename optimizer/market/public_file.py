@@ -1,4 +1,4 @@
-"""Fetches a public file as it comes.
+"""Downloads a public file in pieces, without keeping it.
 
 A file of hundreds of megabytes goes through in pieces and is never kept; a connection that breaks is made again, and
 the file read from its start. Only https, or http on this machine; a redirect stays on its host; every size is bounded.
@@ -55,13 +55,13 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 def fetched(
     url: str, make: Callable[[Iterator[bytes]], Made], *, most_bytes: int, told: Told = lambda done, total: None
 ) -> tuple[Made, datetime.date | None]:
-    """Download a file, and return what ``make`` builds of its pieces, with the day of its last change.
+    """Download a file; return what ``make`` builds of its pieces, and the day of its last change (None: not said).
 
     Args:
         url: where it is.
-        make: makes something of its pieces.
-        most_bytes: that it may have, unpacked.
-        told: is told how many bytes are there, and of how many (absent: unknown).
+        make: makes something of its pieces; called anew for each of up to `TRIES` tries.
+        most_bytes: that it may have, unpacked; more is refused.
+        told: is called with the bytes received so far, and with the bytes of the file (absent: unknown).
 
     Returns:
         What was made, and the day on which the server says that the file was changed last, where it says one.
@@ -142,7 +142,7 @@ def _pieces(answer: Any, url: str, most_bytes: int, progress: Told) -> Iterator[
 
 
 def checked(url: str) -> str:
-    """Return the address if it may be asked: https, or http on this machine.
+    """Return the URL unchanged if it may be downloaded from, https or http on this machine; else raise BadInput.
 
     Raises:
         BadInput: it may not.
@@ -156,10 +156,10 @@ def checked(url: str) -> str:
 
 
 def whole(pieces: Iterator[bytes], origin: str) -> Any:
-    """Return a downloaded file, parsed as JSON.
+    """Return the JSON value in the pieces of a downloaded file; ``origin``: its URL, for errors.
 
     Raises:
-        BadInput: they are none.
+        BadInput: the pieces are no JSON, or a web page.
     """
     content = b"".join(pieces)
     if is_page(content):
@@ -171,12 +171,12 @@ def whole(pieces: Iterator[bytes], origin: str) -> Any:
 
 
 def is_page(content: bytes) -> bool:
-    """Return whether a file begins as a web page does."""
+    """Return whether a file's bytes begin with '<', as a web page does and prices do not."""
     return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"<"
 
 
 def web_page(origin: str) -> BadInput:
-    """Return the error of a web page where prices should be."""
+    """Return, not raise, the error of a web page where prices should be; ``origin``: its URL."""
     return BadInput(f"{origin} is a web page and no prices: a proxy's login page, most likely.", hint=_BEHIND_A_PROXY)
 
 

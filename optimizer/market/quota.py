@@ -1,4 +1,4 @@
-"""Quotas of the provider: how many vCPUs of which family an account may run at once, apart for spot and on-demand.
+"""Quotas of AWS: how many vCPUs of which family an account may run at once, apart for spot and on-demand.
 
 Families and buckets as in the EC2 user guide (instance type quotas, read 2026-11-20). Quotas count vCPUs, per region.
 A quota is named by its own code: codes and defaults by the user guide ('Spot Instance quotas', 'On-Demand Instance
@@ -43,7 +43,7 @@ _EXAMPLE = 'for example `quotas="g=8"`, or `quotas="spot:standard=32"`'
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Bucket:
-    """One quota of an account: a family of instance types in one market."""
+    """Key of one AWS quota: a family of instance types, such as 'g', in one market."""
 
     market: Market
     family: str
@@ -59,7 +59,7 @@ Quotas = Mapping[Bucket, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """A number of vCPUs that a region grants an account.
+    """Code, console name and a new account's default, vCPUs, of one AWS quota; not an account's own value.
 
     Attributes:
         code: by which AWS's service of quotas knows it.
@@ -119,12 +119,12 @@ _NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
 
 
 def quota_of(instance_type: str, market: Market) -> Quota:
-    """Return the quota that machines of a type count against in a market."""
+    """Return the AWS quota (code, name, default) that machines of a type count against in a market."""
     return named_quota(Bucket(market=market, family=family_of(instance_type, market)))
 
 
 def named_quota(bucket: Bucket) -> Quota:
-    """Return the quota of a bucket, as AWS names it."""
+    """Return the AWS quota (code, name, default) of a bucket; families that AWS does not name count as standard."""
     spot, on_demand = _NAMED.get(bucket.family, _STANDARD)
     return spot if bucket.market == "spot" else on_demand
 
@@ -144,7 +144,7 @@ OBTAINABLE = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "obtaina
 
 @cache
 def obtainable() -> tuple[Quotas, tuple[str, ...]]:
-    """Return the vCPUs of GPU machines that an unknown account may count on, and types to leave out.
+    """Return vCPU quotas to assume for GPU machines of an unknown account, and instance types to leave out.
 
     One machine of eight GPUs of a family, and none of those that are sold ahead in blocks.
     """
@@ -159,7 +159,7 @@ def obtainable() -> tuple[Quotas, tuple[str, ...]]:
 
 
 def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket, int]:
-    """Return the vCPUs that so many machines of some types and markets take of each bucket."""
+    """Return the vCPUs that (type, market, count) machines take of each quota, by bucket; AWS's types only."""
     taken: dict[Bucket, int] = {}
     for instance, market, count in machines:
         bucket = Bucket(market=market, family=family_of(instance.name, market))
@@ -168,7 +168,7 @@ def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket,
 
 
 def bucket_of(offer: Offer) -> Bucket:
-    """Return the bucket of the quota that machines of this offer count against."""
+    """Return the bucket of the quota that an offer's machines count against; off AWS, each type has its own bucket."""
     market = offer.price.market
     if not offer.is_of_aws:
         return own_bucket(offer.instance_type.part_of or offer.instance_type.name)
@@ -176,12 +176,12 @@ def bucket_of(offer: Offer) -> Bucket:
 
 
 def own_bucket(host: str) -> Bucket:
-    """Return the bucket of a machine that no quota of AWS counts: one's own, or another cloud's."""
+    """Return the bucket of a user's host, or of another cloud's type, that no quota of AWS counts."""
     return Bucket(market="on-demand", family=f"own {host}")
 
 
 def family_of(instance_type: str, market: Market) -> str:
-    """Return the one of `FAMILIES` that machines of a type count against in a market."""
+    """Return the quota family, one of `FAMILIES`, that a type such as 'g5.xlarge' counts against in a market."""
     letters = re.match(r"[a-z]*", instance_type)
     family = letters.group() if letters else ""
     if instance_type.startswith(("p5", "p6")) and market == "spot":
@@ -202,7 +202,7 @@ UNBOUNDED = 10**MOST_DIGITS
 
 
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
-    """Read quotas as people write them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
+    """Parse quotas, vCPUs: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
 
     ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone is no limit. ``p``
     holds P5 and P6 too, unless ``p5`` is given: AWS counts them apart on the spot market alone.
@@ -242,25 +242,25 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
 
 
 def write_quotas(quotas: Quotas) -> str:
-    """Return the quotas as `read_quotas` reads them."""
+    """Return quotas, vCPUs by bucket, as text that `read_quotas` parses: 'on-demand:g=8, spot:g=64'."""
     return ", ".join(f"{bucket}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
 
 
 def raised(bucket: Bucket, vcpus: int) -> str:
-    """Return a quota as the console names it, and its new limit: "'Running On-Demand P instances' (...) to 8 vCPUs"."""
+    """Return a phrase to ask for a quota of ``vcpus``: "'Running On-Demand P instances' (L-417A185B) to 8 vCPUs"."""
     quota = named_quota(bucket)
     return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"
 
 
 class RegionQuotas(Record):
-    """The quotas of an account in one region."""
+    """An account's vCPU quotas in one region, as text, and when AWS was asked for them."""
 
     read: datetime.datetime = Field(description="when AWS was asked")
     quotas: str = Field(description="as the option for quotas takes them: 'spot:g=64, on-demand:g=8'")
 
 
 class AccountQuotas(Artifact):
-    """Quotas of one account, by region."""
+    """File of one AWS account's vCPU quotas by region, as AWS last told them."""
 
     KIND: ClassVar[str] = "account-quotas"
     VERSION: ClassVar[int] = 1
@@ -270,7 +270,7 @@ class AccountQuotas(Artifact):
     regions: dict[str, RegionQuotas] = Field(default_factory=dict)
 
     def of(self, region: str) -> Quotas | None:
-        """Return the quotas of a region; absent: they were never asked for.
+        """Return the account's quotas in a region, vCPUs by bucket; None: AWS was never asked for them.
 
         Raises:
             BadInput: the file holds no quotas there.
@@ -280,14 +280,14 @@ class AccountQuotas(Artifact):
 
 
 def account_quotas_file() -> Path:
-    """Return the path of the account quotas: ``$HETOPT_HOME/account-quotas.json`` (``~/.hetopt``)."""
+    """Return the path of the file of account quotas: ``$HETOPT_HOME/account-quotas.json`` (``~/.hetopt``)."""
     return home() / "account-quotas.json"
 
 
 def keep_quotas(
     path: Path, account_id: str, region: str, quotas: Mapping[Bucket, NonNegativeInt], now: datetime.datetime
 ) -> AccountQuotas:
-    """Write the quotas of an account in a region. Another account's are forgotten: one is planned for at a time.
+    """Write an account's quotas (vCPUs) in a region to ``path``, return the file's content; drops other accounts'.
 
     A file that is damaged is written anew.
 

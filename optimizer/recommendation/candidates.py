@@ -29,7 +29,7 @@ from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchS
 
 
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
-    """Return the cluster of one row of a forecast, with its local batch sizes and prediction."""
+    """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in ``found`` at ``row``."""
     exchange = space.exchanges[cluster.exchange]
     times = [
         space.options[index].worker.time
@@ -65,13 +65,13 @@ def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]
 
 
 def spread(value: float, log_sd: float) -> Range:
-    """Return a median with the 90 % interval of its log standard deviation."""
+    """Return a log-normal's median ``value`` with its 90 % interval; ``log_sd``: standard deviation of its log."""
     reach = float(np.exp(Z90 * log_sd))
     return Range(value=value, low=value / reach, high=value * reach)
 
 
 def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[np.float64]:
-    """Return the score of each candidate's expected time and cost, by which `Limits` rank plans."""
+    """Return each candidate's score of expected time and cost under ``limits``, [candidates]; lower is better."""
     predictions = [candidate.prediction for candidate in candidates]
     return limits.score(
         *(
@@ -85,7 +85,7 @@ def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[
 
 
 def expected_score(candidate: Candidate, limits: Limits) -> float:
-    """Return the score of one candidate's expected time and cost."""
+    """Return one candidate's score of expected time and cost under ``limits``; lower is better."""
     return float(expected_scores([candidate], limits)[0])
 
 
@@ -122,7 +122,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
 
 
 def hardware_of(instance: InstanceType) -> Hardware:
-    """Return the CPUs, memory and GPUs of one machine of a type."""
+    """Return the vCPUs, memory, GiB, and GPUs of one machine of a type, as a plan records them."""
     gpu = instance.accelerator
     return Hardware(
         vcpus=instance.vcpus,
@@ -193,10 +193,10 @@ def run_spec(
     learning_rate_rule: ScalingRule | None = None,
     equal_progress: bool = False,
 ) -> RunSpec:
-    """Return the run of a candidate: the record by which its machines train.
+    """Return the run spec of a candidate: what its workers need to train, with stop rule and checkpoint interval.
 
     Args:
-        model: what the profile says.
+        model: fitted to the profile.
         goal: of the run.
         chosen: the candidate.
         seed: of the run.

@@ -1,4 +1,4 @@
-"""The few ways to go that a person weighs: this machine, the cheapest, balanced and fastest clusters, and on demand."""
+"""The few plans that a person chooses among: this machine, the cheapest, balanced and fastest, and the safest."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ MUCH = 0.2
 
 
 def listed(question: Question, found: Found, limits: Limits) -> Found:
-    """Return the search with the plans that people are shown as its front, the choice among them.
+    """Return ``found`` with its front replaced by the plans to show: best for some weight of time, sure as asked.
 
     Each is the best for some wish (see `plan_front`) of the plans that keep the limits as surely as was asked for, or,
-    where none does, as surely as the choice. What beats the choice in both medians and loses by its doubt is left out.
+    where none does, as surely as the choice, by simulated runs. The choice is among them. A plan that beats the choice
+    in both medians and loses by its doubt is left out.
     """
     assert found.chosen is not None
     wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
@@ -61,11 +62,11 @@ def listed(question: Question, found: Found, limits: Limits) -> Found:
 
 
 def choices(model: FittedModel, question: Question, found: Found, limits: Limits) -> tuple[Choice, ...]:
-    """Return the ways to go, cheapest first behind this machine: plans of the list under names, and the safest.
+    """Return the named plans that people choose among ('fastest', 'safest', ...): this machine first, then by cost.
 
     Args:
-        model: what the profile says.
-        question: what was asked, and of which space.
+        model: fitted to the profile.
+        question: the request's search, and with which probability limits must be kept.
         found: the search, with its choice and the list of plans (see `listed`).
         limits: budget, deadline and what was wanted.
     """
@@ -108,7 +109,7 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
 
 
 def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Return whether a time and cost are better than others as both are shown: one is less, and none is more."""
+    """Return whether (seconds, USD) ``one`` beats ``other`` as shown, rounded: less in one figure, more in neither."""
     lower, higher = (
         any(first < second and say(first) != say(second) for first, second, say in zip(*pair, FIGURES, strict=True))
         for pair in ((one, other), (other, one))
@@ -124,7 +125,7 @@ EXTREMES: Mapping[ChoiceName, ChoiceName] = MappingProxyType({"fastest": "fast",
 
 
 def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]:
-    """Return rented ways, cheapest first, under names that hold of their medians as these are shown.
+    """Return the rented choices, cheapest first, renamed so that 'fastest' and 'cheapest' hold of the shown medians.
 
     Wishes are met by expectations. Left out is what beats the plan in both medians and loses by its doubt alone, unless
     somebody named its GPU, and what is near the best for a wish but beaten by another way.
@@ -167,12 +168,12 @@ def _named(question: Question, result: Found, limits: Limits) -> Iterator[tuple[
 
 
 def gpus_named(texts: Sequence[str]) -> list[str]:
-    """Return the names of several GPUs that were asked for, of which each is to be shown; none of a single one."""
+    """Return the GPU names in texts such as 'L4:4' if several were asked for; empty for one or none."""
     return [text.partition(":")[0] for text in texts] if len(texts) > 1 else []
 
 
 def rows_of_gpus(space: SearchSpace, found: Found, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
-    """Yield the rows of each of several GPUs that were named."""
+    """Yield for each of several GPUs named in ``texts`` the rows of ``found`` whose machines all have that GPU."""
     for name in gpus_named(texts):
         has = np.array([has_accelerator(option.offer.instance_type, name) for option in space.options])
         yield np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
@@ -197,7 +198,7 @@ def _chosen(question: Question, result: Found, limits: Limits) -> int | None:
 
 
 def on_demand_rows(space: SearchSpace, found: Found) -> NDArray[np.intp]:
-    """Return the rows of which no machine can be taken back."""
+    """Return the row indices of clusters without spot machines, so that none can be taken back."""
     spot = np.array([option.offer.price.market == "spot" for option in space.options])
     return np.flatnonzero(~((found.rows.count > 0) & spot[found.rows.option]).any(axis=1))
 
@@ -215,7 +216,7 @@ def _safest(question: Question, result: Found, rows: NDArray[np.intp], limits: L
 
 
 def worth_their_machines(question: Question, found: Found, limits: Limits) -> Found:
-    """Return the search without clusters that gain less over one machine than their 90 % intervals, chosen anew.
+    """Return ``found``, chosen anew, without clusters that gain less over one machine than their 90 % intervals.
 
     One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
     for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
@@ -293,7 +294,7 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
-    """Return a sentence where renting saves less time than it spends on provisioning, or else none."""
+    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes; None: more."""
     here = next((way for way in ways if way.names == ("here",)), None)
     prediction = chosen.prediction
     if here is None or here.total_s.value >= prediction.total_s.value + prediction.startup_s:
@@ -315,7 +316,7 @@ def _is_own(chosen: Candidate) -> bool:
 
 
 def reasons(chosen: Candidate, job: Job) -> Iterator[str]:
-    """Yield the main causes of this job's plan, a sentence each, most important first."""
+    """Yield sentences on what holds the chosen plan back or makes its prediction unsure, most important first."""
     prediction = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     lost = prediction.communication_s / prediction.step_time_s.value

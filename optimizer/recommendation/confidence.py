@@ -37,7 +37,7 @@ AS_LIKELY = 0.02
 
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
-    """Return simulated runs of the plans of some rows."""
+    """Return simulated runs, total seconds and USD, [rows, draws], of the clusters in some rows of a search."""
     forecast, finalists = found.forecast, []
     for row in rows:
         machines = [(space.options[index], count) for index, count in found.cluster(row).machines]
@@ -77,7 +77,7 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
 def confident(
     space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float | None, *, seed: int
 ) -> tuple[Found, float, bool]:
-    """Choose by the probability of keeping the limits, for a search that has found plans that fit.
+    """Return ``found`` with the best plan that keeps ``limits`` with ``confidence`` (None: 0.9) in simulated runs.
 
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
     long as simulated runs agree.
@@ -100,7 +100,7 @@ def confident(
 
 
 def first_likely(chances: NDArray[np.float64], asked: float) -> int:
-    """Return the place of the first chance, of plans from best to worst, that is as high as asked or near the top."""
+    """Return the index of the first, best plan whose chance reaches ``asked``, or, if none does, nearly the highest."""
     most = float(chances.max())
     return int(np.argmax(chances >= (asked if most >= asked else most - AS_LIKELY)))
 
@@ -113,7 +113,7 @@ def _chances(
 
 
 def sparing(found: Found) -> NDArray[np.intp]:
-    """Return the rows that none beats in both budget and time at the upper ends of their intervals: the surest ones."""
+    """Return the row indices of the Pareto front of total time and budget at their 90 % upper ends, quickest first."""
     forecast = found.forecast
     return pareto_front(forecast.total_high_s, np.maximum(forecast.cost_high_usd, forecast.least_budget_usd))
 
@@ -150,14 +150,14 @@ NEVER = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A plan request's search and confidence, to be asked again with other limits.
+    """Search of one plan request, which can be made again with other limits: its space, job, confidence and seed.
 
     Attributes:
         space, job: what was searched.
-        confidence: with which limits must be kept; absent: the usual one.
-        seed: of possible runs.
-        effort: of each further search.
-        gpus: that were named.
+        confidence: probability with which limits must be kept; absent: `SURE`.
+        seed: of simulated runs.
+        effort: limits on the work of each further search.
+        gpus: texts of the GPUs that were asked for.
     """
 
     space: SearchSpace
@@ -168,7 +168,7 @@ class Question:
     gpus: tuple[str, ...] = ()
 
     def search(self, limits: Limits) -> Found:
-        """Return the search result within other limits."""
+        """Search the same space and job within other limits, and return the result; takes a whole search."""
         return search(self.space, self.job, limits, effort=self.effort)
 
     @property
@@ -177,7 +177,7 @@ class Question:
         return SURE if self.confidence is None else self.confidence
 
     def least(self, found: Found, limits: Limits, limit: Limit) -> float:
-        """Return the least of a limit that a plan of these keeps beside the other one; infinite: none does."""
+        """Return the least budget, USD, or deadline, s (see ``limit``), that a plan of ``found`` keeps; inf: none."""
         rows = sparing(found)
         other: Limit = "deadline_s" if limit == "budget_usd" else "budget_usd"
         wide = replace(limits, **{limit: None})  # type: ignore[arg-type]  # either limit may be none
@@ -194,7 +194,7 @@ class Question:
         return float(np.maximum(within[:, enough - 1], fits[rows]).min())
 
     def is_kept(self, limits: Limits) -> bool:
-        """Return whether a plan within these limits keeps them."""
+        """Return whether a plan keeps these limits with the asked probability; makes the search again."""
         result = self.search(limits)
         if result.chosen is None:
             return False
@@ -202,7 +202,7 @@ class Question:
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return the amount of a limit with which a plan keeps all limits; None: no amount was found."""
+        """Return the budget, USD, or deadline, s (see ``limit``), with which a plan keeps all limits; None: none."""
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)
@@ -215,12 +215,14 @@ class Question:
 
 
 def remedies(question: Question, limits: Limits, *, most: float | None = None) -> list[str]:
-    """Return changes that would let a plan keep the limits, each alone or else both: 'raise the budget to $12.40'.
+    """Return hints on limits that a plan would keep, such as 'raise the budget to $12.40'; makes the search again.
+
+    Each change helps alone, or else both together.
 
     Args:
         question: to be asked again.
-        limits: that nothing keeps.
-        most: the probability that the choice has; absent where there is none.
+        limits: that no plan keeps.
+        most: highest probability of keeping the limits among plans; absent where no plan fits.
     """
     changes = []
     budget = None if limits.budget_usd is None else question.enough(limits, "budget_usd")

@@ -41,10 +41,10 @@ def explain(
     to_target: bool,
     equal_progress: bool,
 ) -> tuple[str, ...]:
-    """Return the sentences that explain a plan, most important first.
+    """Return the sentences that explain a plan, most important first: its choice, time, batch, risks and evidence.
 
     Args:
-        model: what the profile says.
+        model: fitted to the profile.
         host: how the profiled machine was placed among the catalogue's.
         found: what was searched, with the choice.
         chosen: the choice as a record.
@@ -115,7 +115,7 @@ def _time(chosen: Candidate) -> str:
 
 
 def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[str]:
-    """Yield what another batch size than the job's own does to the number of steps."""
+    """Yield a sentence on steps if the plan's batch size is not the job's own; ``priced``: its cost is counted."""
     usual, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
     if size == usual:
         return

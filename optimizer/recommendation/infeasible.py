@@ -36,7 +36,7 @@ NOT_COUNTED = (
 def memory_table(
     model: FittedModel, candidates: Iterable[Candidate], options: Sequence[MachineOption]
 ) -> tuple[MachineMemory, ...]:
-    """Return the memory use of each machine type, in its first candidate; empty where the profile counted none.
+    """Return what a worker of each machine type holds in memory, bytes, in its first candidate; empty: not counted.
 
     Args:
         model: what the profile says.
@@ -89,10 +89,12 @@ def _device(instance: InstanceType) -> str:
 
 
 def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer]) -> NoFeasiblePlan:
-    """Return the error where no machine holds the fewest samples: what they need, the largest device, what would help.
+    """Return, not raise, the error that no offered machine's memory holds a step of the fewest samples.
+
+    It says how much a step needs, how much the largest device has, and what would help.
 
     Args:
-        model: what the profile says.
+        model: fitted to the profile.
         catalog: of the region, or of one's own machines.
         offered: of it, what was asked for.
     """
@@ -156,7 +158,7 @@ def nothing_usable(
     *,
     by_gpus: bool = False,
 ) -> BadInput:
-    """Return the error where machines are offered and none can be planned with: says why, and what can change that.
+    """Return, not raise, the error that no offered machine can be planned with, for the reasons in ``excluded``.
 
     Args:
         region: where they are offered.
@@ -202,13 +204,13 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
 
 
 def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limits) -> str | None:
-    """Return the least increase of quotas with which a cluster keeps the limits, as a phrase; absent: none helps.
+    """Return 'ask AWS to raise ...', the least increase of quotas with which a cluster keeps limits; None: none helps.
 
     Args:
         space: without quotas.
-        found: what was searched in it.
-        quotas: that nothing fits in.
-        limits: that are to be kept.
+        found: result of the search in it.
+        quotas: vCPUs by bucket, within which nothing fits.
+        limits: to be kept.
     """
     forecast = found.forecast
     rows = np.flatnonzero(limits.risk(forecast) <= 1)
@@ -230,13 +232,15 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
 
 
 def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Sequence[str] = ()) -> NoFeasiblePlan:
-    """Return the error that names the nearest plans: the cheapest that is in time, the quickest that can be paid.
+    """Return, not raise, the error that no plan keeps the limits; names the cheapest in time, the quickest affordable.
+
+    It searches and simulates again, to say in its hint which limits a plan would keep.
 
     Args:
-        question: that no plan answers.
-        found: what was searched.
-        limits: that none keeps.
-        otherwise: what else than a limit would help: an increase of quotas, checkpoints.
+        question: the request's search, which can be made again.
+        found: result of the search within the limits.
+        limits: that no plan keeps.
+        otherwise: changes other than to the limits that would help, such as an increase of quotas.
     """
     forecast, space, job = found.forecast, question.space, question.job
     if len(forecast) == 0:

@@ -1,4 +1,4 @@
-"""What narrows a search, as a person asks for it: what may be rented, how large, and what is wanted of the plan."""
+"""Settings of a plan, as a person asks for them: what may be rented, how large, and what is wanted of it."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Wishes):
-    """Requirements on machines, and the other settings that narrow a search.
+    """Settings of a plan's search: machines, batch size, quotas, objective, confidence, compression, precision.
 
     Attributes:
         max_machines: machines in a cluster; absent: as many as workers.
         max_workers: workers in a cluster.
-        batch_size: fixes the global batch size; `AUTO_BATCH`: search it, at equal progress. Absent: the job's own, but
-            to a target, which every batch size has its steps to.
+        batch_size: fixes the global batch size; `AUTO_BATCH`: search it, at equal progress. Absent: the job's own, or,
+            where the goal is a target, search it.
         startup_s: from the request to the first step on rented machines; absent: by what each machine has to fetch.
         disk_gb: of each machine; absent: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
         data_region: where it is; absent: where the machines are.
-        trials: of other samplers of Optuna, beside the exact search, whose best are a study's first trials; absent: no
-            study, whose import takes as long as the search of a first answer.
+        trials: that an Optuna sampler proposes beside the exact search, whose best are a study's first trials; absent:
+            no study, whose import takes as long as the search of a first answer.
         mixed_types: instance types in one cluster at most.
         quotas: vCPUs that may run at once.
         objective: what is wanted within the limits.
@@ -62,7 +62,7 @@ class Options(Wishes):
         sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
         precision: that workers compute in; absent: the best of what was measured.
         compression: names of the methods that gradients may travel by; empty: all whose price is known.
-        ratios: parts of the gradient that methods send which send a part; empty: those that pilots looked at.
+        ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
     """
 
     max_machines: int | None = None
@@ -105,7 +105,7 @@ class Options(Wishes):
         return ",".join(NONE if name == IDENTITY else name for name in self.compression)
 
     def limits(self, goal: Goal) -> Limits:
-        """Return the limits that a plan must keep, and the weight of time in its score."""
+        """Return ``goal``'s budget and deadline, and the weight of time in the score by the objective."""
         return Limits(
             budget_usd=goal.budget_usd,
             deadline_s=goal.deadline_s,
@@ -115,14 +115,14 @@ class Options(Wishes):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The profile, catalogue, goal and options of one plan.
+    """Inputs of one plan: the job's profile, the catalogue, the goal, the options, hours of the user's machines.
 
     Attributes:
         profile: what was measured of the job.
         catalog: what can be rented.
         goal: what the run is for, and its limits.
         options: what narrows the search.
-        open_hours: when machines may be used; absent: always.
+        open_hours: when the user's own machines may be used; absent: always.
     """
 
     profile: Profile

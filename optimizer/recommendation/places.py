@@ -58,7 +58,7 @@ class _Offer:
 
 
 def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest], Plan]) -> Plan:
-    """Return the best plan of the best regions, with the plans of all of them as its list.
+    """Return the best plan over regions, a request each; ``find`` plans in the regions best by one machine type.
 
     The clusters of one type of each region are searched; mixes of types are left to the search in the best: the region
     that is the best for what is wanted, and those that are for another wish.
@@ -137,9 +137,9 @@ def _offer(request: PlanRequest) -> _Offer | None:
 
 
 def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
-    """Return the best of some plans, with the plans and the ways to go of all of them as one list.
+    """Return the best of ``plans``, with the front and the choices of all of them merged into its own.
 
-    Plans that are a risk are left out where one is none.
+    Where some plan keeps the limits as surely as asked, plans that are a risk are left out.
     """
     limits, types = request.limits, request.catalog.instance_types
     best = min(plans, key=lambda plan: (plan.risk is not None, expected_score(plan.chosen, limits)))
@@ -186,7 +186,7 @@ STARTUP_S = 20.0
 
 
 def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, now: datetime) -> Plan:
-    """Return the best plan for some of one's own machines, up to three unlike ones together.
+    """Return the best plan on the user's own ``hosts``, none rented; options on what to rent are ignored.
 
     Args:
         request: what to plan; its options that narrow what is rented do not narrow what one has.
@@ -221,7 +221,7 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
 def better_of(
     request: PlanRequest, hosts: Sequence[Host], rented: Callable[[], Plan], *, seed: int, now: datetime
 ) -> Plan:
-    """Return the better of a plan for one's own machines and one that rents.
+    """Return the better plan of the user's own ``hosts`` and ``rented()``, with the other as one of its choices.
 
     Args:
         request: what to plan.

@@ -101,7 +101,7 @@ EVALUATION_SHARE = 0.1
 def recommend(
     request: PlanRequest, *, seed: int, now: datetime, tell: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """Return the best plan for the goal within budget and deadline. The same arguments give the same plan.
+    """Return the best plan for a goal within its budget and deadline; the same arguments give the same plan.
 
     Ctrl-C ends the search early, with the best plan so far.
 
@@ -109,7 +109,7 @@ def recommend(
         request: what to plan, and from what.
         seed: of the search.
         now: the plan's date.
-        tell: is called with what is going on.
+        tell: is called with a few words on what is searched now.
 
     Raises:
         BadInput: the goal does not suit profile or options, or nothing in the catalogue can be predicted from it.
@@ -293,10 +293,13 @@ def _priced(change: str, request: PlanRequest) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem:
-    """The clusters that a search chooses from for a plan, and what does not depend on them.
+    """What a plan's search needs: the fitted model, the space of clusters, the job, and the goal completed.
 
     Attributes:
         goal: with the task's own target written in.
+        model: fitted to the profile.
+        space: the clusters to choose from.
+        job: what of a forecast does not depend on the cluster.
         host: how the profiled machine was placed among the catalogue's.
     """
 
@@ -309,7 +312,7 @@ class SearchProblem:
 
 
 def search_problem(request: PlanRequest) -> SearchProblem:
-    """Return the space and job that `recommend` searches; errors as there."""
+    """Return what `recommend` searches: fits the profile, and narrows the catalogue to predictable machines."""
     profile, catalog, options = request.profile, request.catalog, request.options
     if options.data_region is not None:
         known(options.data_region, catalog.regions, "region")
@@ -345,10 +348,10 @@ def _batch_sizes(model: FittedModel, steps: StepsModel, *, to_target: bool) -> t
 def steps_model(
     model: FittedModel, goal: Goal, evaluate_every_epochs: float, *, equal_progress: bool = False
 ) -> StepsModel:
-    """Return the steps that a goal needs.
+    """Return the law of optimizer steps that a goal needs, by global batch size and retained gradient energy.
 
     Args:
-        model: what the profile says.
+        model: fitted to the profile.
         goal: of the run.
         evaluate_every_epochs: epochs between looks at the target.
         equal_progress: whether a given length stands for the progress that it makes at the job's own batch size.
@@ -409,7 +412,7 @@ def job_of(
     every: float,
     billing: Billing,
 ) -> JobModel:
-    """Return the part of a forecast that does not depend on the cluster, with evaluations ``every`` so many epochs."""
+    """Return the inputs of a forecast that do not depend on the cluster; ``every``: epochs between evaluations."""
     profile = model.profile
     return JobModel(
         steps=steps_model(model, goal, every, equal_progress=options.batch_size == AUTO_BATCH),
@@ -425,7 +428,7 @@ def job_of(
 
 
 def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceType]) -> Payload:
-    """Return the bytes that a run brings to each of its machines, and how long its launches took."""
+    """Return what a run brings to each machine, bytes of data and checkpoint, and how long earlier launches took."""
     payload = Payload(
         data_bytes=options.data_bytes,
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes),
@@ -457,7 +460,7 @@ def space_of(
     options: Options,
     host: ReferenceHost,
 ) -> SearchSpace:
-    """Return the machines, batch sizes and exchanges that a search may choose from.
+    """Return the search space of a request: machines, batch sizes and gradient exchanges within its options.
 
     Raises:
         BadInput: nothing that is asked for is offered, or can be predicted from this profile.
@@ -520,7 +523,7 @@ def space_of(
 def computings(
     model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
 ) -> dict[Precision, PrecisionLoss]:
-    """Return the precisions that workers may compute in, and their cost in steps: the one asked for, or all measured.
+    """Return the precisions to plan with, each with its cost in steps: as the options ask, or all measured.
 
     The profile's first comes first.
 

@@ -1,4 +1,4 @@
-"""Steps of configurations that somebody asks about, by the numbers that plans are made with.
+"""Predicts step times of clusters whose local batch sizes are given, by the models that plans are made with.
 
 A plan chooses its own local batches; here they are given. Machines, links, exchange and intervals are those of the
 search, so that the step of a plan's cluster is the plan's.
@@ -40,11 +40,14 @@ NO_MATTER = Price(usd_per_hour=1.0, market="on-demand", region="any", date=datet
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSteps:
-    """Step-time predictions of given configurations, by the models that plans are made with.
+    """Predictor of a profiled job's step times on given machines and local batch sizes, as plans predict them.
 
     Attributes:
-        catalog: with the machines.
-        shape: of every step, as `forecast.steps_of` needs it.
+        model: fitted to the profile.
+        catalog: with the machine types that configurations may name.
+        host: how the profiled machine was placed among the catalogue's.
+        shape: what steps on all machines share (stragglers, overlap), as `forecast.steps_of` needs it.
+        sampled: what step samples of other machines say; None: there are none.
     """
 
     model: FittedModel
@@ -56,7 +59,7 @@ class AskedSteps:
 
     @classmethod
     def of(cls, profile: Profile, catalog: Catalog) -> AskedSteps:
-        """Return the step predictions of a profile on a catalogue's machines."""
+        """Return the predictor of a profiled job's step times on a catalogue's machines; fits the models once."""
         model = fit(profile)
         sampled = sampled_machines(profile, catalog.instance_types)
         return cls(
@@ -68,9 +71,9 @@ class AskedSteps:
         )
 
     def answers(self, asked: Configuration) -> bool:
-        """Return whether a plan could have a configuration: catalogue types, a worker a GPU, the profile's precision.
+        """Return whether ``asked`` is predictable: catalogue types, a worker per GPU, profiled precision, no local SGD.
 
-        Of a job that was described, machines some of whose GPUs are idle are as those without them.
+        Of a job that was described and not measured, some of a machine's GPUs may be idle.
         """
         types, described = self.catalog.instance_types, self.model.profile.is_counted
         profiled = self.model.reference.device.precision
@@ -88,10 +91,10 @@ class AskedSteps:
         )
 
     def step(self, asked: Configuration) -> StepTime:
-        """Return the predicted step time of one configuration, with its interval.
+        """Return the predicted step time of a configuration, seconds, with the ends of its 90 % interval.
 
         Raises:
-            BadInput: a type whose speed cannot be predicted; says why.
+            BadInput: a type's speed cannot be predicted, or nobody knows how long the compressor takes; says why.
         """
         counts = Counter(asked.nodes)
         options = [self._machine(node) for node in counts]

@@ -1,4 +1,4 @@
-"""What no cluster of a box undercuts: bounds on time and cost, expected and where limits have to be kept."""
+"""Lower bounds on the time and cost of every cluster in a box of machine counts, for branch and bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEWEST_MACHINES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """The score and limits that a mix has to beat, and the least rent of a mix that does.
+    """Score and limits that a better mix of machine types has to keep, and the least price of a sample in such a mix.
 
     Bounds on the counts cannot see that a mix has to end in time.
 
@@ -40,9 +40,9 @@ class Bar:
 
     Attributes:
         score: infinite where only the limits are to be kept.
-        samples: that a machine takes of a step at most; 0 where not even one for each of its workers.
-        usd_per_sample: its price for the whole run over that, USD, at least.
-        late_factor: cost at the upper end of the interval over the expected cost, at least.
+        samples: of a step that a machine can compute in time, at most; 0 where not even one for each of its workers.
+        usd_per_sample: a machine's price for the whole run over ``samples``, USD, at least.
+        late_factor: cost at the upper end of the 90 % interval over the median cost, at least.
     """
 
     columns: Columns
@@ -55,7 +55,7 @@ class Bar:
 
     @classmethod
     def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> Bar:
-        """Return the bar of plans with a score below ``score``; infinite where only the limits count."""
+        """Return the bar for mixes that score below ``score``, time^w cost^(1-w); infinite: only the limits count."""
         latest_s = _latest_s(columns, job, limits, score)[:, None, None]
         batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]
         steps = job.steps.steps(batch, gain)
@@ -100,15 +100,15 @@ class Bar:
         )
 
     def alone_usd(self) -> tuple[Array, Array]:
-        """Return the least cost of a run whose cluster has no cheaper option, USD; (options, batches, exchanges).
+        """Return the least USD of runs with no cheaper option, at median and 90 % end, [options, batches, exchanges].
 
-        Expected, and at the upper end of the interval.
+        A cluster with cheaper options is bounded by those.
         """
         alone = self.usd_per_sample * self.columns.batches[None, :, None]
         return alone, alone * self.late_factor
 
     def more_usd(self, boxes: Boxes) -> tuple[Array, Array]:
-        """Return the least cost of each box's machines beyond its fewest, USD: expected, and at the upper end.
+        """Return the least USD that machines beyond each box's fewest must cost, at median and 90 % end, [boxes].
 
         `NEVER_USD` where a group of the box is too slow to be in any such cluster.
         """
@@ -127,12 +127,12 @@ class Bar:
 
 
 def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
-    """Return a mask of the boxes that may hold a better cluster within the limits, and the bound of each.
+    """Return the mask of boxes that may hold a cluster better than the bar, and each box's lower bound on the score.
 
     Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
     not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
     taken, where the medians leave a box in. With the upper ends that follow, what doubt adds to the score is bounded
-    as well.
+    as well. The bound of a box that exceeds the limits by its machines' price alone is infinite.
     """
     columns, job, limits, score = bar.columns, bar.job, bar.limits, bar.score
     bound = np.full(len(boxes), np.inf)

@@ -1,4 +1,4 @@
-"""Clusters in columns: mixes of up to three options, many at a time, and what each brings to the forecast.
+"""Clusters as arrays, one per row: mixes of up to three machine options, and what each brings to the forecast.
 
 A row with a box of counts stands for every cluster in it: its columns are those that no cluster of the box undercuts.
 A box of one cluster is that cluster, and then the integer shares are solved exactly.
@@ -39,11 +39,12 @@ NEVER_S = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRows(Table):
-    """Clusters as arrays, one a row: options and machine counts of their groups, batch and exchange.
+    """Clusters as index arrays, one per row: each group's option and machine count, the batch size, the exchange.
 
     Attributes:
-        option, count: of each group, (rows, groups); a group without machines has count 0.
-        batch, exchange: indices into the space, (rows,).
+        option, count: index into the space's options, and machines, of each group, (rows, groups); an empty group has
+            count 0.
+        batch, exchange: indices into the space's batch sizes and exchanges, (rows,).
     """
 
     option: Integers
@@ -53,7 +54,7 @@ class ClusterRows(Table):
 
     @classmethod
     def of(cls, clusters: Sequence[Cluster]) -> Self:
-        """Return clusters as rows of arrays, one a cluster."""
+        """Return the clusters as arrays, one row each in the same order, with `MAX_TYPES` groups a row."""
         option = np.zeros((len(clusters), MAX_TYPES), dtype=np.intp)
         count = np.zeros_like(option)
         for row, cluster in enumerate(clusters):
@@ -67,12 +68,12 @@ class ClusterRows(Table):
         )
 
     def cluster(self, row: int) -> Cluster:
-        """Return one row as a `Cluster`."""
+        """Return row number ``row``, from 0, as a `Cluster`: indices into the search space, and machine counts."""
         counts = zip(self.option[row].tolist(), self.count[row].tolist(), strict=True)
         return Cluster.of(counts, int(self.batch[row]), int(self.exchange[row]))
 
     def widened(self) -> Self:
-        """Return the same rows with as many groups as a cluster may have."""
+        """Return the rows padded with empty groups to `MAX_TYPES` groups a row; itself where none are missing."""
         missing = MAX_TYPES - self.option.shape[1]
         if not missing:
             return self
@@ -85,7 +86,7 @@ class ClusterRows(Table):
 
 
 class Columns:
-    """A search space as arrays: of options, of exchanges by number of workers, of batches. They are not changed."""
+    """Read-only arrays of a search space: by machine option, by exchange and number of workers, by batch size."""
 
     def __init__(self, space: SearchSpace) -> None:
         options, exchanges = space.options, space.exchanges
@@ -168,7 +169,7 @@ class Columns:
         )
 
     def most_machines(self) -> Integers:
-        """Return the most machines of each option alone that machines, workers, quota and hourly limit allow."""
+        """Return how many machines a cluster of each option alone may have within the limits, [options]; 0: none."""
         space = self.space
         most = np.minimum(space.max_machines, space.max_workers // self.workers)
         if space.max_hourly_usd is not None:
@@ -178,7 +179,7 @@ class Columns:
         return np.asarray(np.maximum(most, 0), dtype=np.intp)
 
     def allowed(self, option: Integers, count: Integers) -> Mask:
-        """Return a mask of the rows that keep the space's limits of a cluster."""
+        """Return the mask [rows] of clusters within the limits; ``option``, ``count``: by group, [rows, groups]."""
         space = self.space
         kept = (count.sum(axis=1) >= 1) & (count.sum(axis=1) <= space.max_machines)
         kept &= (count * self.workers[option]).sum(axis=1) <= space.max_workers
@@ -192,13 +193,16 @@ class Columns:
         return np.asarray(kept)
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
-        """Return a mask of the rows whose machines compute in one precision."""
+        """Return the mask [rows] of clusters in one precision; ``option``, ``count``: of each group, [rows, groups]."""
         precision = self.precision[option]
         highest = np.where(count > 0, precision, -1).max(axis=1, initial=-1)
         return np.asarray(((count == 0) | (precision == highest[:, None])).all(axis=1))
 
     def hold(self, rows: ClusterRows, workers: Integers) -> Mask:
-        """Return a mask of rows with room for exchange and micro-batch: ``kept + max(step, taken + fresh) <= free``."""
+        """Return the mask [rows] of clusters with memory for exchange and micro-batch; ``workers``: [rows, groups].
+
+        Needed is ``kept + max(step, taken + fresh) <= free``, in bytes of every worker's device.
+        """
         kept, fixed, each = self.exchange_bytes[rows.exchange].T
         together = workers.sum(axis=1)
         several = together > 1
@@ -209,7 +213,7 @@ class Columns:
 
 
 def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = None) -> tuple[ClusterRows, ClusterTable]:
-    """Return the possible rows and their table. Given a ``job``, each row gets its best exchange."""
+    """Return the possible clusters and their forecast columns; given a ``job``, each cluster with its best exchange."""
     workers = rows.count * columns.workers[rows.option]
     batch = columns.batches[rows.batch]
     lines = columns.lines.take(rows.option)
@@ -236,7 +240,7 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
 
 
 def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> ClusterTable:
-    """Return the table of clusters with given local batches, from when their slowest workers have computed.
+    """Return forecast columns of clusters whose slowest worker computes ``compute_s`` [rows] seconds of each step.
 
     Evaluations are left out.
     """
@@ -246,13 +250,13 @@ def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> Cluste
 
 @dataclass(frozen=True, kw_only=True)
 class Boxes(ClusterRows):
-    """Boxes of clusters: of each group at least ``count`` machines, and at most ``most`` (rows, groups)."""
+    """Boxes, one per row, of all clusters whose groups have from ``count`` to ``most`` machines, [rows, groups]."""
 
     most: Integers
 
 
 def least_table(columns: Columns, boxes: Boxes) -> ClusterTable:
-    """Return columns that no cluster of each box undercuts. A group has machines in all of its box, or in none."""
+    """Return forecast columns, one row per box, of which each is a lower bound for every cluster in the box."""
     workers = boxes.count * columns.workers[boxes.option]
     most_workers = boxes.most * columns.workers[boxes.option]
     batch = columns.batches[boxes.batch]
@@ -267,7 +271,7 @@ def least_table(columns: Columns, boxes: Boxes) -> ClusterTable:
 
 
 def most_compute_s(columns: Columns, boxes: Boxes) -> Array:
-    """Return when every cluster of each box has computed; `NEVER_S` where the fewest machines lack room."""
+    """Return an upper bound on a step's compute time in each box, seconds, [boxes]; `NEVER_S`: too little memory."""
     workers = boxes.count * columns.workers[boxes.option]
     batch = columns.batches[boxes.batch]
     lines = columns.lines.take(boxes.option)
@@ -388,12 +392,12 @@ def _beside(columns: Columns, rows: ClusterRows, exchange: Integers | int) -> Ar
 
 
 def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s: Array) -> Integers:
-    """Return the exchange with which each row ends soonest, given when its slowest worker computed; -1: none fits.
+    """Return each cluster's quickest exchange by index, -1: none fits; ``compute_s``: a step's, of its slowest worker.
 
-    What is sent in the place of whole gradients counts with the upper ends of what is not known of it: its own work,
-    its steps over theirs (in a run of fixed length, the progress that may be lost), and how often workers average. And
-    it has to be better than them by what makes one plan better than another (`NEAR`). Inside one machine nothing is
-    compressed.
+    A compressed or averaging exchange counts with the upper ends of what is not known of it: its work on the workers,
+    its steps over those of dense gradients (in a run of fixed length, the progress that may be lost), and how often
+    workers average. And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`).
+    Inside one machine nothing is compressed.
     """
     workers_of = rows.count * columns.workers[rows.option]
     workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
@@ -438,9 +442,9 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
 
 
 def uniform_rows(columns: Columns) -> ClusterRows:
-    """Return all clusters of one option that the space allows, in steps where they are large (`machine_counts`).
+    """Return every allowed cluster of one machine option, at each batch size; counts above 32 go in steps of a tenth.
 
-    With the first exchange: which one suits a cluster is told when it is priced.
+    All have exchange 0: `tabulate_rows` chooses each cluster's best. See `SearchSpace.machine_counts` for the steps.
     """
     space = columns.space
     counts = np.array(space.machine_counts, dtype=np.intp)

@@ -1,4 +1,4 @@
-"""The ways to exchange gradients that a plan may choose: the trainer's registry, each priced for every cluster size.
+"""The gradient exchanges that a plan may choose from: the trainer's compressors, priced for every number of workers.
 
 The registry is `hetopt.core.comm.composition.METHODS`; bytes and messages are those of `payload_bytes.operations`, what
 a worker does itself is `step_time.own_work`, and what a way costs in steps follows from the gradient energy that it
@@ -54,23 +54,23 @@ NEVER_BYTES = 1e21
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOption:
-    """One way to bring together what workers learn, priced for every number of them.
+    """One way to sum gradients or average parameters: its messages, bytes and extra steps by number of workers.
 
     Attributes:
         compression: what is sent.
-        collective: whose links it is priced with.
-        gain: retained gradient energy, 1 when nothing is held back.
+        collective: the operation with whose link times it is priced.
+        gain: share of the gradient's energy that is retained, 1 when nothing is held back.
         sync: whether gradients are summed in every step, or parameters averaged after some; what is sent is then the
             mean over all steps.
-        stretch, stretch_log_sd: steps over those of summing gradients in every step, and the spread of its log, indexed
-            by the number of workers.
+        stretch, stretch_log_sd: steps over those of summing gradients in every step, and the standard deviation of its
+            log, indexed by the number of workers from 0.
         share_log_sd: spread of the log of how often workers communicate.
         messages, traffic_bytes: of the collectives, indexed by the number of workers.
-        compress_s: compression and decompression on the reference device, indexed by the number of workers.
+        compress_s: seconds of compression and decompression on the reference device, indexed by the number of workers.
         late: of a run of fixed length, which has no steps to make up for what is held back: steps that would, at the
             upper end, over its own, indexed likewise. They count where ways are compared, and are not taken.
         compress_log_sd: spread of the log of ``compress_s``.
-        memory: what it takes of a worker's; None: not known.
+        memory: bytes that it takes of a worker's memory; None: not known.
     """
 
     compression: Compression
@@ -108,18 +108,18 @@ def exchange_menu(
     names: Sequence[str] = (),
     ratios: Sequence[float] = (),
 ) -> tuple[ExchangeOption, ...]:
-    """Return the exchanges to choose from: whole sums, compressed ones with a known price, and given averages.
+    """Return the exchanges that a search may choose from: dense, compressed at a known price, and averages (``local``).
 
     Who names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
 
     Args:
-        model: what the profile says.
-        minimum_gain: gradient energy that must be retained.
+        model: fitted to the profile.
+        minimum_gain: share of the gradient's energy that must be retained.
         max_workers: of a cluster.
-        local: averages of parameters.
-        to_target: whether more steps can make up for what is held back.
+        local: the policies of local SGD to offer beside.
+        to_target: whether the run ends at a target, so that more steps can make up for what is held back.
         names: of the methods to choose from; empty: all.
-        ratios: that methods send which send a part; empty: those that pilots looked at.
+        ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
 
     Raises:
         BadInput: of what was named, nothing can be priced.
@@ -156,7 +156,7 @@ def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption
 
 
 def exchange_of(model: FittedModel, compression: Compression, max_workers: int) -> ExchangeOption:
-    """Return one priced exchange of gradients, whatever it does to convergence.
+    """Return one gradient exchange, priced for 0 to ``max_workers`` workers; its retained energy ``gain`` is left at 1.
 
     Raises:
         BadInput: what it takes a worker is not known.
@@ -188,11 +188,13 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
 
 
 def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOption) -> ExchangeOption:
-    """Return the averaging of all parameters, priced in the mean over steps; unaffordable where no pilot speaks.
+    """Return local SGD's averaging of parameters as an exchange, priced in the mean over all steps of a run.
+
+    With more workers than its pilots speak for it is never affordable (`NEVER_BYTES`).
 
     Args:
-        model: what the profile says.
-        summed: gradients, sent as the averages are to be.
+        model: fitted to the profile.
+        summed: the exchange of gradients with the compression that averages are to have.
         option: when workers average, and what that costs in steps.
     """
     memory = counted(model)
@@ -213,7 +215,7 @@ def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOpti
 
 
 def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]:
-    """Leave out options that another over the same links beats or equals in everything, for any worker count.
+    """Return the exchanges without any that another by the same collective equals or beats in every figure.
 
     Whatever the cluster, the other one is then no slower and no less sure; the first of equals stays.
     """

@@ -1,4 +1,4 @@
-"""Time and money of clusters, many at a time: the one model that every part of the search goes through."""
+"""Predicted time and cost of clusters, many at a time: the one model that every part of the search goes through."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, g
 
 @dataclass(frozen=True, kw_only=True)
 class JobModel:
-    """The part of a forecast that does not depend on the cluster.
+    """Inputs of a forecast that do not depend on the cluster: a job's steps, evaluations, checkpoints and billing.
 
     Attributes:
         steps: steps that the goal needs.
@@ -37,9 +37,9 @@ class JobModel:
         startup_log_sd: spread of the time from the request to the first step.
         checkpoint_s, written_s: see `cost.interruptions`.
         checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
-        transfer: of the data set to the region, before the launch; absent where it is there.
+        transfer: cost of moving the data set to the region, before the launch; absent where it is there.
         resumes: whether it goes on from checkpoints; else a loss costs all that was done.
-        slots_s: of the day, in which machines may be used or not (see `open_hours`).
+        slots_s: lengths of the slots of the day, in which machines may be used or not (see `open_hours`).
     """
 
     steps: StepsModel
@@ -62,7 +62,7 @@ class JobModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTable(Table):
-    """Clusters as columns of equal length: what each brings to the forecast. Units as in the field names.
+    """Inputs of a forecast that depend on the cluster: an array per figure, an entry per cluster; units end names.
 
     ``latency_s`` and ``traffic_s`` are the messages and the bytes of an exchange, ``traffic_bytes`` over one link;
     ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
@@ -104,8 +104,9 @@ class ClusterTable(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Table):
-    """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %.
+    """Predicted step time, steps, total time and cost of clusters, [clusters]: medians and 90 % intervals.
 
+    ``*_low`` and ``*_high`` are the ends of the intervals.
     ``unavailable_s`` is what of the total is waiting for spot machines, and ``closed_s`` what is outside the hours in
     which machines may be used. ``least_budget_usd`` is the least budget that each is rented with (see
     `least_budget_usd`), and ``open_parts`` is as in `ClusterTable`.
@@ -143,7 +144,7 @@ UNAVAILABLE_LOG_SD = 1.0
 
 
 def forecast(table: ClusterTable, job: JobModel) -> Forecast:
-    """Predict every cluster of the table.
+    """Return predicted time and cost, with 90 % intervals, of each cluster (row) of ``table``; pure.
 
     Relative errors of step time, steps and interruptions are independent, so their log variances add.
     """
@@ -230,7 +231,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StepColumns:
-    """Step times of clusters, as columns: the slowest worker's computation, the whole step, and its uncertainty.
+    """Predicted step of each cluster, [clusters]: its slowest worker's computing and the whole, s, and the log's sd.
 
     ``device_share`` is the part of the step that depends on the device; the rest depends on the network.
     """
@@ -242,7 +243,7 @@ class StepColumns:
 
 
 def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
-    """Return the step-time columns of clusters, with the log standard deviation from all uncertain parameters.
+    """Return each cluster's step time, s, and the standard deviation of its log; ``shape``: fitted stragglers, overlap.
 
     Machines of one cluster share their error (all are scaled from one reference), so it does not average out over them.
     """
@@ -288,22 +289,22 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
 
 
 def late(workers: ArrayLike, shape: Shape) -> Array:
-    """Return the factor by which the slowest of so many workers computes longer than their mean."""
+    """Return the slowest worker's compute time over the workers' mean, at least 1, by number of ``workers``."""
     counts, which = np.unique(np.asarray(workers, dtype=np.intp), return_inverse=True)
     return 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
 
 
 def grown(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
-    """Return the factor by which an exchanged byte between machines takes longer among so many workers than two."""
+    """Return an exchanged byte's time among ``workers`` over its time between two; 1 where ``alone``: one machine."""
     return growth(workers, np.where(alone, 0.0, shape.network_growth.value))
 
 
 def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: float) -> Array:
-    """Return how many evaluations a run makes: one whenever a step passes a multiple of the period, and a last one."""
+    """Return how many evaluations a run of ``steps`` makes: one every ``every_samples`` samples, and one at its end."""
     before_the_last = (np.asarray(steps) - 1) * np.asarray(global_batch_size)
     return np.asarray(np.floor(before_the_last / every_samples) + 1, dtype=np.float64)
 
 
 def distance(value: Array | float, log_sd: Array | float, sign: int) -> Array:
-    """Return the distance from a figure to the end of its 90 % interval."""
+    """Return the distance from a log-normal median to an end of its 90 % interval; ``sign``: 1 upper end, -1 lower."""
     return np.asarray(np.abs(value * np.expm1(sign * Z90 * np.asarray(log_sd))), dtype=np.float64)

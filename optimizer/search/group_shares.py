@@ -1,4 +1,4 @@
-"""Exact shares of many clusters at once: `hetopt.core.batch_partition.solve_shares` in columns.
+"""Exact local batch sizes of many clusters at once: `hetopt.core.batch_partition.solve_shares` on arrays.
 
 Rows are clusters, columns their groups of identical workers; a group without workers is no group. Beside the exact
 integers stands the level below which no integers can be, for every cluster of a box of counts.
@@ -20,24 +20,24 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A record whose fields are arrays with an entry a row."""
+    """Base of records whose fields are arrays of equal length, with one entry or row per item."""
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self, rows: Integers | NDArray[np.bool_] | slice) -> Self:
-        """Return the rows at these indices, or where the mask is true."""
+        """Return a table of some rows: of these indices, in their order, or where a mask is true."""
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """Return the rows of all parts, in order."""
+        """Return one table with the rows of all ``parts``, one after the other; at least one part."""
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines(Table):
-    """Step-time lines of a worker of each group: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
+    """Compute time of a worker of each group of b samples: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
 
     They hold for up to ``together`` samples; see `time_s` for more.
 
@@ -55,20 +55,24 @@ class Lines(Table):
     once_s: Array
 
     def time_s(self, samples: Array) -> Array:
-        """Return the seconds of ``samples`` on each group, (rows, groups)."""
+        """Return the seconds that a worker of each group takes for ``samples``, in micro-batches; [rows, groups]."""
         parts = np.maximum(np.ceil(samples / self.together), 1.0)
         whole = np.maximum(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples)
         return np.asarray(whole - (parts - 1) * self.once_s)
 
     def most_over_line_s(self, samples: Array) -> Array:
-        """Return the most that up to so many samples take beyond ``max(floor_s, fixed_s + per_sample_s * samples)``."""
+        """Return the most seconds that micro-batches add to the line for up to ``samples`` samples; [rows, groups]."""
         parts = np.maximum(np.ceil(samples / self.together), 1.0)
         return np.asarray((parts - 1) * (np.maximum(self.floor_s, self.fixed_s) - self.once_s))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRows:
-    """Local batches of group j: ``raised[:, j]`` workers take ``base[:, j] + 1`` samples, the others ``base[:, j]``."""
+    """Local batch sizes: ``raised[:, j]`` workers of group j get ``base[:, j] + 1`` samples, others ``base[:, j]``.
+
+    Attributes:
+        compute_s: seconds in which the slowest worker computes, (rows,).
+    """
 
     base: Integers
     raised: Integers
@@ -76,15 +80,16 @@ class SharedRows:
 
 
 def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.bool_]:
-    """Return a mask of the rows whose batch has a sample for each worker and room in their memory."""
+    """Return the mask [rows] of clusters whose ``batch`` gives each worker a sample and fits into their memory."""
     most = np.where(workers > 0, workers * np.minimum(lines.most, batch[:, None]), 0.0).sum(axis=1)
     return np.asarray((workers.sum(axis=1) <= batch) & (most >= batch))
 
 
 def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
-    """Return the integer local batches with the earliest finish, row by row, for `feasible` rows.
+    """Return the integer local batch sizes with which each cluster's slowest worker ends earliest; rows: `feasible`.
 
-    Round the water level down, then hand the rest to whoever would finish one more sample first (see
+    Rows must be `feasible`. Round the water level down, then hand the rest to the group that would finish one more
+    sample first (see
     `hetopt.core.batch_partition` for why that is exact). A round gives one sample to every worker of one group, so few
     rounds serve all rows.
     """
@@ -114,7 +119,10 @@ def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
 
 
 def water_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
-    """Return the least level at which the clipped lines hold the batch: the finish if samples could be divided."""
+    """Return the seconds, [rows], in which workers would compute the batch if samples could be divided.
+
+    Every worker takes one sample at least, and no more than its memory holds; floors and micro-batches do not count.
+    """
     rate = np.where(workers > 0, workers / lines.per_sample_s, 0.0)
     level = (batch + (rate * lines.fixed_s).sum(axis=1)) / rate.sum(axis=1)
     share_of = (level[:, None] - lines.fixed_s) / lines.per_sample_s
@@ -158,7 +166,7 @@ def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
 
 
 def earliest_finish(lines: Lines, most_workers: Integers, batch: Integers) -> Array:
-    """Return a lower bound of the compute time of clusters with one to so many workers of each group, seconds.
+    """Return a lower bound on the compute time, seconds, [rows], with 1 to ``most_workers`` workers of each group.
 
     The finish is the time of a whole number of samples on one of the groups, and not before the water level.
     """

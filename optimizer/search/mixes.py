@@ -1,4 +1,4 @@
-"""Mixes of two or three instance types by branch and bound: nothing better by more than a stated gap is left out.
+"""Searches mixes of two or three machine options by branch and bound: no mix left out is better by more than a gap.
 
 A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange of the
 menu. Where its bound is worse than the best plan so far,
@@ -31,7 +31,7 @@ CHUNK = 32_768
 
 
 class Pool:
-    """Rows with their forecast, in the order in which they came. The first ``uniform`` are of one type each."""
+    """Collection of priced clusters with their forecasts, in the order of adding, which keeps track of the best."""
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits) -> None:
         """Make an empty pool, for clusters of these machine options and limits."""
@@ -65,7 +65,7 @@ class Pool:
         return self._parts[0]
 
     def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> None:
-        """Price rows, each with its best exchange, and keep those that could matter (``keep`` absent: all)."""
+        """Price clusters with their best exchanges; keep the ``keep`` best of each chunk and its front (None: all)."""
         for start in range(0, len(rows), CHUNK):
             part = rows.take(np.arange(start, min(start + CHUNK, len(rows))))
             some, table = tabulate_rows(self.columns, part, self.job)
@@ -110,14 +110,14 @@ BOXES_OF_THREE = 300_000
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The optimality gap that branch and bound has shown.
+    """Result of branch and bound over mixes: by how much a mix that was not found can be better, at most.
 
     Attributes:
-        types: that a mix of those that were looked at has at most.
-        gap: none of them beats the best plan by more than this part of its score; absent where no plan keeps the
+        types: machine options in a mix that was searched, at most.
+        gap: no such mix beats the best plan by more than this part of its score; absent where no plan keeps the
             limits with the probability `SURE`, so that there is nothing to beat.
-        bound: the score that none of them undercuts while it keeps the limits; infinite where none keeps them.
-        boxes: that were bounded. ``complete`` is whether none was left.
+        bound: the score that no such mix undercuts while it keeps the limits; infinite where none keeps them.
+        boxes: number of boxes that were bounded. ``complete`` is whether none was left.
     """
 
     types: int
@@ -128,15 +128,15 @@ class Proof:
 
 
 def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | None:
-    """Price every mix of so many options that could be the best plan of the pool by more than `GAP`.
+    """Search mixes of ``types`` options, add the good to ``pool``, and return the proved gap; None: too many to begin.
 
     Args:
         pool: holds the best so far, and takes what is found.
-        types: options of each mix.
-        most_boxes: bounded before it gives up.
+        types: machine options in each mix, 2 or 3.
+        most_boxes: boxes that are bounded before it gives up.
 
     Returns:
-        What was shown; absent where there are too many to begin with.
+        What was proved; absent where there are too many mixes to begin with.
     """
     columns, job, limits = pool.columns, pool.job, pool.limits
     best = pool.safe_score

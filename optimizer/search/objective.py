@@ -1,4 +1,4 @@
-"""What is wanted of a plan: limits that it must keep, and which of two plans that keep them is the better one.
+"""Ranks plans: the budget and deadline to keep, and the score of time and cost by which the better plan wins.
 
 Plans are ranked by the expectation of what is minimised, not by its median, so that a guess has to be better than a
 measurement by what its doubt costs. Time and cost are log-normal:
@@ -49,7 +49,7 @@ MOST_DOUBT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Budget and deadline that must be kept, and the weight of time against cost within them.
+    """Budget, USD, and deadline, seconds, that a plan must keep, and the weight of time against cost in its score.
 
     Attributes:
         budget_usd, deadline_s: the totals; absent: no limit.
@@ -62,22 +62,22 @@ class Limits:
     time_weight: float = BALANCED
 
     def score(self, total_s: Array, cost_usd: Array) -> Array:
-        """Return the score to minimise, ``time^w cost^(1-w)``; never falls when time or cost grows."""
+        """Return the score to minimise, ``total_s^w cost_usd^(1-w)`` with w = ``time_weight``, elementwise."""
         weight = self.time_weight
         if weight in (0.0, 1.0):
             return total_s if weight else cost_usd
         return np.asarray(total_s**weight * cost_usd ** (1 - weight))
 
     def expected_score(self, forecast: Forecast) -> Array:
-        """Return the score of expected time and cost, by which plans are ranked."""
+        """Return each cluster's score of expected, not median, time and cost, [clusters]; lower is better."""
         return self.score(*expected_totals(forecast))
 
     def overrun(self, forecast: Forecast) -> Array:
-        """Return the median total over its limit, worse of cost and time; at most 1 when it fits and can be rented."""
+        """Return median cost or time over its limit, the larger, [clusters]; up to 1: fits, and can be rented."""
         return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
-        """Return cost or time at the quantile `SURE` over its limit, the worse of both; at most 1 where it is kept."""
+        """Return cost or time at its quantile `SURE` (0.9) over its limit, the larger, [clusters]; up to 1: kept."""
         cost = sure_quantile(forecast.cost_usd, forecast.cost_high_usd)
         time = sure_quantile(forecast.total_s, forecast.total_high_s)
         return np.maximum(self.ratio(cost, time), self._rent(forecast))
@@ -87,7 +87,7 @@ class Limits:
         return forecast.least_budget_usd / (np.inf if self.budget_usd is None else self.budget_usd)
 
     def ratio(self, cost: Array, time: Array) -> Array:
-        """Return cost or time over its limit, the worse of both."""
+        """Return ``cost`` over the budget or ``time`` over the deadline, the larger, elementwise; 0: no limits."""
         ratio = np.zeros_like(cost)
         if self.budget_usd is not None:
             ratio = np.maximum(ratio, cost / self.budget_usd)
@@ -103,7 +103,7 @@ def expected(median: Array, high: Array) -> Array:
 
 
 def sure_quantile(median: Array, high: Array) -> Array:
-    """Return the quantile `SURE` of a log-normal figure from its median and the upper end of its 90 % interval.
+    """Return the quantile `SURE` (0.9) of a log-normal figure from its median and the upper end of its 90 % interval.
 
     It grows with both, so that of bounds on them it is a bound.
     """
@@ -112,7 +112,7 @@ def sure_quantile(median: Array, high: Array) -> Array:
 
 
 def least_expected(median: Array, high: Array) -> Array:
-    """Return the least expectation of a figure with at least this median and at least this upper end.
+    """Return a lower bound on a log-normal's expectation from lower bounds on its median and 90 % upper end.
 
     At one upper end ``h`` it falls with the median up to ``h exp(-z^2)``, as the interval narrows by more, and grows
     from there.
@@ -121,12 +121,12 @@ def least_expected(median: Array, high: Array) -> Array:
 
 
 def expected_totals(found: Forecast) -> tuple[Array, Array]:
-    """Return the expected time and cost of the rows of a forecast, s and USD: what plans are ranked by."""
+    """Return each cluster's expected, not median, total time, seconds, and cost, USD, [clusters]."""
     return expected(found.total_s, found.total_high_s), expected(found.cost_usd, found.cost_high_usd)
 
 
 def plan_front(found: Forecast) -> NDArray[np.intp]:
-    """Return the rows of a forecast that are the best plan for somebody, quickest first.
+    """Return the rows of a forecast that are best for some weight of time against cost, quickest first.
 
     A row is left out where another one scores better for who wants the fastest plan and for who wants the cheapest, and
     so for every wish between: it is both slower and dearer, or quicker by too little for its money (see `FASTEST`).
@@ -135,12 +135,12 @@ def plan_front(found: Forecast) -> NDArray[np.intp]:
 
 
 def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
-    """Return the places of `plan_front`, of plans with the scores that each wish gives them."""
+    """Return the indices of plans that are best for some weight of time; ``score``: of all plans under given limits."""
     return pareto_front(*(score(Limits(time_weight=weight)) for weight in (FASTEST, 1 - FASTEST)))
 
 
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
-    """Return the best row, and whether it is safe.
+    """Return the row of the best plan (None: none fits at its median), and whether it keeps ``limits`` with `SURE`.
 
     A limit is a promise, so a plan should keep it with the probability `SURE`. Among those the least expected score
     wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to exceed the
@@ -154,7 +154,7 @@ def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
 
 
 class Keys(NamedTuple):
-    """Sort keys of rows, most important first: lower is better.
+    """Sort keys of the clusters of a forecast, each [clusters], most important first; lower is better.
 
     Attributes:
         level: 0 where a row is safe, 1 where it fits, 2 otherwise.
@@ -168,7 +168,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, found: Forecast, limits: Limits) -> Keys:
-        """Return the sort keys of a forecast's rows."""
+        """Return the sort keys of a forecast's clusters under ``limits``: safe before fitting before the rest."""
         time, cost = expected_totals(found)
         risk, overrun = limits.risk(found), limits.overrun(found)
         level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
@@ -176,14 +176,14 @@ class Keys(NamedTuple):
         return cls(level, main, time if limits.time_weight <= 1 - FASTEST else cost)
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Return the first so many rows from best to worst."""
+        """Return the row indices of the ``count`` best clusters, best first; all where there are fewer."""
         return np.lexsort(self[::-1]).astype(np.intp)[:count]
 
     def rank(self, row: int) -> tuple[float, ...]:
-        """Return the sort key of one row."""
+        """Return the sort key (level, main, second) of one row; the lower tuple is the better plan."""
         return tuple(float(key[row]) for key in self)
 
 
 def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
-    """Return the first so many rows from best to worst: those that are safe, then those that fit, then the rest."""
+    """Return the row indices of the ``count`` best plans, best first: safe, then within the limits, then the rest."""
     return Keys.of(found, limits).best(count)

@@ -1,4 +1,4 @@
-"""When machines of one's own may be used, and how much longer a run takes for that.
+"""When the user's own machines may be used, and how much longer a run takes because they are closed at times.
 
     w_i    what host i adds to the speed of its cluster: its workers over the seconds that a sample takes each of them
     v_k    part of the cluster's speed that is there in slot k of the day:  sum of w_i over hosts that may be used / sum
@@ -25,11 +25,11 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class OpenHours:
-    """Slots of the day from a moment on, in each of which every host may be used or not.
+    """Slots of a day that begins now, and whether each of the user's hosts may be used in each slot.
 
     Attributes:
         slots_s: length of each, seconds; together a day.
-        hosts: whether each host may be used in each slot; one that is not there may always.
+        hosts: whether each host may be used in each slot; a machine that is not listed may always.
     """
 
     slots_s: tuple[float, ...] = (DAY_S,)
@@ -37,7 +37,7 @@ class OpenHours:
 
     @classmethod
     def of(cls, hosts: Sequence[Host], now: datetime.datetime) -> OpenHours | None:
-        """Return the open hours of an inventory; None where all hosts may always be used.
+        """Return the slots from ``now`` on in which the inventory's hosts may be used; None: all of them always.
 
         Args:
             hosts: of the inventory.
@@ -56,12 +56,12 @@ class OpenHours:
         return cls(slots_s=slots, hosts={name: tuple(map(hours.has, middles)) for name, hours in kept.items()})
 
     def of_host(self, name: str) -> tuple[bool, ...]:
-        """Return whether a machine may be used in each slot; a rented one always."""
+        """Return whether the machine of this name may be used, slot by slot; always True for a rented machine."""
         return self.hosts.get(name, (True,) * len(self.slots_s))
 
 
 def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Array:
-    """Return the seconds until work is done that takes ``work_s`` at full speed, ``E(W)``.
+    """Return the seconds from now until work of ``work_s`` s at full speed is done; ``speed``: share of it by slot.
 
     Args:
         work_s: any shape.

@@ -11,14 +11,20 @@ Array = NDArray[np.float64]
 
 
 def pareto_front(time: Array, cost: Array) -> NDArray[np.intp]:
-    """Return the indices of the non-dominated points, quickest first. Of equal points the first is kept."""
+    """Return the indices of the Pareto front of (time, cost), least ``time`` first; of equal points the first."""
     order = np.lexsort((np.arange(len(time)), cost, time))
     best_before = np.minimum.accumulate(np.concatenate([[np.inf], cost[order][:-1]])) if len(order) else cost
     return np.asarray(order[cost[order] < best_before], dtype=np.intp)
 
 
 def thin(front: NDArray[np.intp], time: Array, count: int) -> NDArray[np.intp]:
-    """Return at most ``count`` points of a front, with both ends, about evenly spread over the logarithm of time."""
+    """Return up to ``count`` of the indices in ``front``, with both ends, evenly spread over the log of ``time``.
+
+    Args:
+        front: indices of points, least time first.
+        time: of all points.
+        count: at most; from 2 on both ends are kept.
+    """
     if len(front) <= count:
         return front
     logs = np.log(time[front])
@@ -28,11 +34,13 @@ def thin(front: NDArray[np.intp], time: Array, count: int) -> NDArray[np.intp]:
 
 
 def undominated(figures: Array, kinds: Sequence[Hashable]) -> list[int]:
-    """Return the rows that no other row of their kind undercuts or equals in every figure; of equals the first.
+    """Return the indices, ascending, of rows that no row of their kind equals or undercuts in all figures.
+
+    Of equal rows the first is kept.
 
     Args:
-        figures: of each row, (rows, figures).
-        kinds: of each row; those of unlike kinds are not compared.
+        figures: of each row, (rows, figures); lower is better.
+        kinds: of each row; rows of unlike kinds are not compared.
     """
     members: dict[Hashable, list[int]] = {}
     for row, kind in enumerate(kinds):

@@ -43,7 +43,7 @@ FIRST_TRIALS = 25
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Limits on how many types are mixed and how many boxes are bounded.
+    """Limits on a search's work: machine options in one mix, and boxes of mixes that branch and bound looks at.
 
     Attributes:
         types: instance types in one cluster at most.
@@ -58,7 +58,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Clusters that a search priced and kept, and its choice.
+    """Result of a search: the clusters that it priced and kept, their forecast, the chosen row, the front, the proof.
 
     Attributes:
         rows: the clusters, those of one type first.
@@ -85,7 +85,7 @@ class Found:
     stopped: bool = False
 
     def cluster(self, row: int) -> Cluster:
-        """Return the cluster of one row of the forecast."""
+        """Return the cluster in row ``row``, from 0, of `forecast`, as indices into the search space."""
         return self.rows.cluster(row)
 
 
@@ -97,14 +97,16 @@ def search(
     effort: Effort | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """Find the best cluster of the space within the limits, exactly. The same arguments find the same cluster.
+    """Return the best cluster of ``space`` within ``limits``, and all clusters priced; deterministic.
+
+    Ctrl-C while mixes are searched ends the search early (``stopped``), with what was found.
 
     Args:
         space: what there is to choose from.
         job: what does not depend on the cluster.
         limits: budget, deadline and what is wanted.
         effort: how many types are mixed, and how many boxes are bounded at most.
-        tell: is called with what is going on.
+        tell: is called with a few words on what is searched now.
     """
     effort = effort or Effort()
     pool = Pool(Columns(space), job, limits)
@@ -147,7 +149,7 @@ def search_study(
     trials: int,
     kept: Path | optuna.Study | None,
 ) -> Found:
-    """Return exact search's result with clusters that trials of an Optuna study add; its best are the first trials.
+    """Return exact search's result with clusters that ``trials`` trials of an Optuna study add, chosen anew among all.
 
     Args:
         space: what there is to choose from.
@@ -156,8 +158,8 @@ def search_study(
         found: by exact search; its best are the first trials.
         seed: of the other trials.
         types: instance types in one cluster at most.
-        trials: that there are beside.
-        kept: what keeps them, a study or its file; absent: nothing.
+        trials: clusters that the sampler proposes, beyond the first.
+        kept: what keeps all trials, a study or its file; absent: nothing.
 
     Raises:
         BadInput: the file of the study cannot be used.
@@ -183,7 +185,7 @@ def search_study(
 
 
 def proved(found: Found) -> str:
-    """Return the proof of exact search in words: 'no mix of up to three types is better by more than 0.2 %'."""
+    """Return in words what exact search proved: 'no mix of up to three types is better by more than 0.2 %'."""
     proof = found.proof
     uniform = f"{found.uniform:,} clusters of one type were priced, each one"
     if proof is None or not proof.complete:
@@ -206,7 +208,7 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
 
 
 def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
-    """Return the choice among rows, and the front of those that keep the limits as it does, as fields of `Found`."""
+    """Return the chosen row, whether it is ``safe``, and the thinned ``front`` of a forecast, as fields of `Found`."""
     chosen, safe = choose(forecast, limits)
     keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)
     front = keeps[plan_front(forecast.take(keeps))]

@@ -1,4 +1,4 @@
-"""What there is to choose from: machines that can be rented, batch sizes, and ways to exchange gradients."""
+"""The search space: machines that can be rented, batch sizes, and gradient exchanges to choose from."""
 
 from __future__ import annotations
 
@@ -51,18 +51,19 @@ DENSE_COUNTS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOption:
-    """One way to rent one machine, with the predicted speed of its workers in one precision.
+    """One offer of a machine in one precision: price, predicted worker speed, network, start-up, preemption rate.
 
     Attributes:
         precision: that they compute in; all machines of a cluster compute in the same.
-        stretch, stretch_log_sd: steps of that over those of the profile's first precision, and the spread of its log.
+        stretch, stretch_log_sd: steps in this precision over steps in the profile's first, and the log's standard
+            deviation.
         network: to neighbouring machines.
         bus: one hop between the workers of the machine, all of which exchange.
         evaluation_s: the whole evaluation set on one of its workers.
         startup_s: from the request to the first step.
         disk_gb: of its disk.
-        belief: of its pool's hazard; absent on demand.
-        watched: what that rests on beside the prior; absent where nothing was seen of the pool.
+        belief: preemption rate of its spot pool, as a posterior; absent on demand.
+        watched: what the belief rests on beside the prior; absent where nothing was seen of the pool.
     """
 
     offer: Offer
@@ -96,7 +97,7 @@ class MachineOption:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A point of the space: machines of which options, which batch, which exchange, as indices into the space."""
+    """Cluster as indices into a search space: pairs of machine option and count, one batch size, one exchange."""
 
     machines: tuple[tuple[int, int], ...]
     batch: int
@@ -104,7 +105,7 @@ class Cluster:
 
     @classmethod
     def of(cls, counts: Iterable[tuple[int, int]], batch: int, exchange: int) -> Cluster:
-        """Return the cluster with equal options merged, empty ones dropped and a canonical order."""
+        """Return the cluster of (option index, machines) pairs, merged and sorted, without counts below 1."""
         merged: Counter[int] = Counter()
         for option, count in counts:
             merged[option] += count
@@ -118,9 +119,11 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """Machine options, batch sizes, exchanges and limits of a search. ``offered`` and ``excluded`` count offers.
+    """Machine options, global batch sizes, gradient exchanges and limits that a search chooses a cluster within.
 
     Attributes:
+        offered, usable: number of offers that the request allows, and how many of them have a predictable speed.
+        excluded: number of offers left out, by reason.
         max_machines, max_workers: of one cluster.
         max_hourly_usd: of the machines of one cluster together; absent: no limit.
         quotas: vCPUs that may run at once.
@@ -166,7 +169,7 @@ def machine_options(
     precision: Precision | None = None,
     loss: PrecisionLoss | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
-    """Return the offers whose speed can be predicted, and how many were left out for which reason.
+    """Return a `MachineOption` per offer whose speed can be predicted, and the number of offers left out by reason.
 
     Args:
         model: what the profile says.
@@ -291,7 +294,7 @@ def _as_sampled(
 
 
 def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOption, ...]:
-    """Leave out each precision that another beats or equals on every offer, in every respect.
+    """Return the options without any precision that another equals or beats on every offer, in every figure.
 
     A cluster whose machines all change to that one is then no slower, dearer or less certain. The first of equals
     stays.
@@ -318,7 +321,7 @@ def _is_beaten(figures: Mapping[int, Sequence[float]], other: Mapping[int, Seque
 
 
 def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[MachineOption, ...]:
-    """Leave out options that another of the same region beats or equals in every respect.
+    """Return the options that no other of the same region, quota, worker count and precision equals or beats.
 
     Swapping a machine for one that dominates it never makes a cluster slower, dearer or less certain, so no point of
     the Pareto front is lost. Options of one quota are compared, with as many workers a machine and one precision: of
@@ -365,7 +368,7 @@ def _figures(option: MachineOption) -> list[float]:
 
 
 def batch_ladder(smallest: int, largest: int, task_batch_size: int) -> tuple[int, ...]:
-    """Return batch sizes between the limits: the task's own times 1, 1.5, 2, 3, 4, 6 and so on, and 0.75, 0.5, ..."""
+    """Return global batch sizes from ``smallest`` to ``largest``, ascending: the task's own times 2^k and 1.5 * 2^k."""
     first, last = (math.floor(math.log2(limit / task_batch_size)) for limit in (smallest, largest))
     sizes = {round(task_batch_size * part * 2.0**k) for k in range(first, last + 1) for part in (1, 1.5)}
     inside = sorted(size for size in sizes if smallest <= size <= largest)

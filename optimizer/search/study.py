@@ -1,4 +1,4 @@
-"""The search as an Optuna study: what exact search weighed is its first trials, and other samplers go on from there.
+"""The search as an Optuna study: what exact search priced is its first trials, and other samplers go on from there.
 
     trial      a cluster: up to three machine types with their counts, and a batch size; the exchange is solved inside
     values     expected time and expected cost: Optuna's own tools read and plot both
@@ -41,7 +41,11 @@ Parameters = dict[str, Any]
 
 
 class Study:
-    """Trials over the clusters of a search space; ``stopped`` says whether somebody stopped them."""
+    """Optuna study of a search, whose trials are clusters of the search space, priced by the forecast.
+
+    Attributes:
+        stopped: whether Ctrl-C ended the trials early.
+    """
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits, *, types: int, seed: int) -> None:
         space = columns.space
@@ -57,13 +61,13 @@ class Study:
         kept: Path | optuna.Study | None = None,
         then: BaseSampler | None = None,
     ) -> optuna.Study:
-        """Price the first clusters, and so many more as another sampler proposes.
+        """Run trials in ``kept``: the ``first`` clusters, then ``trials`` that ``then`` proposes; return the study.
 
         Args:
-            first: to begin with.
-            trials: beside those.
-            kept: the file that keeps trials, or the study that takes them; absent: a new one in memory.
-            then: proposes the others; absent: NSGA-II.
+            first: clusters to begin with; as many as there are finished trials in ``kept`` are not priced again.
+            trials: how many trials there are beside the first.
+            kept: the file that keeps trials, or the study that takes them; absent: a new study in memory.
+            then: proposes the other trials; absent: NSGA-II.
 
         Raises:
             BadInput: the file cannot be used.
@@ -85,7 +89,7 @@ class Study:
         return study
 
     def cluster(self, parameters: Mapping[str, Any]) -> Cluster:
-        """Return the cluster of a trial's parameters, with the first exchange."""
+        """Return the cluster that a trial's Optuna parameters (types, machines, batch) describe, with exchange 0."""
         counts = [
             (self.names.index(parameters[f"type_{k}"]), parameters[f"machines_{k}"])
             for k in self.slots

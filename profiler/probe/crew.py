@@ -1,4 +1,4 @@
-"""The workers of a probe and what they tell each other: what comes next follows from numbers that every rank holds."""
+"""The workers of a probe and what they gather: what comes next follows from numbers that every rank holds."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ class ProbeStopped(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeGroup:
-    """One worker among the others. ``started_s`` is when the probe began by this worker's clock."""
+    """One worker's view of all workers of a probe, by which it gathers numbers, reads the clock and writes events.
+
+    ``started_s`` is when the probe began by this worker's clock.
+    """
 
     context: WorkerContext
     started_s: float
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """Return the rows of all workers, in rank order; all rows have one length.
+        """Return ``row`` of every worker, [ranks][numbers], all of one length; collective: every rank calls it.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -42,26 +45,26 @@ class ProbeGroup:
         return [other[:-1] for other in rows]
 
     def total(self, row: Sequence[float]) -> list[float]:
-        """Return the sums of a row over all workers, the same on every rank."""
+        """Return the sum over all workers of each number in ``row``; collective: every rank calls it."""
         return [sum(column) for column in zip(*self.gather(row), strict=True)]
 
     def elapsed_s(self) -> float:
-        """Return the seconds that the probe has taken by the leader's clock, the same on every rank."""
+        """Return the seconds since the probe began, by the leader's clock; collective: every rank calls it."""
         return self.gather([self.context.clock() - self.started_s])[0][0]
 
     def record(self, measured: Record) -> None:
-        """Write what was measured to the log (only the leader's reaches it)."""
+        """Write a measured record to the event log; does nothing on other ranks than the leader."""
         self.context.events.write(EVENTS[type(measured)], **measured.model_dump(mode="json"))
 
     def first(self, workers: int) -> Alignment:
-        """Return the process group of the first ``workers`` ranks. Called by every rank, members or not."""
+        """Return a process group of the first ``workers`` ranks (None: of one); every rank must call it."""
         if workers in (1, self.context.world_size):
             return None if workers == 1 else dist.group.WORLD
         return cast("Alignment", dist.new_group(range(workers)))  # torch: or 0
 
 
 def align(group: Alignment, value: float = 0.0) -> float:
-    """Wait for all workers of the group, and return the largest of their values."""
+    """Wait for all workers of a group, and return the largest of their values; ``group`` None: do not wait."""
     if group is None:
         return value
     flag = torch.tensor([value], dtype=torch.float64)

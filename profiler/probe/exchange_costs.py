@@ -42,7 +42,7 @@ LARGEST_BYTES = 1 << 26
 
 
 def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: int, time_limit_s: float) -> None:
-    """Record every collective at every payload of the schedule, and at the size of the job's own gradient.
+    """Time collectives at each payload of ``probe`` and the gradient's size, and log them; every rank must call it.
 
     A timing is what the collective adds to the computation of the slowest worker, mean over the workers. Payloads are
     fp32, as gradients are. When time runs short the largest payloads are left out, though never the two smallest.
@@ -148,7 +148,7 @@ def time_compressors(
     group: Alignment,
     shapes: Shapes | None = None,
 ) -> None:
-    """Time every compressor on ``gradient`` (None: this rank only listens) and record the medians.
+    """Time each compressor on ``gradient`` (None: this rank listens), and log the medians; every rank must call it.
 
     As in training: ``compress_s`` holds adding the residual, selecting or rounding, and keeping what was not sent;
     ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices.

@@ -27,7 +27,7 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def host_facts(device: torch.device) -> Host:
-    """Return the hardware and software of the machine that this worker runs on."""
+    """Return this machine's hardware and software: CPU, memory, versions, and its GPUs if ``device`` is one."""
     cuda = device.type == "cuda"
     return Host(
         cpu_model=_cpu_model(),
@@ -43,7 +43,7 @@ def host_facts(device: torch.device) -> Host:
 
 
 def host_memory_bytes() -> int:
-    """Return the bytes that processes here may use: the machine's, or the control group's limit where that is lower."""
+    """Return the bytes of main memory that processes may use: the machine's, or the control group's lower limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # not mounted, or "max"
@@ -52,7 +52,7 @@ def host_memory_bytes() -> int:
 
 
 def device_memory_bytes(device: torch.device) -> int:
-    """Return the bytes that the workers of a device share, without what other programs hold of a GPU."""
+    """Return the bytes that workers on a device may use: main memory, or a GPU's less what other programs hold."""
     if device.type == "cpu":
         return host_memory_bytes()
     free, _ = torch.cuda.mem_get_info(device)
@@ -60,7 +60,7 @@ def device_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak of the memory used."""
+    """Reset the peak that `peak_memory_bytes` returns: of this process on a CPU, of torch's allocator on a GPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -74,7 +74,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Return peak bytes since the last reset: of tensors on a GPU, of the process on a CPU. None where unknown.
+    """Return the peak bytes since `reset_peak_memory`: of tensors on a GPU, of the process on a CPU; None: unknown.
 
     Pages of files (libraries, mapped data) are left out: workers of a machine share them, and the kernel takes them
     back where memory is short. How many of them a process touches depends on whether it began as a fork.
@@ -87,7 +87,7 @@ def peak_memory_bytes(device: torch.device) -> int | None:
 
 
 def resident_peak_bytes(status: str) -> int | None:
-    """Return peak resident bytes less file pages there now, from a ``/proc/PID/status`` (Linux, proc_pid_status)."""
+    """Return a process's peak resident bytes less file pages, from the text of ``/proc/PID/status``; None: not said."""
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     if "VmHWM" not in fields:
         return None
@@ -104,7 +104,7 @@ def _cpu_model() -> str:
 
 
 class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counter of operators that do work, not views, which only relabel memory, and of FLOPs of matrix work."""
+    """Counter of torch operators, views left out, and of FLOPs of matrix work, which counts while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
@@ -127,7 +127,7 @@ class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
 @contextmanager
 def without_fused_layers() -> Iterator[None]:
-    """Leave oneDNN and cuDNN out: fused recurrent layers are opaque to the FLOP counter.
+    """Turn oneDNN and cuDNN off in this context: the FLOP counter does not see into fused recurrent layers.
 
     Without them such a layer falls apart into the matrix products that it is made of.
     """
@@ -149,7 +149,7 @@ ATTENTION = ("attention", "attn", "transformer")
 
 
 def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
-    """Return the kind of a model; None where its modules do not tell.
+    """Return a model's kind by its modules, such as 'transformer' or 'convolution'; None: they do not tell.
 
     A recurrent module makes it recurrent, and attention (by the names of modules) a transformer unless most weights
     beside tables are of convolutions. Without either, convolutions make it convolutional, and tables with most of the
@@ -181,7 +181,7 @@ def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int
 
 
 def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Return the tensors of optimizers' state."""
+    """Return all tensors in the states of optimizers, such as momentum buffers, in one list."""
     return [
         leaf
         for optimizer in optimizers
@@ -192,16 +192,16 @@ def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 class StepCount:
-    """Counter of the memory of one step: what computing takes, and what optimizers take while they update.
+    """Counter of the bytes of memory that a training step takes: in computing, and in the optimizers' updates.
 
     What a job keeps from step to step counts as there; on a GPU also what its libraries hold, which is then part of
     computing.
 
     Args:
-        device: where it happens.
+        device: that computes the step.
         parameters: of the model, trained or not.
         buffers: of the model.
-        optimizers: after a step.
+        optimizers: that have stepped once, so that their state is there.
         gradient_bytes: of all that is trained.
         gradient: where it lies in one buffer that is kept as well; None: backward makes it anew, and a worker copies it
             into a buffer of its own.
@@ -226,27 +226,27 @@ class StepCount:
         self._computing = self._updating = self._fresh = 0
 
     def begins(self) -> None:
-        """Begin to count a step, and forget what was counted of others."""
+        """Begin to count the memory of a step, and forget the counts of earlier steps."""
         self._computing = self._updating = 0
         self.tensors.begin_phase()
 
     def gets(self, batch: object) -> None:
-        """Count the tensors of the step's batch."""
+        """Count the tensors in a step's batch as memory of that step."""
         self.tensors.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
     def updates(self, fresh: Iterable[Tensor | None] = ()) -> None:
-        """End the memory peak of computing and begin the update's; ``fresh``: gradients that backward made."""
+        """Close the memory peak of computing, begin the optimizer update's; ``fresh``: gradients backward made."""
         self._computing = max(self._computing, self.tensors.peak_bytes - self._kept_bytes)
         self._fresh = bytes_of(fresh)
         self.tensors.begin_phase()
 
     def updated(self) -> None:
-        """Count the end of an optimizer's update."""
+        """Close the memory peak of an optimizer's update, which is over now."""
         self._updating = max(self._updating, self.tensors.peak_bytes - self._kept_bytes - self._fresh)
         self.tensors.begin_phase()
 
     def told(self, samples: int) -> TrainingMemory:
-        """Return the memory of a step of so many samples, bytes by kind of tensor."""
+        """Return the counted memory, bytes by kind of tensor, as that of a step of ``samples`` samples."""
         return TrainingMemory(
             parameter_bytes=bytes_of(self._parameters),
             buffer_bytes=bytes_of(self._buffers),
@@ -260,9 +260,10 @@ class StepCount:
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counter of the storages of tensors made inside the context, until the last tensor on each is gone.
+    """Counter of the live and peak bytes of tensors that are made on one device while it is entered.
 
-    Views share a storage, which counts once. A tensor that was there before counts where it was given to `hold`. What
+    A storage counts once, whatever views share it, until the last tensor on it is gone. A tensor that was there before
+    counts where it was given to `hold`. What
     an operator takes for itself while it runs, such as the scratch space of a convolution, makes no tensor and is not
     seen.
 
@@ -280,12 +281,12 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self.is_paused = False
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that are there already."""
+        """Count tensors that were made before the context as live."""
         for storage in self._storages(tensors):
             self._see(storage, storage.nbytes())
 
     def begin_phase(self) -> None:
-        """Forget the peak."""
+        """Set the peak back to the bytes that are live now."""
         self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(
@@ -324,7 +325,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 class AllocatedBytes(nullcontext[None]):
-    """A meter of a GPU's live and peak memory, bytes, by its allocator, scratch space of operators included."""
+    """Reader of a GPU's live and peak bytes from torch's allocator; as a context it does nothing."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -345,7 +346,7 @@ class AllocatedBytes(nullcontext[None]):
         """Do nothing, as the allocator knows of all tensors."""
 
     def begin_phase(self) -> None:
-        """Forget the peak."""
+        """Set the allocator's peak back to the bytes that are live now."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
@@ -354,12 +355,12 @@ PeakBytes: TypeAlias = TensorBytes | AllocatedBytes
 
 
 def count_on(device: torch.device) -> PeakBytes:
-    """Return the counter of peak bytes that fits a device."""
+    """Return a counter of live and peak bytes on a device: the allocator's on a GPU, else of tensors."""
     return AllocatedBytes(device) if device.type == "cuda" else TensorBytes(device)
 
 
 def bytes_of(values: Iterable[object]) -> int:
-    """Return the bytes of all tensors among values; those on one storage count once."""
+    """Return the bytes of the storages of all tensors among ``values``, each storage once; the rest is skipped."""
     storages = {
         part.untyped_storage()._cdata: part.untyped_storage().nbytes()
         for value in values

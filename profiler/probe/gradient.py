@@ -1,4 +1,4 @@
-"""Looks at a worker's gradient between computing and exchanging it: gains, and what ways to exchange lose of it."""
+"""Looks at a worker's gradient before it is exchanged: what Top-k would keep of it, and what compressors lose of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hetopt.trainer.policies.ratio.policy import gain_of
 
 
 class ResidualGains:
-    """The residuals that error feedback would have at several ratios while training itself sends everything.
+    """Residuals that Top-k's error feedback would have at several ratios, while training sends dense gradients.
 
     Top-k then keeps a fraction of gradient *plus residual*, which is less than of the gradient alone: the residual is
     full of what was small. A gain at a given ratio is measured on the residual of the nearest followed ratio. The
@@ -37,13 +37,13 @@ class ResidualGains:
         self._elements = elements
 
     def follow(self, local: Tensor) -> None:
-        """Take this worker's weighted gradient of one step into the residuals."""
+        """Update the residuals with this worker's weighted flat gradient of one step; call it every step."""
         for ratio, residual in self._residuals.items():
             prepared = residual.prepare(local)
             residual.commit(prepared, TopK(ratio).encode(prepared, Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
-        """Return the gain over all workers at every ratio, had this gradient been sent; residuals stay as they are."""
+        """Return the share of energy Top-k would keep of this gradient by ratio; collective: every rank calls it."""
         kept, whole = [0.0] * len(self._ratios), [0.0] * len(self._ratios)
         for followed, residual in self._residuals.items():
             places = [i for i, nearest in enumerate(self._nearest) if nearest == followed]
@@ -97,7 +97,7 @@ FORGETTING_STEPS = 2
 
 
 class ExchangeTrials:
-    """Trials of each way to exchange on a pilot's gradients, at once or in turn: what it loses of this job.
+    """Trials of compressors on a pilot's gradients, beside its dense training: what each loses of this job's.
 
     A way with a residual is followed until what it holds back has settled, and its gain is that of the last steps: the
     residual is full of what was lost before, so that a gradient alone would promise too much. Of one that forgets, the
@@ -115,7 +115,13 @@ class ExchangeTrials:
         self._open: list[_Trial] = []
 
     def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int) -> tuple[ExchangeTrial, ...]:
-        """Exchange this worker's weighted gradient of one step, and return the results of the trials that this ends."""
+        """Try compressors on this worker's gradient of one step; return trials that end; every rank calls it.
+
+        Args:
+            local: this worker's weighted flat gradient, which stays as it is.
+            crew: all workers of the probe.
+            pilot: number of the pilot; with another, open trials begin anew.
+        """
         if pilot != self._pilot:  # other weights
             self._pilot, self._open = pilot, [self._trial(trial.way) for trial in self._open]
         while len(self._open) < self._together and self._ways:

@@ -42,7 +42,7 @@ EVALUATIONS_IN_LIMIT = 6
 
 
 class PilotRun:
-    """One pilot: its model, its place in the data, and what it does at a step. Built and run by all ranks together.
+    """One pilot, a short training run that a probe makes and evaluates; all ranks build and run it together.
 
     Args:
         crew: all workers of the probe.
@@ -125,7 +125,7 @@ class PilotRun:
         )
 
     def run(self, time_limit_s: float, *, evaluated: bool) -> None:
-        """Train until the target, the time limit or the last epoch.
+        """Train until the target, the time limit, the last epoch or divergence, and log it; every rank calls it.
 
         Args:
             time_limit_s: seconds that the pilot may take.

@@ -46,7 +46,7 @@ UNLIMITED_S = 3600.0
 
 
 def run_probe(context: WorkerContext) -> None:
-    """Measure what ``context.spec.probe`` asks for and write it to the event log. Ends quietly when asked to stop.
+    """Measure what the run's ``spec.probe`` asks for, and write it to the event log; every rank calls it.
 
     Raises:
         BadInput: the spec has no probe, or the task or its data cannot be used.
@@ -116,14 +116,14 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
 
 
 def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader, part: MicroBatch) -> Job:
-    """Return the facts of a job, counted on one small batch.
+    """Return a task's facts: parameters, data, batch size, target, and operators and FLOPs counted on ``part``.
 
     Args:
         task: the task.
         reference: the text that names it.
         replica: a model of it; its gradient is overwritten.
         reader: reads the training data.
-        part: the samples to count on.
+        part: the few samples to count operators and FLOPs on.
     """
     whole, apart = WorkCount(), WorkCount()
     with whole:

@@ -1,4 +1,4 @@
-"""Step times over local batch sizes: some workers compute at the same time, the others keep still.
+"""Step times over local batch sizes, samples: some workers compute at the same time, the others keep still.
 
 With them the two figures that relate devices to each other: how fast a worker's multiplies and copies.
 """
@@ -41,10 +41,10 @@ FEWEST_SIZES = 2
 
 
 def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> Taken:
-    """Return the timings, peak memory and contention of timed steps.
+    """Return a record of steps that just ended, with peak bytes and contention; ``before_s``: yardstick before them.
 
     Args:
-        steps: that are over just now.
+        steps: that ended just now; warm-up steps are left out.
         device: that computed them.
         before_s: reading of the yardstick before them; None: the processor does not compute.
     """
@@ -60,7 +60,7 @@ def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | No
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replica:
-    """Model and optimizer; the gradients of all parameters are views into the flat fp32 ``gradient``."""
+    """Model and optimizer of a probe's worker; all gradients are views into the flat fp32 ``gradient``."""
 
     loss: LossModule
     optimizer: Optimizer
@@ -70,7 +70,7 @@ class Replica:
 
     @classmethod
     def build(cls, task: Task, spec: RunSpec, device: torch.device) -> Replica:
-        """Build the same replica on every rank at the same time, computing in fp32.
+        """Build the same fp32 replica on every rank, whose optimizer moves no weight; every rank must call it.
 
         The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
         many steps are timed, activations and gradients stay those of a sane model.
@@ -93,11 +93,11 @@ class Replica:
         return tuple(tuple(parameter.shape) or (1,) for parameter in trainable_parameters(self.loss.model))
 
     def computing_in(self, precision: Precision) -> Replica:
-        """Return a replica of the same model that computes in another precision."""
+        """Return a replica that computes in another precision, with the same model, optimizer and gradient."""
         return replace(self, loss=LossModule(self.loss.model, self.task.loss, precision))
 
     def step(self, batch: Batch, mark: Callable[[], object] = lambda: None) -> None:
-        """Take one step up to the optimizer's, without any exchange.
+        """Compute one step on ``batch``, optimizer included, without exchange; ``mark`` is called between phases.
 
         Args:
             batch: to compute.
@@ -111,7 +111,7 @@ class Replica:
         self.optimizer.step()
 
     def count(self, batch: Batch, samples: int) -> TrainingMemory:
-        """Take one step, after others, and count what of the device's memory it takes."""
+        """Take one step, not the first, and return the device memory that it takes, bytes by kind of tensor."""
         count = StepCount(
             self.device,
             parameters=list(self.loss.model.parameters()),
@@ -164,7 +164,9 @@ def run_sweep(
     *,
     schedule: ProbeSchedule | None,
 ) -> tuple[int, ...]:
-    """Time steps at the batch sizes of a sweep, and of its first pass measure all else; called by every rank.
+    """Time steps at each batch size of a sweep, log them, and return the sizes that were timed; every rank calls it.
+
+    Its first pass also records the device, and where this is due the memory of a step and the times of compressors.
 
     Args:
         crew: all workers of the probe.
@@ -252,13 +254,13 @@ def _measure(
 
 
 def steps_within(sweep: Sweep, allowed_s: float, step_s: float) -> tuple[int, int]:
-    """Return the steps to warm up with, and those to time, that there is time for."""
+    """Return how many steps of ``step_s`` s to warm up with, and how many to time, within ``allowed_s`` seconds."""
     warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
     return warmups, min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
 
 
 def yardstick_s(device: torch.device) -> float | None:
-    """Return the seconds of a calibration micro-benchmark on this processor now: before and after a batch size's steps.
+    """Return the seconds that a calibration micro-benchmark takes on this processor now; None: ``device`` is a GPU.
 
     A shared machine changes its speed within seconds: what was read once for a whole sweep says little of one size.
     """
@@ -266,7 +268,7 @@ def yardstick_s(device: torch.device) -> float | None:
 
 
 def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: float) -> bool:
-    """Return whether to leave the next batch size out: it is predicted to take more memory or time than there is."""
+    """Return whether to skip batch size ``size``: by ``points`` it exceeds ``limit_bytes`` or ``left_s`` seconds."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if peaks:
         line = fit_memory([measured for measured, _ in peaks], [peak for _, peak in peaks])
@@ -284,7 +286,16 @@ def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_b
 def record_facts(
     crew: ProbeGroup, index: int, sweep: Sweep, group: Alignment, active: bool, memory_fraction: float
 ) -> int:
-    """Record the device of a sweep, and return the bytes that one of its workers may use."""
+    """Log a sweep's device and its speeds, and return the bytes that a worker may use; every rank calls it.
+
+    Args:
+        crew: all workers of the probe.
+        index: of the sweep in the schedule.
+        sweep: says how many workers compute, and in which precision.
+        group: the workers that compute.
+        active: whether this one does.
+        memory_fraction: share of the device's memory that training may use.
+    """
     device = crew.context.device
     rates = (0.0, 0.0)
     if active:
@@ -309,7 +320,7 @@ def record_facts(
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute with ``count`` threads, then with as many as before."""
+    """Set torch's CPU threads to ``count`` in this context, and back after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -325,8 +336,10 @@ COPY_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
 
 
 def speeds(device: torch.device) -> tuple[float, float]:
-    """Return the floating-point operations a second of a large fp32 matrix product, as this process may use the device
-    now, and the bytes a second of a memory copy, read plus write."""
+    """Return a device's FLOP/s in a large fp32 matrix product, and bytes/s of a memory copy, read plus write.
+
+    Both are measured now, on what this process may use of the device.
+    """
     side, stopwatch = MATRIX_SIDE[device.type], Stopwatch(device)
     matrix, source = torch.rand(side, side, device=device), torch.rand(COPY_BYTES[device.type] // 4, device=device)
     product, target = torch.empty_like(matrix), torch.empty_like(source)
@@ -347,7 +360,7 @@ Span = tuple[Mark, Mark]
 
 
 class TimedStep(NamedTuple):
-    """One training step on two clocks, in seconds.
+    """Seconds of one training step: wall time, time without contention, and that time by phase.
 
     Attributes:
         wall_s: as it passed.
@@ -361,7 +374,7 @@ class TimedStep(NamedTuple):
 
 
 def timed_step(stopwatch: Stopwatch, whole: Span, loading: Sequence[Span], *computing: Sequence[Span]) -> TimedStep:
-    """Return the time of one step, which may compute in several spans, without contention.
+    """Return the seconds of one step from marks of a stopwatch: wall time, and without contention, also by phase.
 
         contention c = wall / processor time      of forward, backward and update, which only compute
         alone        = processor time             of these

@@ -48,7 +48,7 @@ STREAM_BATCHES = 10_000
 
 
 class ScriptProbe:
-    """The measurement of one script: runs it and writes down what was measured."""
+    """Measurement of one training script in this process: runs it, hooks into torch, and writes the event log."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -61,7 +61,7 @@ class ScriptProbe:
         self._measured = ScriptCourse(order=order, observer=self._observer, crew=self._crew(1))
 
     def run(self) -> None:
-        """Run the script until all is measured.
+        """Run the script in this process until all is measured, then stop it and write what was measured.
 
         Raises:
             HetoptError: it cannot be measured, and why.
@@ -231,7 +231,7 @@ class ScriptProbe:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure a script in this process, and return hetopt's exit code."""
+    """Measure a script in this process, with ``arguments`` [FOLDER, RANK], and return hetopt's exit code."""
     folder, rank = Path(arguments[0]), int(arguments[1])
     try:
         with FailureReport(folder, rank) as report:

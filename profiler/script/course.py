@@ -53,7 +53,7 @@ USUAL = ProbeSchedule(seed=0, sweeps=())
 
 @dataclass(kw_only=True)
 class ScriptCourse:
-    """The driver of a script's measurement, step by step, with what was measured so far.
+    """Driver of a script's measurement: says how each next step should be, and keeps what was measured so far.
 
     Attributes:
         order: what to measure.
@@ -76,7 +76,7 @@ class ScriptCourse:
     trying: int = 0
 
     def run(self) -> Course:
-        """Yield the wish for each step from the end of the script's first one on, until all is measured."""
+        """Yield a `Wish` for each step after the script's first, and be sent its `Step`, until all is measured."""
         order = self.order
         if order.watch == "steps":
             yield from self._sweep((self.observer.batch_size,), self.crew.elapsed_s(), order.time_limit_s)

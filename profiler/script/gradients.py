@@ -1,4 +1,4 @@
-"""Runs a script for a few steps and keeps what its optimizers step by: what runs of scripts are compared by.
+"""Runs a script for a few steps and saves the gradients of its optimizers, by which two runs are compared.
 
 ``python -m hetopt.profiler.script.gradients FOLDER NAME SCRIPT ARGUMENTS``, in several processes by torchrun.
 What is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of
@@ -66,7 +66,7 @@ Way: TypeAlias = Literal["", "ddp", "session"]
 
 
 class Told(Record):
-    """Learning rates that a script's optimizers step by, and how it trains, to compare runs by beside gradients."""
+    """Facts of a recorded run of a script beside its gradients: learning rates, batch size, and how it trains."""
 
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
@@ -82,7 +82,7 @@ class Told(Record):
 
 
 class GradientRecorder:
-    """Recorder of each optimizer's gradients and learning rates at its first steps; ends the process after them.
+    """Recorder of the gradients and learning rates of each optimizer's first 3 steps; then it ends the process.
 
     Args:
         path: of the file of gradients.
@@ -97,12 +97,12 @@ class GradientRecorder:
         self.batch_size: int | None = None
 
     def notice(self, loader: DataLoader[Any]) -> None:
-        """Note the first loader that is read."""
+        """Keep the batch size, samples, of the first DataLoader that is read; later calls change nothing."""
         if self.batch_size is None:
             self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        """Record the gradient and learning rate of one more step, and end once all optimizers have enough."""
+        """Record one optimizer step's gradient (torch's post-step hook); end the process once all have 3."""
         steps = self._seen.setdefault(id(optimizer), [])
         if len(steps) == STEPS:
             return
@@ -115,7 +115,7 @@ class GradientRecorder:
             self.end(0)
 
     def end(self, code: int) -> None:
-        """Write the record, wait for the other ranks' and exit the process at once."""
+        """Exit the process with ``code``; if 0, save the record and wait up to 20 s for other ranks' first."""
         if code == 0:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
@@ -138,7 +138,7 @@ class GradientRecorder:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script until it has done enough steps."""
+    """Run the script of ``arguments``, [FOLDER, NAME, SCRIPT, ...], until 3 steps are recorded; ends the process."""
     folder, name, script, *rest = arguments
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     paths = [inside(Path(folder), FILE.format(name=name, rank=worker)) for worker in range(workers)]
@@ -187,13 +187,16 @@ def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
 
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
-    """Return the gradients of each step of each optimizer that `GradientRecorder` wrote, and what else it did."""
+    """Return what rank 0 of a recorded run saved: fp64 gradients [optimizers][steps], flat, and facts beside them."""
     gradients, facts = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
     return gradients, Told(**facts)
 
 
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
-    """Return the relative difference of the gradients of each step that both did; infinite: of other parameters."""
+    """Return by step the relative difference of two runs' gradients, the worst optimizer's; inf: other parameters.
+
+    It is the norm of the difference over the norm of ``right``'s gradient, for the steps that both runs have.
+    """
     if len(right) != len(other):
         return [math.inf]
     by_step: list[float] = []

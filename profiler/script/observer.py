@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """The request for a script's next step: its batch size, whether it learns, and what is counted.
+    """Request for a script's next step: its batch size, whether it learns, and what is counted.
 
     Attributes:
-        factor: on the script's own batch size.
+        factor: batch size over the script's own.
         learns: whether the optimizer may move the parameters: a learning rate of 0 else, so that however many steps are
             timed, activations and gradients stay those of a sane model.
         inside: entered around the step, to count what it does.
@@ -62,7 +62,7 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The samples, times and gradient of one step of a script.
+    """Samples, seconds and gradient of one training step of a script.
 
     Attributes:
         samples: of its batches; 0: nothing tells.
@@ -81,9 +81,9 @@ Course: TypeAlias = Generator[Wish, Step, None]
 
 
 class Finished(BaseException):
-    """Signal that nothing more is to be measured; no script catches it by accident.
+    """Exception that ends a script once all is measured (argument: the error, if any), which no script catches.
 
-    Its argument is why the script cannot be measured; none: all is.
+    It is a BaseException, and the error says why the script cannot be measured.
     """
 
 
@@ -101,14 +101,14 @@ class _Seen:
 
 
 def normalises(module: nn.Module) -> bool:
-    """Return whether a module that is called now normalises by the samples of its batch."""
+    """Return whether a module normalises by the samples of its batch as it is now: BatchNorm in training mode."""
     return module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the gradients of parameters as one vector; zeros where one has none.
+    """Return the gradients of parameters as one dense vector, zeros for none; collective if they are sharded.
 
-    Sparse ones are made dense; sharded ones are put together, for which all their workers ask.
+    Sparse gradients are made dense; sharded gradients are gathered whole, so that all their workers must call it.
     """
     with torch.no_grad():
         gradients = (
@@ -121,16 +121,18 @@ def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def alive(kind: type[T]) -> list[T]:
-    """Return the objects of a kind that this process holds."""
+    """Return the living objects of a class, or of its subclasses, in this process."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 class Observer:
-    """Observer of what a script trains (see `listen`). A step ends when the optimizer that stepped first does.
+    """Observer of a script's training through torch's hooks (see `listen`), which splits it into timed steps.
+
+    A step ends when the optimizer that stepped first ends its step.
 
     Args:
-        course: what is to be measured.
-        lines: of the user's files.
+        course: yields a `Wish` for each step, and is sent the `Step`.
+        lines: find the line of the user's files that runs now.
 
     Attributes:
         optimizers: in the order of their first steps.
@@ -181,7 +183,7 @@ class Observer:
         return sum(parameter.nbytes for parameter in self.parameters)
 
     def count(self) -> StepCount:
-        """Return a count over what the script keeps from step to step, as its modules and optimizers hold it."""
+        """Return a new counter of a step's memory, which knows what the script keeps from step to step."""
         parameters = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
         return StepCount(
             self.device,
@@ -216,7 +218,7 @@ class Observer:
             self._seen.spans[phase].append((begun, self._stopwatch.mark()))
 
     def look(self) -> None:
-        """Take the loader with the most samples as that of the training data, where none was heard."""
+        """Find the training DataLoader in memory, with the most samples, and its batch size; for unhooked scripts."""
         self.loader = max(alive(DataLoader), key=lambda loader: samples_of(loader) or 0, default=None)
         if self.loader is not None:
             drawn = getattr(self.loader.batch_sampler, "batch_size", None)
@@ -224,6 +226,7 @@ class Observer:
             self.batch_size = self._samples = next(sizes, 0)
 
     def begins_pass(self, loader: DataLoader[Any]) -> None:
+        """Take over the batch sizes of a DataLoader (see `rebatch`), as the script begins a pass over it."""
         rebatch(
             loader,
             lambda: self._wish.factor if loader in self._training else 1.0,
@@ -231,11 +234,13 @@ class Observer:
         )
 
     def asks_for_batch(self) -> None:
+        """Start the clock of waiting for a batch, and pause the count of memory."""
         self._opens(LOADING)
         if self._wish.count is not None:
             self._wish.count.tensors.is_paused = True
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
+        """Note the batch that a DataLoader gave the script, with its samples, and stop the clock of waiting."""
         tensors = list(tensors_in(batch))
         if self._wish.count is not None:
             self._wish.count.tensors.is_paused = False
@@ -266,11 +271,12 @@ class Observer:
             self._newest = None
 
     def calls(self, inputs: Any) -> None:
-        """Count samples where no loader tells: rows that the first module of a backward pass is given."""
+        """Count the rows of a module's ``inputs`` as the step's samples, if there is no DataLoader to tell them."""
         if self.loader is None and not self._rows and torch.is_grad_enabled():
             self._rows = samples_in(inputs)
 
     def begins_backward(self) -> None:
+        """Note that backward begins: start its clock, and count the newest batch as a training batch."""
         self._train_on_newest()
         if not self.optimizers:
             self.backward_at = self.backward_at or self._lines.now() or ""
@@ -281,16 +287,18 @@ class Observer:
         self._opens(BACKWARD)
 
     def ended_backward(self) -> None:
+        """Note that backward is over: stop its clock, and keep the gradient if it is asked for."""
         self._closes(BACKWARD)
         self._opens(FORWARD)  # another may follow without another batch
         if self._wish.wants_gradient:
             self._seen.gradient = flat_gradient(self.parameters, torch.float32)  # before the script clips it
 
     def schedules(self) -> bool:
-        """Return whether the learning rate may change now."""
+        """Return whether a learning-rate schedule may step now: the step learns, or none was taken yet."""
         return self._wish.learns or not self.optimizers  # one that is being made takes its first step at once
 
     def begins_step(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer begins its step, and set its learning rates to 0 unless the step learns."""
         self.step_at = self.step_at or self._lines.now() or ""
         self._meet(optimizer)
         if not self._wish.learns:
@@ -303,6 +311,7 @@ class Observer:
         self._opens(UPDATE)
 
     def ended_step(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer's step is over, and restore its learning rates; the first one's ends the step."""
         self._meet(optimizer)
         self._closes(UPDATE)
         now = self._stopwatch.mark()
@@ -349,14 +358,14 @@ class Observer:
 
 
 class Rebatched:
-    """A batch sampler in place of a loader's own: batches of another size, which never run out.
+    """Batch sampler in place of a DataLoader's own: batches ``factor`` times as large, endless if asked for.
 
     The dataset, the order of samples, the collate function and the reader processes stay the script's: what changes is
     how many indices of the sampler's stream go into a batch.
 
     Args:
-        inner: the batch sampler.
-        factor: on its batches' sizes, asked for at each batch.
+        inner: the batch sampler that it replaces.
+        factor: returns the size of the next batch over that of ``inner``'s.
         is_endless: whether to begin anew after the last batch, asked for then.
 
     Attributes:
@@ -402,13 +411,13 @@ class Rebatched:
 
 
 def samples_of(loader: DataLoader[Any]) -> int | None:
-    """Return the samples of one pass over a loader's data; None: a stream does not say."""
+    """Return the samples of one pass over a DataLoader's dataset; None: it is a stream, which does not say."""
     data: object = loader.dataset
     return len(data) if isinstance(data, Sized) and not isinstance(data, IterableDataset) else None
 
 
 def samples_given(loader: DataLoader[Any], batch: Any) -> int:
-    """Return the samples of the batch that a loader gives: indices where it draws any, else the batch's rows."""
+    """Return the samples of the batch that a DataLoader just gave, drawn or else its rows; call once per batch."""
     drawn = loader.batch_sampler
     if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
         return drawn.sizes.popleft()
@@ -416,7 +425,7 @@ def samples_given(loader: DataLoader[Any], batch: Any) -> int:
 
 
 def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
-    """Let a loader's next pass give batches by `Rebatched`, if it makes batches at all."""
+    """Replace a DataLoader's batch sampler by `Rebatched`, in place; does nothing if it has none or did so before."""
     if loader.batch_sampler is not None and not isinstance(loader.batch_sampler, Rebatched):
         # A loader guards the attribute; what it iterates over is this entry.
         loader.__dict__["batch_sampler"] = Rebatched(loader.batch_sampler, factor, is_endless)
@@ -428,7 +437,7 @@ done, so its schedule then stays at its end."""
 
 
 def listen(observer: Observer) -> None:
-    """Let an observer hear everything from here on; for the rest of the process.
+    """Hook torch so that an observer hears loaders, backward passes and optimizers, for the rest of the process.
 
     Optimizers by torch's own global hooks; loaders and backward passes have none, so the functions that every script
     goes through are wrapped. Nothing is computed in another way than the script would.
@@ -443,7 +452,7 @@ def listen(observer: Observer) -> None:
 
 
 def be_alone() -> None:
-    """Make a script the only worker from here on, also if it makes a process group or starts a process for each GPU."""
+    """Patch torch so that a script is the only worker, even if it makes a process group or starts processes."""
     keep_modules()
     _replace(
         dist,

@@ -1,4 +1,4 @@
-"""What a process that watches a script is told to measure."""
+"""The order by which a process measures a script: its arguments, batch sizes, and limits on steps and seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ own alone; or nothing but the ends of optimizers' steps, so that it runs as it d
 
 
 class ScriptOrder(Sweep):
-    """One start of a script, or of several copies side by side, as a sweep over the script's own batch sizes."""
+    """Order to measure one start of a script, or of several copies side by side: arguments, steps and time limits."""
 
     script: str = Field(description="the file")
     arguments: tuple[str, ...] = ()
