@@ -52,12 +52,13 @@ def test_a_file_of_a_cloud_is_planned_with_and_exported_but_not_rented(nothing_i
         H100,
         H100.replace(",9.5", ",8.5"),  # another zone of the region
         "mi300,x,224,2048,MI300X,8,,east,48,",
+        "gaudi,x,96,768,Gaudi,8,,east,13,",  # known, and no GPU that torch drives
         "cpu,x,4,16,,,,east,0.1,",
         ",x,,,T4,1,,east,0.35,",  # a GPU that is added to any machine
     )
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     facts = import_cloud(file, "mine")
-    assert facts == {"cloud": "mine", "types": 1, "regions": 1, "unknown_gpus": ["MI300X"]}
+    assert facts == {"cloud": "mine", "types": 2, "regions": 1, "unknown_gpus": ["MI300X"]}
     assert (nothing_imported / "mine.csv").read_text(encoding="utf-8") == file.read_text(encoding="utf-8")
 
     [gpu] = hetopt.gpus(cloud="mine")
@@ -65,6 +66,8 @@ def test_a_file_of_a_cloud_is_planned_with_and_exported_but_not_rented(nothing_i
     plan = hetopt.recommend(RECORDED, cloud="mine", budget_usd=5, epochs=2)
     [group] = plan.chosen.groups
     assert (group.instance_type, group.region, group.price_usd_per_hour) == ("h100x8", "mine:east", 8.5)
+    described = hetopt.estimate(params="110M", samples="3M", tokens=128, cloud="mine", budget_usd=200)
+    assert described.plan.chosen.groups[0].instance_type == "h100x8"
     assert {term.name.partition(" ")[0] for term in plan.chosen.prediction.cost_terms} <= {"1", "start-up", "expected"}
     assert 'infra: "mine/east"' in skypilot_task(plan, "hetopt.whl", "secret")
     with pytest.raises(BadInput, match="machines of mine, which hetopt does not rent"):
