@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.bucket_doctor import Asked
+from hetopt.backends.ec2.renter.doctor import Asked
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.request import Request, instance_types_of
 

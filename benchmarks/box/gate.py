@@ -21,7 +21,7 @@ from werkzeug.datastructures import MultiDict
 
 from benchmarks.box.authorizations import Place, authorizations, keys_of_headers
 from benchmarks.box.iam import allows
-from hetopt.backends.ec2.renter.bucket_doctor import Asked, Policy, concerns, statements
+from hetopt.backends.ec2.renter.doctor import Asked, Policy, concerns, statements
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.request import Request
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import botocore.session
 
-from hetopt.backends.ec2.renter.bucket_doctor import Asked, Policy, concerns, several, statements
+from hetopt.backends.ec2.renter.doctor import Asked, Policy, concerns, several, statements
 
 
 def actions_of(policy: Policy) -> Iterator[str]:

@@ -386,9 +386,10 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     from hetopt.backends.supervisor import Supervision
     from hetopt.reports.timeline import figures, pause
 
-    supervision = Supervision.of(launch, run.folder, run.backend if isinstance(run.backend, Renting) else None)
     live = run.unread()
     progress, reader, unread = live.progress, live.log, live.log.unread
+    renting = run.backend if isinstance(run.backend, Renting) else None
+    supervision = Supervision.of(launch, run.folder, progress, renting)
     expected = max(launch.prediction.steps.value, 1.0)
     looked_s = time.monotonic()
     arrived, arrived_s = dict[Path, int](), looked_s
@@ -398,7 +399,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
         for line in printed():
             reporter.note(line)
         for event in reader.read():
-            supervision.standing.take(event)
+            supervision.take(event)
             passed = live.take(event)
             if on_event is not None:
                 on_event(event)

@@ -140,14 +140,7 @@ class Backend(Launcher, Protocol):
 
 @runtime_checkable
 class Renting(Launcher, Protocol):
-    """A launcher that can replace machines of a run by others."""
-
-    def replace(self, handle: RunHandle, host: str) -> None:
-        """Give a host's machine back; what follows is what follows from any loss.
-
-        Raises:
-            BadInput: no machine of the run is that host now.
-        """
+    """A launcher that can replace the machines of a run by others."""
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Replace all preemptible machines by others that nobody takes back; the former are given back after that.

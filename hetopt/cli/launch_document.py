@@ -67,7 +67,7 @@ def _order(rental: Rental) -> Iterator[Block]:
     zone, names = order.zones[0], [candidate.name for candidate in order.zones]
     cluster = formatting.cluster((role.machines, role.instance_types[0]) for role in order.roles)
     yield Line(f"{plan.run.task} on {cluster} in {zone.name} ({zone.zone_id})", "strong")
-    moved = {price.instance_type: price for price in rental.moved_prices()}
+    planned = {group.instance_type: group.price_usd_per_hour for group in plan.chosen.groups}
     yield Table(
         name="machines",
         columns=columns("machines, or, market, #planned $/h, #now $/h, #at most $/h"),
@@ -76,8 +76,8 @@ def _order(rental: Rental) -> Iterator[Block]:
                 f"{role.machines} × {role.instance_types[0]}",
                 ", ".join(role.instance_types[1:]),
                 role.market,
-                formatting.usd(moved[role.instance_types[0]].planned_usd_per_hour),
-                formatting.usd(moved[role.instance_types[0]].usd_per_hour),
+                formatting.usd(planned[role.instance_types[0]]),
+                formatting.usd(order.machine_usd_per_hour(role.instance_types[0])),
                 formatting.usd(zone.rates[role.instance_types[0]].worst_usd_per_hour - order.extras_usd_per_hour),
             ]
             for role in order.roles
@@ -87,13 +87,13 @@ def _order(rental: Rental) -> Iterator[Block]:
     )
     risk = [] if plan.risk is None else [f"RISK: {plan.risk}; else it is stopped unfinished"]
     dearer = [
-        f"{price.instance_type} has become more expensive since {price.price_date}: "
-        f"{formatting.usd(price.planned_usd_per_hour)} was planned, {formatting.usd(price.usd_per_hour)} an hour it is"
-        for price in moved.values()
-        if price.is_price_increase
+        f"{group.instance_type} has become more expensive since {group.price_date}: "
+        f"{formatting.usd(group.price_usd_per_hour)} was planned, "
+        f"{formatting.usd(order.machine_usd_per_hour(group.instance_type))} an hour it is"
+        for group in order.dearer(plan)
     ]
     yield Remarks([*rental.launch.notes, *risk, *dearer])
-    value, high = rental.expected_usd()
+    value, high = order.expected_usd(plan)
     hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
     move = _DEADLINE.format(formatting.usd(order.move_usd)) if order.move_usd else None
     facts = {

@@ -48,7 +48,8 @@ LEASE_OBJECT = "lease.json"
 
 READ_OFTEN = (LEASE_OBJECT, PLACEMENT_OBJECT)
 READ_EVERY_S = 5.0
-"""How often a machine looks for news."""
+"""How often a machine looks for news, and whether it is about to be taken back: check every 5 seconds (EC2 user guide,
+'Spot Instance interruption notices', read 2026-11-26)."""
 
 HEARTBEAT_S = 15.0
 """How often a machine writes that it lives."""

@@ -21,7 +21,6 @@ from hetopt.backends.ec2.objects import ask_prices
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
     ClusterState,
-    Guard,
     MachineState,
     Order,
     Rate,
@@ -82,15 +81,13 @@ def test_nobody_spends_more_than_the_budget(
     budget: float, worst: float, shares: list[float], gaps: list[float]
 ) -> None:
     """Prices move as they like below the worst, looks come when they come: what is left always pays for the end."""
-    guard = Guard(budget_usd=budget, fixed_usd=0.0, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=60)
     now, spent, end = 0.0, 0.0, budget / worst * 3600 - SHUTDOWN_S
     for share, gap in zip(shares * 40, gaps * 40, strict=False):
-        if guard.decide(spent, now) == "stop":
+        if now + gap > end - 30:  # training must end before the next look
             break
-        assert now + gap <= guard.stop_training_s(guard.end_s(spent, now)) + 1e-6
         now, spent = now + gap, spent + share * worst * gap / 3600
-        assert guard.end_s(spent, now) >= end - 1e-6, "time that was granted is never taken back"
-        end = guard.end_s(spent, now)
+        assert budget_law.end_s(now, budget - spent, worst) >= end - 1e-6, "time that was granted is never taken back"
+        end = budget_law.end_s(now, budget - spent, worst)
     # Everything goes on at the worst price until the machines' timers end them, and they are off.
     final = spent + worst * max(0.0, end + SHUTDOWN_S - now) / 3600
     assert final <= budget * (1 + 1e-9)
@@ -104,10 +101,9 @@ def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
     budget = worst * (hours + UNPLACED_S / 3600)
     kept = move_usd(worst, roles=(SPOT,), budget_usd=budget, deadline_s=7e9, may_cost_usd=worst * hours * 0.999)
     assert kept == pytest.approx(worst * UNPLACED_S / 3600)
-    guard = Guard(budget_usd=budget, fixed_usd=kept, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=60)
     now_s = at * hours * 3600
     spent = share * worst * now_s / 3600
-    lease_end_s = guard.end_s(spent, now_s)
+    lease_end_s = budget_law.end_s(now_s, budget - kept - spent, worst)
     assert spent + worst * (lease_end_s - now_s) / 3600 + worst * UNPLACED_S / 3600 <= budget * (1 + 1e-9)
 
 
@@ -242,17 +238,16 @@ def test_a_run_at_spot_prices_gets_most_of_what_they_leave(share: float, left_us
 
 @given(budget=st.floats(0.5, 500), worst=st.floats(0.01, 100), spent=st.floats(0, 0.4), now_s=st.floats(0, 1e6))
 def test_planner_follower_and_machines_have_one_law(budget: float, worst: float, spent: float, now_s: float) -> None:
-    guard = Guard(budget_usd=budget, fixed_usd=0.01, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=15)
-    assert guard.end_s(spent, now_s) == budget_law.end_s(now_s, budget - 0.01 - spent, worst)
+    left = budget - 0.01 - spent
     terms = Renewal(
         since_s=now_s,
-        left_usd=max(0.0, guard.left_usd(spent)),
+        left_usd=max(0.0, left),
         worst_usd_per_hour=worst,
         checkpoint_s=30,
         machines=(machine(),),
     )
-    assume(guard.left_usd(spent) > 0)
-    assert renewed_end_s(terms, [], now_s) == pytest.approx(guard.end_s(spent, now_s))
+    assume(left > 0)
+    assert renewed_end_s(terms, [], now_s) == pytest.approx(budget_law.end_s(now_s, left, worst))
     least = least_budget_usd(worst, 0.01)
     assert budget_law.lasts_s(least - 0.01, worst) == pytest.approx(LEAST_LIFETIME_S)
 

@@ -145,7 +145,8 @@ class World:
         )
 
     def decide(self) -> list[Action]:
-        return reconcile(self.order, self.observed, self.now_s, patience_s=PATIENCE_S)
+        action = reconcile(self.order, self.observed, self.now_s, patience_s=PATIENCE_S)
+        return [] if action is None else [action]
 
     def settle(self) -> None:
         """As the loop does it; the laws hold after every action."""

@@ -20,7 +20,6 @@ from hetopt.backends.ec2.renter.launcher import Ec2Launcher, read_lease
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
     BootImage,
-    Guard,
     Order,
     Rate,
     Role,
@@ -30,6 +29,7 @@ from hetopt.backends.ec2.renter.order import (
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Request, Retrying, read
 from hetopt.backends.host.bundle import Bundle
+from hetopt.core import budget_law
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop, CloudRefused
 from hetopt.optimizer.plan import Plan
@@ -244,11 +244,10 @@ def test_machines_that_all_hang_cost_a_quarter_more_than_the_budget_at_most(
         return
     order = order_of(budget, worst, fixed, life_s)
     now_s, spent, end_s = order.created_s, 0.0, order.created_s + life_s
-    guard = Guard(budget_usd=budget, fixed_usd=fixed, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=15)
     for gap_s, share in looks:
         gap_s = min(gap_s, max(0.0, end_s - now_s))
         now_s, spent = now_s + gap_s, spent + share * worst * gap_s / 3600
-        end_s = max(end_s, guard.end_s(spent, now_s))
+        end_s = max(end_s, budget_law.end_s(now_s, budget - fixed - spent, worst))
     outside_s = order.outside_end_s(end_s)
     assert outside_s >= end_s + SHUTDOWN_S, "healthy machines end by themselves"
     if not places:

@@ -24,9 +24,8 @@ from hetopt.api.account import Setup, checks
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects, ask_prices, prices_client
 from hetopt.backends.ec2.renter import doctor
-from hetopt.backends.ec2.renter.bucket_doctor import Asked, several
 from hetopt.backends.ec2.renter.calls import END_ROLE
-from hetopt.backends.ec2.renter.doctor import Check, bucket_calls, plan_checks
+from hetopt.backends.ec2.renter.doctor import Asked, Check, bucket_calls, plan_checks, several
 from hetopt.backends.ec2.renter.order import OWNER, RUN_ID
 from hetopt.backends.ec2.renter.ordering import Identity, Orders
 from hetopt.backends.ec2.renter.request import Answer, BotoEdge, Request

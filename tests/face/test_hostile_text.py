@@ -25,7 +25,7 @@ from hetopt.api.run import RunRecord
 from hetopt.backends.emulation.conductor import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
-from hetopt.backends.supervisor import RunProgress
+from hetopt.backends.supervisor import Supervision
 from hetopt.cli import render, terminal
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.fold import RunFold
@@ -371,10 +371,10 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     going = RunStatus(state=RunState.RUNNING)
     now_s = events[-1].time_s if events else 0.0
     assert render.height(status_document.status(watched.facts(folder, going, now_s=now_s)))
-    standing = RunProgress()
+    supervision = Supervision.of(started, folder, record.progress)
     for event in events:
-        standing.take(event)
-    assert all(speed > 0 for speed in standing.speeds)
+        supervision.take(event)
+    assert supervision.step_time_s > 0
     fit = FitWatch()
     for event in events:
         fit.look(event, 0.0)

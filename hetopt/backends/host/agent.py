@@ -38,12 +38,12 @@ from hetopt.backends.host.protocol import (
     Latest,
     Lease,
     Objects,
+    Outcome,
     Placement,
     State,
     Terms,
     checkpoint_name,
     is_over,
-    outcome_json,
     placement_of,
 )
 from hetopt.backends.processes import QUIET_TORCH
@@ -90,8 +90,7 @@ class Agent:
         end_at: has the machine end at a time, in seconds since the epoch, whatever its agent does, and not when it was
             said before.
         prices: what spot pools have cost; by it the lease is extended where nobody follows the run.
-        notice_every_s: between looks whether the machine is to be taken away.
-        read_every_s: between looks for news.
+        read_every_s: between looks for news: the lease, and whether the machine is to be taken away.
         heartbeat_s: between words that it lives, with which goes what the run has written.
         last_uploads_s: once its workers have ended, for what the last checkpoint lacks.
         root: where the boot script installed everything.
@@ -111,11 +110,9 @@ class Agent:
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     turn_s: float = TURN_S
-    notice_every_s: float = READ_EVERY_S
     read_every_s: float = READ_EVERY_S
     heartbeat_s: float = HEARTBEAT_S
     last_uploads_s: float = LAST_UPLOADS_S
-    _armed_s: float = 0.0
     _said: str = ""
     _doomed: bool = False
     _superseded: bool = False
@@ -128,7 +125,6 @@ class Agent:
 
     def live(self) -> int:
         """Take part in the run; return the exit code of the host process."""
-        self._armed_s = self.terms.end_s
         placement, code = None, RunFailed.exit_code
         # Others may be lost: those that are left go on with the next that come.
         while (placement := self._await_place(placement)) is not None:
@@ -196,7 +192,8 @@ class Agent:
         # Whoever hears that the first host has ended must know by then whether anything follows: the run came to an end
         # of its own, or failed by what no other machine can mend.
         if placement.leads and (is_finished(events) or code not in (0, RunFailed.exit_code)):
-            self.objects.put(OUTCOME_OBJECT, outcome_json(placement.told.generation))
+            outcome = Outcome(generation=placement.told.generation)
+            self.objects.put(OUTCOME_OBJECT, outcome.model_dump_json().encode())
         # The first host's events say why themselves.
         why = failure_reason(events) if code and not placement.leads else None
         self._say(f"ended with {code}", generation=placement.told.generation, reason=why)
@@ -267,7 +264,7 @@ class Agent:
         return host.returncode if host.returncode >= 0 else RunFailed.exit_code
 
     def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
-        """Heed a notice, read the lease and say that the machine lives, each as it is due; return which of them were.
+        """Heed a notice, read the lease and say that the machine lives, as they are due; return which were.
 
         Before the machine is taken, all workers save a checkpoint: the wish of one is agreed by all.
 
@@ -276,11 +273,11 @@ class Agent:
             due: when each is due next, by this method alone.
             does: what the machine does.
         """
-        every_s = {"notice": self.notice_every_s, "lease": self.read_every_s, "heartbeat": self.heartbeat_s}
+        every_s = {"lease": self.read_every_s, "heartbeat": self.heartbeat_s}
         now_s = self.clock()
         news = [what for what in every_s if now_s >= due.get(what, 0.0)]
         due |= {what: now_s + every_s[what] for what in news}
-        if "notice" in news and self.is_taken():
+        if "lease" in news and self.is_taken():
             self._say("interruption")
             self._doomed = True
             (run_dir / STOP_FILE).touch()
@@ -295,16 +292,16 @@ class Agent:
         lease = Lease.of_json(self.objects.get(LEASE_OBJECT))
         if lease is None:
             return
+        before_s = self._allowance.end_s
         self._allowance.hear(lease, self.clock())
-        if abs(self._allowance.end_s - self._armed_s) > TURN_S:
+        if self._allowance.end_s != before_s:
             self.end_at(self._allowance.end_s)
-            self._armed_s = self._allowance.end_s
 
     def _must_end(self) -> bool:
         return self.clock() >= self._allowance.stop_training_s
 
     def _time_is_up(self) -> bool:
-        return self.clock() >= self._armed_s
+        return self.clock() >= self._allowance.end_s
 
     def _last_uploads(self, uploads: Uploads) -> None:
         """Send all that was written, within a time: the others' parts of the last checkpoint may take a little."""

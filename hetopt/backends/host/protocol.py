@@ -252,19 +252,16 @@ class Latest:
         return None if match is None else cls(checkpoint=match[1], generation=int(match[2] or 0))
 
 
-def outcome_json(generation: int) -> bytes:
-    """Return the JSON object that says that a generation needs no successor."""
-    return json.dumps({"generation": generation}).encode()
+class Outcome(Written):
+    """The word that a generation needs no successor."""
+
+    generation: Generation
 
 
 def is_over(data: bytes | None, generation: int) -> bool:
     """Return whether an outcome says that a generation is over for good."""
-    outcome = _Outcome.of_json(data)
+    outcome = Outcome.of_json(data)
     return outcome is not None and outcome.generation >= generation
-
-
-class _Outcome(Written):
-    generation: Generation
 
 
 def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:

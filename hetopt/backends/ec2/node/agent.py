@@ -60,7 +60,6 @@ def main(arguments: list[str]) -> int:
         is_taken=is_taken,
         end_at=partial(set_timer, run=_run, units=units),
         prices=partial(ask_prices, prices_client(config.region)),
-        notice_every_s=facts.NOTICE_EVERY_S,
     ).live()
 
 

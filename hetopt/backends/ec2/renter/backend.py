@@ -21,7 +21,7 @@ from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
 from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Network, Order, Role, last_seen
-from hetopt.backends.ec2.renter.ordering import Moved, Orders, image_kind
+from hetopt.backends.ec2.renter.ordering import Orders, image_kind
 from hetopt.backends.ec2.renter.request import Edge, Request, connect, if_there, instances_in, read
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
@@ -67,14 +67,6 @@ class Rental(Prepared):
     risk: str | None = None
     accept_fewer: Callable[[RunSpec], bool] | None = None
     spent_usd: float = 0.0
-
-    def moved_prices(self) -> list[Moved]:
-        """Return present beside planned prices of the plan's machines, one row a type."""
-        return ordering.moved_prices(self.wanted, self.order)
-
-    def expected_usd(self) -> tuple[float, float]:
-        """Return the run's cost in dollars at present prices: as predicted, and the upper end of its 90 % interval."""
-        return ordering.expected_usd(self.wanted, self.order)
 
     def requests(self) -> Sequence[Request]:
         """Return every call that submitting makes, as long as none is refused."""
@@ -270,20 +262,18 @@ def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, ste
 
 
 def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
-    """Return the roles of a probe's machines, one for each type, on the spot market."""
-    by_type: dict[str, list[str]] = {}
-    for host, name in dict.fromkeys((worker.host, worker.type) for worker in probe.spec.workers):
-        by_type.setdefault(name, []).append(host)
+    """Return the roles of a probe's machines, one for each of them, on the spot market."""
+    hosts = dict.fromkeys((worker.host, worker.type) for worker in probe.spec.workers)
     return tuple(
         Role(
             name=f"{number}-{name.replace('.', '-')}",
             instance_types=(name,),
-            hosts=tuple(hosts),
+            hosts=(host,),
             workers_per_machine=catalog.instance_type(name).cuda_devices or 1,
             market="spot",
             image_kind=image_kind(catalog.instance_type(name)),
         )
-        for number, (name, hosts) in enumerate(by_type.items())
+        for number, (host, name) in enumerate(hosts)
     )
 
 
@@ -384,13 +374,11 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     # A machine that EC2 has forgotten ended more than an hour ago.
     known = instances_in(edge(calls.addresses_call(order)))
     there = {place.host: known[id_] for id_, place in placements.hosts.items() if id_ in known}
-    on_spot = {host: machine for host, machine in there.items() if machine.get("InstanceLifecycle") == "spot"}
-    held = {host: machine for host, machine in there.items() if host not in on_spot}
     seen = ClusterState(time_s=now_s, generation=placements.generation, lease_end_s=ends_s)
-    moved = seen.model_copy(update={"on_demand": True})
-    machines = (*loop.granted(on_spot, seen), *loop.granted(held, moved))
-    update = {"zone": machines[0].zone if machines else order.zones[0].name, "machines": machines}
-    loop.save((seen if on_spot or not order.has_spot else moved).model_copy(update=update))
+    machines = tuple(loop.granted(there, seen))
+    has_moved = order.has_spot and all(machine.on_demand for machine in machines)
+    zone = machines[0].zone if machines else order.zones[0].name
+    loop.save(seen.model_copy(update={"zone": zone, "machines": machines, "on_demand": has_moved}))
     record = Launch(
         created=plan.created,
         started_s=order.created_s,

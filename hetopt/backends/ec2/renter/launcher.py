@@ -42,7 +42,6 @@ from hetopt.backends.ec2.renter.order import (
     price_request,
     rebilled,
     remember,
-    spot_types,
     stopped_s,
     why_failed,
 )
@@ -96,6 +95,7 @@ from hetopt.core.paths import inside
 from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import RunState, RunStatus, last_events, log_bytes
+from hetopt.optimizer.plan import Market
 
 BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
@@ -127,28 +127,37 @@ Accept = Callable[[RunSpec], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class _Renter:
+    """The means of whoever rents.
+
+    Attributes:
+        clock: seconds since the epoch.
+        sleep: waits for so many seconds.
+        tell: says what goes on.
+        accept: whether a run may begin on fewer machines, when no zone has all; absent: all or none.
+        patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
+    """
+
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    tell: Tell = lambda _: None
+    accept: Accept | None = None
+    patience_s: float = _STOP_PATIENCE_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop(_Renter):
     """The loop that rents the machines of one run, and looks after it: observes, records, decides by `reconcile`, acts.
 
     Attributes:
         edge: carries out calls, writes the ledger, tries again.
         order: what is rented.
         run_dir: the run's folder here, with its ledger.
-        clock: seconds since the epoch.
-        sleep: waits for so many seconds.
-        tell: says what goes on.
-        accept: whether the run may begin on fewer machines, when no zone has all; absent: all or none.
-        patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
     """
 
     edge: Edge
     order: Order
     run_dir: Path
-    clock: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-    tell: Tell = lambda _: None
-    accept: Accept | None = None
-    patience_s: float = _STOP_PATIENCE_S
 
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
         """Rent all machines, tell them who they are, and write down what each costs, beside those of earlier lives.
@@ -188,13 +197,12 @@ class Loop:
 
         Args:
             assigned: what EC2 says of the machines, by the host that each is or is to be.
-            seen: the prices that are known, and whether all are on demand, whatever was ordered.
+            seen: the prices that are known.
             duty: whether they have their place.
         """
-        ordered = {host: role.market for role in self.order.roles for host in role.hosts}
         for host, machine in assigned.items():
             zone = self.order.zone(machine["Placement"]["AvailabilityZone"])
-            market = "on-demand" if seen.on_demand else ordered[host]
+            market: Market = "spot" if machine.get("InstanceLifecycle") == "spot" else "on-demand"
             yield MachineState(
                 id=machine["InstanceId"],
                 host=host,
@@ -322,7 +330,7 @@ class Loop:
             CloudRefused: the cloud does not answer, or too little is left to go on. The next look tries again.
         """
         for _ in range(_MOST_ROUNDS):
-            before, now_s, events = state, self.clock(), last_events(self.run_dir)
+            now_s, events = self.clock(), last_events(self.run_dir)
             observed = Observed(
                 state=state,
                 spec=read_spec(self.run_dir),
@@ -330,10 +338,9 @@ class Loop:
                 is_finished=is_finished(events),
                 has_failed=has_failed(self.order, events, now_s),
             )
-            actions = reconcile(self.order, observed, now_s, patience_s=self.patience_s)
-            for action in actions:
-                state = self.act(action)
-            if state == before or any(isinstance(action, Clear) for action in actions):
+            action = reconcile(self.order, observed, now_s, patience_s=self.patience_s)
+            before, state = state, state if action is None else self.act(action)
+            if state == before or isinstance(action, Clear):
                 break
         return state
 
@@ -355,7 +362,7 @@ class Loop:
             case Rent():
                 return self._rent(action)
             case Extend():
-                return self.extend(state, action.end_s, action.stop_training_s, action.renewal)
+                return self.extend(state, action.end_s, action.renewal)
             case Stop():
                 self.edge(calls.lease_call(self.order, state.lease_end_s or self.clock(), 0.0))
             case End():
@@ -376,21 +383,19 @@ class Loop:
         self.save(state)
         return state
 
-    def extend(
-        self, state: ClusterState, end_s: float, stop_training_s: float, renewal: Renewal | None = None
-    ) -> ClusterState:
+    def extend(self, state: ClusterState, end_s: float, renewal: Renewal | None = None) -> ClusterState:
         """Let the machines live until a moment, unless somebody else has said something else meanwhile.
 
         Args:
             state: as it was seen last.
-            end_s: until when they live, seconds since the epoch.
-            stop_training_s: until when they train.
+            end_s: until when they live, seconds since the epoch; they train until a last checkpoint is safe by then.
             renewal: by what they extend that themselves; None: not by themselves.
         """
         state = self._outlive(state, max(end_s, state.lease_end_s or end_s))
         if renewal is not None and self.order.end_role is not None:
             outside_s = min(machine.ends_outside_s or 0.0 for machine in state.alive)
             renewal = renewal.model_copy(update={"latest_end_s": max(0.0, outside_s - SHUTDOWN_S)})
+        stop_training_s = end_s - self.order.checkpoint_s
         call = calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag, renewal=renewal)
         try:
             answer = self.edge(call)
@@ -428,7 +433,9 @@ class Loop:
         """Bill machines on spot at what their pools have cost since the last time, if prices are due."""
         order, now_s = self.order, self.clock()
         if are_due(order, state, now_s):
-            history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
+            roles = [role for role in order.roles if role.market == "spot"]
+            types = list(dict.fromkeys(name for role in roles for name in role.instance_types))
+            history = self.edge(price_request(types, billed_from_s(order, state)))
             state = rebilled(order, state, history, now_s)
             self.save(state)
         return state
@@ -468,7 +475,7 @@ class Loop:
         Raises:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
         """
-        state, before = action.state, self._machines_made()
+        state, before = action.state, self.made.ids
         self.save(state)  # before anything is rented: whatever ends this process, the next ask has other tokens
         try:
             group = self.order.network.security_group or self._group_again()
@@ -479,8 +486,12 @@ class Loop:
             machines = tuple(self.granted(self.machines_of(ids), state, "waits"))
         except BaseException as error:
             # Nobody would know them, and they would be paid until they end by themselves.
-            new = self._machines_made() - before
-            self._or_also(error, "machines that were granted could not be ended", partial(self.give_back, list(new)))
+            new = [id_ for id_ in self.made.ids if id_.startswith("i-") and id_ not in before]
+            self._or_also(
+                error,
+                "machines that were granted could not be ended",
+                partial(self._given(new).end_machines, new),
+            )
             raise
         missing = [host for role in action.roles for host in role.hosts if host not in ids]
         if missing:
@@ -619,7 +630,7 @@ class Loop:
         ids = [id_ for group in answer.get("Instances", ()) for id_ in group["InstanceIds"]]
         needed = role.machines if len(ids) >= role.machines else 0
         # All or none is what was asked for, but refusals have come with machines all the same.
-        self.give_back(ids[needed:])
+        self._given(ids[needed:]).end_machines(ids[needed:])
         return ids[:needed], None if needed else _why_short(request, answer, len(ids), role)
 
     def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> None:
@@ -627,14 +638,6 @@ class Loop:
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
         for request in calls.end_calls(self.order, ids, at_s):
             self.edge(request)
-
-    def give_back(self, ids: Sequence[str]) -> None:
-        """End machines by the ids that answers have just named.
-
-        Raises:
-            CloudRefused: they cannot be ended.
-        """
-        self._given(ids).end_machines(ids)
 
     def machines_of(self, ids: Mapping[str, str]) -> dict[str, Answer]:
         """Return EC2's descriptions of machines, by host, once it knows all of them and their addresses.
@@ -698,9 +701,6 @@ class Loop:
     def _given(self, ids: Iterable[str]) -> Remover:
         """Return the remover of machines that were just granted: ids in hand are surer than lists, which lag."""
         return Remover(edge=self.edge, sleep=self.sleep, made=Made(ids=tuple(ids), settles_s=SETTLES_S))
-
-    def _machines_made(self) -> set[str]:
-        return {id_ for id_ in self.made.ids if id_.startswith("i-")}
 
 
 def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
@@ -774,26 +774,16 @@ def latest_checkpoint(edge: Edge, order: Order) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ec2Launcher:
+class Ec2Launcher(_Renter):
     """The launcher that rents, watches and gives back.
 
     Attributes:
         home: where the regions that were ever used are kept.
         inner: carries out calls; None: boto3, with retries.
-        tell: says what goes on.
-        accept: whether a run may begin on fewer machines; absent: all or none.
-        clock: seconds since the epoch.
-        sleep: waits for so many seconds.
-        patience_s: how long `stop` lets the machines save a checkpoint, beside the time that writing it takes.
     """
 
     home: Path
     inner: Edge | None = None
-    tell: Tell = field(default=lambda _: None)
-    accept: Accept | None = None
-    clock: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-    patience_s: float = _STOP_PATIENCE_S
     _next_look_s: dict[Path, float] = field(default_factory=dict, repr=False, compare=False)
     _said: dict[Path, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -887,20 +877,6 @@ class Ec2Launcher:
             except CloudRefused as refused:
                 self.tell(f"{refused.message} {refused.hint or ''} The machines end now, without a last checkpoint.")
         loop.clear(state)
-
-    def replace(self, handle: RunHandle, host: str) -> None:
-        """End a host's machine. The next look finds it lost: the others go on, and another one is asked for.
-
-        Raises:
-            BadInput: no machine of the run is that host now.
-            CloudRefused: the cloud does not answer.
-        """
-        loop, state = self._opened(handle.run_dir), last_seen(handle.run_dir)
-        ids = [machine.id for machine in state.alive if machine.host == host]
-        if not ids or state.stop_wished_s is not None:
-            raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
-        Remover(edge=loop.edge, sleep=self.sleep).end_machines(ids)
-        self._next_look_s[handle.run_dir] = self.clock()
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Have machines that nobody takes back in the place of those on spot. The next looks do it (`Loop`).

@@ -3,7 +3,7 @@
 Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. Worst-case
 prices bound the lifetime of machines, and their end comes before the budget: the law is `hetopt.core.budget_law`. While
 somebody follows the run, what was really spent replaces the worst case, and the same inequality grants more time
-(`Guard`). While nobody does, machines reckon by it themselves (`hetopt.backends.host.protocol`).
+(`reconcile.lease_end_s`). While nobody does, machines reckon by it themselves (`hetopt.backends.host.protocol`).
 
 What was seen last: machines, what they cost, and how the run is; nobody needs to log in for that. A
 machine whose boot fails leaves its log in the bucket and shuts down, so nobody hears of it by the run's events. It is
@@ -20,7 +20,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -43,7 +43,7 @@ from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
 from hetopt.optimizer.cost.bill import LEAST_LIFETIME_S, least_budget_usd
 from hetopt.optimizer.cost.preemption_rate import ObservedPool, keep, observed_file
-from hetopt.optimizer.plan import Market
+from hetopt.optimizer.plan import Group, Market, Plan
 
 RUN_ID = "hetopt:run-id"
 OWNER = "hetopt:owner"
@@ -95,40 +95,9 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
     return left_s - budget_law.SHUTDOWN_S
 
 
-@dataclass(frozen=True, kw_only=True)
-class Guard:
-    """The guard of a budget: how long a run may go on.
-
-    Attributes:
-        checkpoint_s: to write and upload the last checkpoint.
-        heartbeat_s: how often somebody looks, at most; what is decided now must hold until then.
-    """
-
-    budget_usd: float
-    fixed_usd: float
-    worst_usd_per_hour: float
-    checkpoint_s: float
-    heartbeat_s: float
-
-    def left_usd(self, spent: float) -> float:
-        """Return the dollars of the budget that are left for machines."""
-        return self.budget_usd - self.fixed_usd - spent
-
-    def end_s(self, spent: float, now_s: float) -> float:
-        """Return when machines are shut down, seconds since the epoch, so that the budget pays at the worst prices."""
-        return budget_law.end_s(now_s, self.left_usd(spent), self.worst_usd_per_hour)
-
-    def stop_training_s(self, end_s: float) -> float:
-        """Return when training must end, seconds since the epoch, so that the last checkpoint is safe by the end."""
-        return end_s - self.checkpoint_s
-
-    def decide(self, spent: float, now_s: float) -> Literal["go on", "stop"]:
-        """Decide whether the run may go on until the next look."""
-        return "go on" if now_s + self.heartbeat_s < self.stop_training_s(self.end_s(spent, now_s)) else "stop"
-
-
 ORDER_FILE = "order.json"
 _LEAST_SPENT = 0.25
+_PRICE_INCREASE = 1.02
 
 
 class Rate(Record):
@@ -279,6 +248,23 @@ class Order(Artifact):
         """Return the most dollars an hour of any cluster that may come of this order."""
         return worst_usd_per_hour(self.roles, self.zones)
 
+    def machine_usd_per_hour(self, instance_type: str) -> float:
+        """Return the dollars an hour of a machine alone now, without volume and address, in the zone asked first."""
+        return self.zones[0].rates[instance_type].usd_per_hour - self.extras_usd_per_hour
+
+    def dearer(self, plan: Plan) -> list[Group]:
+        """Return the groups of a plan whose price has risen by more than prices always do."""
+        return [
+            group
+            for group in plan.chosen.groups
+            if self.machine_usd_per_hour(group.instance_type) > _PRICE_INCREASE * group.price_usd_per_hour
+        ]
+
+    def expected_usd(self, plan: Plan) -> tuple[float, float]:
+        """Return a plan's cost in dollars at present prices: as predicted, and the upper end of its 90 % interval."""
+        hourly, total = self.usd_per_hour(self.zones[0]), plan.chosen.prediction.total_s
+        return self.fixed_usd + hourly * total.value / 3600, self.fixed_usd + hourly * total.high / 3600
+
     def outside_end_s(self, lease_end_s: float | None = None) -> float:
         """Return when the account ends machines that nothing else has ended, seconds since the epoch.
 
@@ -288,7 +274,7 @@ class Order(Artifact):
             outside = lease end + shutdown + overrun B / w - late          late: of the scheduler itself         [s]
 
         Args:
-            lease_end_s: when machines are shut down, by the budget (`Guard.end_s`); absent: by the first lease.
+            lease_end_s: when machines are shut down, by the budget; absent: by the first lease.
         """
         ends_s = self.created_s + self.lifetime_s if lease_end_s is None else lease_end_s
         late_s: float = budget_law.lasts_s(OVERRUN * self.budget_usd, self.worst_usd_per_hour()) - facts.SCHEDULE_LATE_S
@@ -480,21 +466,14 @@ def price_request(names: Sequence[str], from_s: float) -> Request:
     return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
 
 
-def spot_types(order: Order) -> list[str]:
-    """Return all instance types that an order may rent on spot."""
-    return list(dict.fromkeys(name for role in order.roles if role.market == "spot" for name in role.instance_types))
-
-
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
     """Return whether spot prices are due to be asked for: some machine is billed at them, and the last ones are old.
 
     Of machines that have all ended they are asked for once more, for their bill.
     """
     seen_s = billed_from_s(order, seen)
-    if seen.alive:
-        on_spot = any(not machine.on_demand for machine in seen.alive)
-        return on_spot and seen.stop_wished_s is None and now_s >= seen_s + PRICES_EVERY_S
-    return any(not machine.on_demand and (machine.until_s or 0.0) > seen_s for machine in seen.machines)
+    are_billed = any(not machine.on_demand and (machine.until_s or now_s) > seen_s for machine in seen.machines)
+    return are_billed and (not seen.alive or now_s >= seen_s + PRICES_EVERY_S)
 
 
 def billed_from_s(order: Order, seen: ClusterState) -> float:
@@ -514,7 +493,7 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
         history: of prices, from `billed_from_s` on.
         now_s: seconds since the epoch.
     """
-    machines, from_s = list(seen.machines), billed_from_s(order, seen)
+    machines, from_s = seen.machines, billed_from_s(order, seen)
     usd_per_hour = {zone: dict(of_types) for zone, of_types in seen.spot_usd_per_hour.items()}
     worst = {(zone.name, name): rate.worst_usd_per_hour for zone in order.zones for name, rate in zone.rates.items()}
     for change in changes_of(history):
@@ -524,16 +503,11 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
         usd = min(change.usd_per_hour + order.extras_usd_per_hour, worst[pool])
         usd_per_hour.setdefault(change.zone, {})[change.instance_type] = usd
         then_s = min(max(change.at_s, from_s), now_s)
-        for place, machine in enumerate(machines):
-            if (machine.zone or seen.zone, machine.instance_type) == pool:
-                machines[place] = machine.repriced(usd, then_s)
-    return seen.model_copy(
-        update={
-            "machines": tuple(machines),
-            "spot_usd_per_hour": usd_per_hour,
-            "prices_seen_s": now_s,
-        }
-    )
+        machines = tuple(
+            machine.repriced(usd, then_s) if (machine.zone or seen.zone, machine.instance_type) == pool else machine
+            for machine in machines
+        )
+    return seen.model_copy(update={"machines": machines, "spot_usd_per_hour": usd_per_hour, "prices_seen_s": now_s})
 
 
 TOGETHER_S = 300.0

@@ -351,23 +351,6 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
 PROFILE_NAME = "hetopt-node"
 """The instance profile where none is named; see `hetopt setup`."""
 
-_PRICE_INCREASE = 1.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moved:
-    """A price that differs from the one the plan was made with."""
-
-    instance_type: str
-    planned_usd_per_hour: float
-    usd_per_hour: float
-    price_date: str
-
-    @property
-    def is_price_increase(self) -> bool:
-        """True if the price rose by more than prices always do."""
-        return self.usd_per_hour > _PRICE_INCREASE * self.planned_usd_per_hour
-
 
 def network_of(options: Ec2) -> Network:
     """Return the network of machines that was chosen at launch."""
@@ -653,26 +636,6 @@ def _nat_usd(roles: Sequence[Role], billing: Billing) -> float:
     return packages_gb * billing.nat_gateway_usd_per_gb.value
 
 
-def moved_prices(plan: Plan, order: Order) -> list[Moved]:
-    """Return present beside planned prices of the plan's machines, in the zone that is asked first."""
-    zone = order.zones[0]
-    return [
-        Moved(
-            instance_type=group.instance_type,
-            planned_usd_per_hour=group.price_usd_per_hour,
-            usd_per_hour=zone.rates[group.instance_type].usd_per_hour - order.extras_usd_per_hour,
-            price_date=group.price_date,
-        )
-        for group in plan.chosen.groups
-    ]
-
-
-def expected_usd(plan: Plan, order: Order) -> tuple[float, float]:
-    """Return the plan's cost in dollars at present prices: as predicted, and at the upper end of its time."""
-    hourly, total = order.usd_per_hour(order.zones[0]), plan.chosen.prediction.total_s
-    return (order.fixed_usd + hourly * total.value / 3600, order.fixed_usd + hourly * total.high / 3600)
-
-
 def check_prices(plan: Plan, order: Order) -> None:
     """Refuse a plan that prices have carried beyond the budget.
 
@@ -681,13 +644,12 @@ def check_prices(plan: Plan, order: Order) -> None:
     Raises:
         BudgetStop: at the prices of now it may cost more.
     """
-    high = expected_usd(plan, order)[1]
-    increases = [moved for moved in moved_prices(plan, order) if moved.is_price_increase]
-    if increases and high > order.budget_usd * 1.001:
+    high, dearer = order.expected_usd(plan)[1], order.dearer(plan)
+    if dearer and high > order.budget_usd * 1.001:
         why = "; ".join(
-            f"{increase.instance_type} was planned at ${increase.planned_usd_per_hour:.4g} an hour, "
-            f"and costs ${increase.usd_per_hour:.4g}"
-            for increase in increases
+            f"{group.instance_type} was planned at ${group.price_usd_per_hour:.4g} an hour, "
+            f"and costs ${order.machine_usd_per_hour(group.instance_type):.4g}"
+            for group in dearer
         )
         raise BudgetStop(
             f"at the prices of now the plan may cost {usd(high)}, and the budget is {usd(order.budget_usd)} ({why}).",

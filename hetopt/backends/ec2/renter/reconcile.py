@@ -1,18 +1,18 @@
-"""The next actions on a run's machines: `reconcile` compares what they should be with what they are. Pure.
+"""The next action on a run's machines: `reconcile` compares what they should be with what they are. Pure.
 
 Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves from the
 newest checkpoint; once new machines say that they live, all save a checkpoint at one step and go on together. A machine
 that no host of the run wants trains on until the one that relieves it can take over, and ends after that.
 
 Each action carries the record of the run that is to be kept with it, so that the same question is answered anew after
-it: `launcher.Loop` observes, asks for actions, records, acts, records, and asks again until there is nothing to do.
+it: `launcher.Loop` observes, asks for the next action, records, acts, records, and asks again until there is none.
 
 What is wanted is kept in the run's folder beside what was seen (`ClusterState`), so that a process which dies is
 followed by one that wants the same:
 
-    recover, replace    the same hosts: one whose machine was lost or given back has none now
-    move                hosts on demand: no machine on spot fits them (`moved`)
-    end                 no hosts for machines that are not placed yet
+    recover    the same hosts: one whose machine was lost has none now
+    move       hosts on demand: no machine on spot fits them (`moved`)
+    end        no hosts for machines that are not placed yet
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.renter.order import (
     ClusterState,
-    Guard,
     MachineState,
     Order,
     Role,
@@ -33,6 +32,7 @@ from hetopt.backends.ec2.renter.order import (
     hopeless_hosts,
 )
 from hetopt.backends.host.protocol import PaidMachine, Renewal, without
+from hetopt.core import budget_law
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd
@@ -51,16 +51,16 @@ def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
     return here and (machine.on_demand or not state.on_demand)
 
 
-def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
-    """Return the guard of a run's budget, without the cost of a move that may still come."""
+def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
+    """Return the dollars of the budget that are left for machines, without the cost of a move that may still come."""
     move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
-    return Guard(
-        budget_usd=order.budget_usd,
-        fixed_usd=order.fixed_usd + move_usd,
-        worst_usd_per_hour=order.worst_usd_per_hour(),
-        checkpoint_s=order.checkpoint_s,
-        heartbeat_s=HEARTBEAT_S,
-    )
+    return order.budget_usd - order.fixed_usd - move_usd - state.spent_usd(now_s)
+
+
+def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
+    """Return when machines are shut down, seconds since the epoch, so that the budget pays at the worst prices."""
+    end_s = budget_law.end_s(now_s, left_usd(order, state, now_s), order.worst_usd_per_hour())
+    return min(end_s, order.latest_end_s)
 
 
 def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | None:
@@ -69,15 +69,15 @@ def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | Non
     It begins where prices were last seen: what they have been since is not known here.
     """
     since_s = min(now_s, billed_from_s(order, state))
-    guard, spent_usd = guard_of(order, state, now_s), state.spent_usd(since_s)
+    left = left_usd(order, state, since_s)
     changing = state.paused_s is not None or len(state.serving) < len(state.alive)
     on_spot = any(not machine.on_demand for machine in state.alive)
-    if changing or not on_spot or state.stop_wished_s is not None or guard.left_usd(spent_usd) <= 0:
+    if changing or not on_spot or state.stop_wished_s is not None or left <= 0:
         return None
     return Renewal(
         since_s=since_s,
-        left_usd=guard.left_usd(spent_usd),
-        worst_usd_per_hour=guard.worst_usd_per_hour,
+        left_usd=left,
+        worst_usd_per_hour=order.worst_usd_per_hour(),
         checkpoint_s=order.checkpoint_s,
         machines=tuple(
             PaidMachine(
@@ -111,8 +111,7 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
             f"{order.run_id} cannot move: it is over, moving already, or not on spot.",
             hint="look at it with `hetopt status`",
         )
-    end_s = min(guard_of(order, state, now_s).end_s(state.spent_usd(now_s), now_s), order.latest_end_s)
-    if not order.move_usd or end_s < now_s + needed_s:
+    if not order.move_usd or lease_end_s(order, state, now_s) < now_s + needed_s:
         raise BudgetStop(
             f"the budget of {usd(order.budget_usd)} does not pay for on-demand machines until the end of "
             f"{order.run_id}, so that it stays on spot; its deadline may pass.",
@@ -198,14 +197,13 @@ class Place(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(Action):
-    """Let the machines live longer.
+    """Let the machines live until a moment.
 
     Attributes:
         renewal: by what they extend that themselves; None: nobody but who follows the run does.
     """
 
     end_s: float
-    stop_training_s: float
     renewal: Renewal | None = None
 
 
@@ -219,10 +217,10 @@ class Clear(Action):
     """Remove everything that is left of the run."""
 
 
-def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: float) -> list[Action]:
-    """Return the actions that are due now, in order; empty where all is as it should be, or must be waited for.
+def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: float) -> Action | None:
+    """Return the action that is due next; None where all is as it should be, or must be waited for.
 
-    The same arguments give the same actions. After they were carried out, and kept in the state, it is asked again.
+    The same arguments give the same action. After it was carried out, and kept in the state, it is asked again.
 
     Args:
         order: what was rented, and the budget for it.
@@ -234,42 +232,29 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
         CloudRefused: those that are left cannot hold the batch.
     """
     state = observed.state
-    ending = _must_end(order, state, now_s, patience_s=patience_s)
-    if ending is not None or state.stop_wished_s is not None:
-        return [] if ending is None else [ending]
-    # Those that wait would take over from machines that were all lost.
-    if observed.has_failed and not state.waiting:
-        return [Clear(state=state)]
-    ends = _ends(state, now_s)
-    after = ends[-1].state if ends else state
-    changes = _changes(order, replace(observed, state=after), now_s)
-    guard = guard_of(order, state, now_s)
-    end_s = min(guard.end_s(state.spent_usd(now_s), now_s), order.latest_end_s)
-    lease = Extend(state=after, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
-    if state.lease_renews and any(isinstance(change, Rent) for change in changes):
-        # Those that are there know nothing of what is about to be paid for: they extend nothing from now on.
-        return [*ends, lease]
-    if changes:
-        return [*ends, *changes]
-    renewal = renewal_of(order, after, now_s)
-    grows = state.lease_end_s is None or end_s > state.lease_end_s + LEASE_GROWS_S
-    if grows or (renewal is not None and not state.lease_renews):
-        return [*ends, replace(lease, renewal=renewal)]
-    return [*ends]
-
-
-def _must_end(order: Order, state: ClusterState, now_s: float, *, patience_s: float) -> Action | None:
-    """Return the action that ends a run in time; None: none is due."""
-    if state.cleared:
-        return None
     if not state.alive:
-        return Clear(state=state)
+        return None if state.cleared else Clear(state=state)
     if state.stop_wished_s is not None:
         late = now_s > state.stop_wished_s + order.checkpoint_s + patience_s
         return Clear(state=state) if late else None
-    if guard_of(order, state, now_s).decide(state.spent_usd(now_s), now_s) == "stop":
+    end_s = lease_end_s(order, state, now_s)
+    # What is decided now must hold until the next look.
+    if now_s + HEARTBEAT_S >= end_s - order.checkpoint_s:
         reason = f"the budget of {usd(order.budget_usd)} is reached"
         return Stop(state=_with(state, stop_wished_s=now_s, stop_reason=reason))
+    # Those that wait would take over from machines that were all lost.
+    if observed.has_failed and not state.waiting:
+        return Clear(state=state)
+    change = _end_relieved(state, now_s) or _change(order, observed, now_s)
+    if isinstance(change, Rent) and state.lease_renews:
+        # Those that are there know nothing of what is about to be paid for: they extend nothing from now on.
+        return Extend(state=state, end_s=end_s)
+    if change is not None:
+        return change
+    renewal = renewal_of(order, state, now_s)
+    grows = state.lease_end_s is None or end_s > state.lease_end_s + LEASE_GROWS_S
+    if grows or (renewal is not None and not state.lease_renews):
+        return Extend(state=state, end_s=end_s, renewal=renewal)
     return None
 
 
@@ -277,8 +262,8 @@ def _with(state: ClusterState, **changes: Any) -> ClusterState:
     return state.model_copy(update=changes)
 
 
-def _ends(state: ClusterState, now_s: float) -> list[End]:
-    """Return the actions that end machines without a place, once the others were seen after they were told theirs."""
+def _end_relieved(state: ClusterState, now_s: float) -> End | None:
+    """Return the action that ends machines without a place, once the others were seen after they were told theirs."""
     ids = tuple(
         machine.id
         for machine in state.alive
@@ -286,13 +271,11 @@ def _ends(state: ClusterState, now_s: float) -> list[End]:
         and state.placed_s < state.time_s
         and (machine.end_asked_s is None or machine.end_asked_s < state.time_s)
     )
-    if not ids:
-        return []
-    return [End(state=state.with_machines(ids, end_asked_s=now_s), ids=ids)]
+    return End(state=state.with_machines(ids, end_asked_s=now_s), ids=ids) if ids else None
 
 
-def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
-    """Return the next action towards the wanted cluster; empty: none can be taken now."""
+def _change(order: Order, observed: Observed, now_s: float) -> Action | None:
+    """Return the next action towards the wanted cluster; None: none can be taken now."""
     state = observed.state
     there = {machine.host for machine in state.serving}
     lost = [host for host in host_names(observed.spec) if host not in there]
@@ -301,19 +284,28 @@ def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
         machine.id for machine in state.waiting if machine.host not in hosts or not fits(state, machine.host, machine)
     ]
     if useless:
-        return [Note(state=state.with_machines(useless, duty="relieved"))]
+        return Note(state=state.with_machines(useless, duty="relieved"))
     if observed.is_finished:
-        return []
-    step: Action | None = _give_up_hopeless(order, state)
-    if step is None and lost and state.serving:
-        step = _go_on_without(order, observed, lost, now_s)
-    elif step is None and state.paused_s is not None and not state.waiting and not lost:
+        return None
+    if hopeless := hopeless_hosts(order, state, hosts):
+        return Note(
+            state=_with(state, given_up=(*state.given_up, *hopeless)),
+            unbooted=_unbooted(order, state, hopeless),
+            say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",
+        )
+    if lost and state.serving:
+        return _go_on_without(order, observed, lost, now_s)
+    if state.paused_s is not None and not state.waiting and not lost:
         # Whom all have paused for is lost or sent away, or has a place that it was not told of.
-        step = _place(order, state, observed.spec, now_s)
-    elif step is None and (observed.spec.resumes or not state.serving):
+        return _place(order, state, observed.spec, now_s)
+    if observed.spec.resumes or not state.serving:
         # Whoever joins a run that saves nothing would cost it all that it has done.
-        step = _rent(order, state, missing(order, observed, now_s), now_s) or _join(order, observed, now_s)
-    return [] if step is None else [step]
+        return _rent(order, state, missing(order, observed, now_s), now_s) or _join(order, observed, now_s)
+    return None
+
+
+def _unbooted(order: Order, state: ClusterState, hosts: Collection[str]) -> tuple[MachineState, ...]:
+    return tuple(machine for machine in failed(state.machines, order.life) if machine.host in hosts)
 
 
 def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
@@ -347,19 +339,6 @@ def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float)
     return Rent(state=asked, roles=tuple(roles), say=f"asking for {', '.join(hosts)} {how}")
 
 
-def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
-    """Ask no more for hosts whose machines fail before a step, and say once what these said last."""
-    hosts = [host for role in order.roles for host in role.hosts if host not in state.given_up]
-    hopeless = hopeless_hosts(order, state, hosts)
-    if not hopeless:
-        return None
-    return Note(
-        state=_with(state, given_up=(*state.given_up, *hopeless)),
-        unbooted=tuple(machine for machine in failed(state.machines, order.life) if machine.host in hopeless),
-        say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",
-    )
-
-
 def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
     """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost."""
     said = f"lost {', '.join(lost)}; the others go on without"
@@ -375,14 +354,11 @@ def _wait_for(
     """Return the next action to replace lost machines of a run that cannot go on without them; None: none is due."""
     state = observed.state
     if given_up := [host for host in lost if host in state.given_up]:
-        machines = tuple(machine for machine in failed(state.machines, order.life) if machine.host in given_up)
-        return Clear(state=state, say=refused.message, unbooted=machines)
-    coming = {machine.host for machine in state.waiting}
+        return Clear(state=state, say=refused.message, unbooted=_unbooted(order, state, given_up))
     hosts = [host for host in missing(order, observed, now_s) if host in lost]
-    if hosts:
-        rent = _rent(order, state, hosts, now_s)
-        return None if rent is None else replace(rent, say=f"{refused.message} {rent.say}")
-    if not coming.issuperset(lost):
+    if rent := _rent(order, state, hosts, now_s):
+        return replace(rent, say=f"{refused.message} {rent.say}")
+    if not {machine.host for machine in state.waiting}.issuperset(lost):
         return None
     return _place(order, with_places(_with(state, asked_s=None), lost), observed.spec, now_s)
 

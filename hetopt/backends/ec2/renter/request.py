@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -96,15 +96,8 @@ def read(service: str, operation: str, purpose: str, **parameters: Any) -> Reque
     return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose=purpose)
 
 
-class Edge(Protocol):
-    """The edge that carries requests out: AWS itself, or what wraps it with retries and a ledger."""
-
-    def __call__(self, request: Request) -> Answer:
-        """Carry out one request.
-
-        Raises:
-            CloudRefused: the cloud said no.
-        """
+Edge = Callable[[Request], Answer]
+"""Carries requests out, or raises CloudRefused: AWS itself, or what wraps it with retries and a ledger."""
 
 
 Reaction = Literal["again", "elsewhere", "passing", "stop"]
