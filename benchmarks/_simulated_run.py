@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch's stubs do not know it
+
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
@@ -154,25 +156,14 @@ class _Store(RendezvousStore):
     """A rendezvous store in memory; whoever is cut off waits."""
 
     def __init__(self, number: int) -> None:
+        super().__init__("", HashStore())
         self.number = number
         self.lost = False
-        self._values: dict[str, str] = {}
 
-    def get(self, key: str) -> str:
-        return self._here().get(key, "")
-
-    def set(self, key: str, value: str) -> None:
-        self._here()[key] = value
-
-    def compare_set(self, key: str, expected: str, value: str) -> str:
-        if self.get(key) == expected:
-            self.set(key, value)
-        return self.get(key)
-
-    def _here(self) -> dict[str, str]:
+    def text(self, key: str) -> str:
         if self.lost:
             raise _StoreLost
-        return self._values
+        return super().text(key)
 
 
 class _Known(Presence):

@@ -111,12 +111,12 @@ class Gathering:
         return gathered
 
 
-def gather_texts(text: str, world_size: int) -> list[str]:
-    """Gather a short text from every worker, in rank order; cut to 256 bytes."""
+def gather_texts(text: str, world_size: int, group: dist.ProcessGroup | None = None) -> list[str]:
+    """Gather a short text from every worker of a group, in rank order; cut to 256 bytes."""
     if world_size == 1:
         return [text]
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
     packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     rows = [torch.empty_like(packed) for _ in range(world_size)]
-    dist.all_gather(rows, packed)
+    dist.all_gather(rows, packed, group=group)
     return [bytes(gathered.tolist()).rstrip(b"\0").decode(errors="ignore") for gathered in rows]

@@ -13,19 +13,15 @@ With the first events of a run: what is trained, on whom, and over which network
 things are due in a run: its end, the next evaluation, the next look at the gathered statistics. Progress is counted in
 samples, so that it means the same when the global batch differs between attempts.
 
-What the steps of a control period were like: measured by each worker, gathered in one control vector, read by all.
-
-Every rank reads the same matrix, so whatever is decided from it is decided alike. A worker's row tells of its steps
-(`ControlRow`), then of its exchanges (`Traffic`). What has to be the same on all workers has a short mark here, equal
-where it is, bit for bit, on whatever device it lies.
+What has to be the same on all workers has a short mark here, equal where it is, bit for bit, on whatever device it
+lies.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -35,292 +31,16 @@ from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import first_shares, largest_remainder, micro_batch_size, within_memory
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec, StopRule
-from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.policies.policy import BatchObservation, BatchPolicy, CriticalState
+from hetopt.trainer.policies.policy import BatchPolicy, CriticalState
 from hetopt.trainer.sharding import WHOLE, Shards
-from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, GroupTraffic, Traffic, traffic_of
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
+from hetopt.trainer.steps.period import Period, PeriodLog
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
+from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
-
-
-@dataclass(frozen=True)
-class ControlRow:
-    """One worker's entry in the control vector. A mean is over the steps of the period unless it says otherwise.
-
-    Attributes:
-        steps: steps of the period.
-        step_time_s: mean time of a step on the worker's clock, control left out.
-        compute_s: mean time from the first sample fetched to the last gradient ready, over the steps with the present
-            shares.
-        processor_s: mean processor time of the computing thread meanwhile; on a GPU all of it.
-        exchange_s: mean time from there to the summed gradient, the wait for slower workers included; likewise.
-        judged_steps: steps with the present shares since these were last judged.
-        compute_median_s: median compute time over those: what shares are judged by, for one hiccup must not move them.
-        compute_spread_s: robust standard deviation of one step's compute time over those.
-        loss_sum: sum of the losses over the worker's samples.
-        pace_use: real over declared compute time (see `Pace.use`); 0: not known.
-        memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
-        stop_wished: 1 when somebody asked this worker to stop.
-        since_checkpoint_s: on the worker's clock; the leader's counts.
-        checkpoint_part: how far this worker's part of the checkpoint under way is, see `CheckpointSaver.progress`.
-        stream_buffered: of `Replay.flow`, as the rest is: what the worker's stream was like in the period.
-        stream_wait_s: likewise.
-        stream_dropped: likewise.
-        model_mark: of the parameters' bits; 0 also where workers' models differ between averages.
-        drawn_epoch: of the next batch that this worker has not drawn, where a script asks for batches.
-        drawn_batch: number of that batch in its epoch.
-    """
-
-    steps: float
-    step_time_s: float
-    compute_s: float
-    processor_s: float
-    exchange_s: float
-    judged_steps: float
-    compute_median_s: float
-    compute_spread_s: float
-    loss_sum: float
-    pace_use: float
-    memory_bound: float
-    stop_wished: float
-    since_checkpoint_s: float
-    checkpoint_part: float = 0.0
-    stream_buffered: float = 0.0
-    stream_wait_s: float = 0.0
-    stream_dropped: float = 0.0
-    model_mark: float = 0.0
-    drawn_epoch: float = 0.0
-    drawn_batch: float = 0.0
-
-
-NO_TRAFFIC = GroupTraffic(rows=(Traffic(),))
-"""Of a worker that is alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Period:
-    """The control rows of all workers, in rank order, for one period of steps, and the traffic between them.
-
-    ``local_batch_sizes`` are the shares at its end. Where the period's first step was the last with other shares, its
-    times are left out; its loss counts. So many ``devices`` share a model, in rank order.
-    """
-
-    rows: tuple[ControlRow, ...]
-    local_batch_sizes: tuple[int, ...]
-    traffic: GroupTraffic = NO_TRAFFIC
-    devices: int = 1
-
-    @classmethod
-    def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...], devices: int = 1) -> Period:
-        """Return the period of the rows that the workers sent (a `ControlRow`, then a `Traffic`)."""
-        first, last = len(fields(ControlRow)), len(fields(ControlRow)) + len(fields(Traffic)) - 1
-        return cls(
-            rows=tuple(ControlRow(*numbers[:first]) for numbers in gathered),
-            local_batch_sizes=local_batch_sizes,
-            devices=devices,
-            traffic=GroupTraffic(
-                rows=tuple(Traffic(*numbers[first:last], look_energies=tuple(numbers[last:])) for numbers in gathered)
-            ),
-        )
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of the control period."""
-        return int(self.rows[0].steps)
-
-    @property
-    def step_time_s(self) -> float:
-        """Mean time of a step, on the leader's clock."""
-        return self.rows[0].step_time_s
-
-    @property
-    def loss(self) -> float:
-        """Mean loss over the samples of the period; NaN or infinite if any worker's was."""
-        return sum(row.loss_sum for row in self.rows) / (sum(self.local_batch_sizes) * self.steps)
-
-    @property
-    def diverged(self) -> bool:
-        """True where some worker met a loss that is NaN or infinite."""
-        return not math.isfinite(self.loss)
-
-    @property
-    def noise(self) -> Moments | None:
-        """The moments of the gradient in one step; None where its norms were not measured."""
-        rows = self.traffic.rows
-        if len(rows) < 2 or min(row.norm_samples for row in rows) < 1:
-            return None
-        batch = int(sum(row.norm_samples for row in rows))
-        # What a worker adds to the sum is b / B of its mean gradient.
-        weighted = sum(batch**2 * row.own_norm / row.norm_samples for row in rows)
-        try:
-            return pooled_noise(len(rows), batch, weighted, rows[0].sum_norm)
-        except ValueError:  # a script weighs its gradients in another way
-            return None
-
-    @property
-    def drifted(self) -> tuple[int, ...]:
-        """Ranks whose parameters differ from those of most workers that hold the same part of the model."""
-        marks = [row.model_mark for row in self.rows]
-        alike = [marks[rank % self.devices :: self.devices] for rank in range(len(marks))]
-        return tuple(rank for rank, mark in enumerate(marks) if mark != max(alike[rank], key=alike[rank].count))
-
-    @property
-    def stop_wished(self) -> bool:
-        """True where any worker was asked to stop."""
-        return any(row.stop_wished for row in self.rows)
-
-    @property
-    def memory_bounds(self) -> tuple[int, ...]:
-        """The largest micro-batch that fits each worker; 0 where no bound is known."""
-        return tuple(int(row.memory_bound) for row in self.rows)
-
-    def observation(self, epoch: int, samples_seen: int) -> BatchObservation:
-        """Return what batch policies judge by, after ``epoch`` completed epochs and so many samples."""
-        return BatchObservation(
-            local_batch_sizes=self.local_batch_sizes,
-            compute_s=tuple(row.compute_median_s for row in self.rows),
-            spread_s=tuple(row.compute_spread_s for row in self.rows),
-            steps=int(self.rows[0].judged_steps),
-            epoch=epoch,
-            step_time_s=self.step_time_s,
-            noise=self.noise,
-            samples_seen=samples_seen,
-        )
-
-    def stream_event(self, rates: Sequence[float]) -> Event:
-        """Return the field of a ``step`` event that tells about the workers' streams, each in rank order.
-
-        Args:
-            rates: of the streams, samples a second.
-        """
-        return {
-            "stream": {
-                "rate_per_s": [round(rate, 4) for rate in rates],
-                "buffered": [int(row.stream_buffered) for row in self.rows],
-                "wait_s": [_seconds(row.stream_wait_s) for row in self.rows],
-                "dropped": [int(row.stream_dropped) for row in self.rows],
-            }
-        }
-
-    def event(self, *, step: int, epoch: float, samples_seen: int) -> Event:
-        """Return the fields of the ``step`` event that the workers measured.
-
-        The worker that waits least is the one the others wait for, so the least exchange time of the cluster is that of
-        the exchange itself (``sync_s``, the same for all) and what a worker spends beyond it is its wait.
-        """
-        sync_s = min(row.exchange_s for row in self.rows)
-        event: Event = {
-            "step": step,
-            "epoch": round(epoch, 4),
-            "samples_seen": samples_seen,
-            "local_batch_sizes": list(self.local_batch_sizes),
-            "step_time_s": _seconds(self.step_time_s),
-            "compute_s": [_seconds(row.compute_s) for row in self.rows],
-            "processor_s": [_seconds(row.processor_s) for row in self.rows],
-            "sync_s": [_seconds(sync_s) for _ in self.rows],
-            "wait_s": [_seconds(row.exchange_s - sync_s) for row in self.rows],
-            "loss": self.loss,
-            "steps": self.steps,
-        }
-        uses = [round(row.pace_use, 4) for row in self.rows]  # 0 where it is not known
-        if any(uses):
-            event["pace_use"] = uses
-        return event
-
-
-class PeriodLog:
-    """The traces of steps until they are gathered; marks are read only then.
-
-    Attributes:
-        stopwatch: of the device.
-        traces: of the steps that no row tells about yet.
-        spans: beginning and end of each of them.
-    """
-
-    def __init__(self, stopwatch: Stopwatch) -> None:
-        self.stopwatch = stopwatch
-        self._resumed = stopwatch.mark()
-        self.traces: list[StepTrace] = []
-        self.spans: list[tuple[Mark, Mark]] = []
-        self._judged_s: list[float] = []
-        self._with_other_shares = 0
-
-    @property
-    def unread(self) -> int:
-        """The number of steps that no row tells about yet."""
-        return len(self.traces)
-
-    def resume(self) -> None:
-        """Begin the next step now: time since the last one is no part of it."""
-        self._resumed = self.stopwatch.mark()
-
-    def add(self, trace: StepTrace) -> None:
-        """Add the trace of a step that is over."""
-        now = self.stopwatch.mark()
-        self.traces.append(trace)
-        self.spans.append((self._resumed, now))
-        self._resumed = now
-
-    def close(
-        self,
-        *,
-        pace_use: float = 0.0,
-        memory_bound: int = 0,
-        stop_wished: bool = False,
-        since_checkpoint_s: float = 0.0,
-        checkpoint_part: float = 0.0,
-        flow: Mapping[str, float] | None = None,
-        model_mark: int = 0,
-        drawn: tuple[int, int] = (0, 0),
-    ) -> ControlRow:
-        """Return the row for the steps since the last call, at least one; waits until the device has done them."""
-        seconds = self.stopwatch.seconds
-        traces, self.traces = self.traces, []
-        spans, self.spans = self.spans, []
-        # A period that holds nothing but steps with other shares ends a run: nobody judges it.
-        fresh = traces[self._with_other_shares :] or traces
-        self._with_other_shares = 0
-        compute = [max(0.0, seconds(trace.start, trace.backward_end) - trace.waited_s) for trace in fresh]
-        self._judged_s += compute
-        median_s = statistics.median(self._judged_s)
-        return ControlRow(
-            steps=len(traces),
-            step_time_s=statistics.fmean(seconds(*span) for span in spans),
-            compute_s=statistics.fmean(compute),
-            processor_s=statistics.fmean(
-                self.stopwatch.processor_s(trace.start, trace.backward_end) for trace in fresh
-            ),
-            exchange_s=statistics.fmean(seconds(trace.backward_end, trace.reduce_end) for trace in fresh),
-            judged_steps=len(self._judged_s),
-            compute_median_s=median_s,
-            # The factor makes the median absolute deviation of normal noise its standard deviation.
-            compute_spread_s=1.4826 * statistics.median(abs(time_s - median_s) for time_s in self._judged_s),
-            loss_sum=sum(float(trace.loss_sum) for trace in traces),
-            pace_use=pace_use,
-            memory_bound=memory_bound,
-            stop_wished=float(stop_wished),
-            since_checkpoint_s=since_checkpoint_s,
-            checkpoint_part=checkpoint_part,
-            model_mark=float(model_mark),
-            drawn_epoch=drawn[0],
-            drawn_batch=drawn[1],
-            **(flow or {}),
-        )
-
-    def judged(self, *, changed: bool) -> None:
-        """Note that shares were judged, and perhaps changed: only steps from now on count next time."""
-        self._judged_s = []
-        if changed:
-            self._with_other_shares = len(self.traces)
-
-
-def _seconds(value: float) -> float:
-    return round(value, 7)
-
 
 LARGEST = 2**52
 """Whole numbers below it travel as they are."""
@@ -629,7 +349,7 @@ class Engine:
         self._done += 1
         self.is_over = self._done == self._steps
 
-    def gather(self, **reported: Any) -> Gathering:
+    def gather(self, **reported: float) -> Gathering:
         """Send this worker's control row to all workers.
 
         Args:
@@ -637,17 +357,14 @@ class Engine:
         """
         begun_s = self.context.clock()
         steering = self.exchange.steering
-        traffic = traffic_of(
-            self.log.traces,
-            self.log.stopwatch,
+        row = self.log.close(
             way=self.exchange.way,
             dense_bytes=self.exchange.dense_bytes,
             looks=0 if steering is None else len(steering.looks),
-            spans=self.log.spans,
+            **reported,
         )
-        *exchanges, looked = astuple(traffic)
-        row = [*astuple(self.log.close(**reported)), *exchanges, *looked]
-        gathering = Gathering(row, self.context.world_size)
+        *numbers, looked = astuple(row)
+        gathering = Gathering([*numbers, *looked], self.context.world_size)
         self.control_s += self.context.clock() - begun_s
         self.log.resume()
         return gathering
@@ -663,7 +380,7 @@ class Engine:
             "step",
             **period.event(step=step, epoch=epoch, samples_seen=samples_seen),
             control_s=round(self.control_s / period.steps, 7),
-            **self.exchange.event(period.traffic),
+            **self.exchange.event(period),
             **({} if noise is None else {"noise": vars(noise)}),
             **({} if self.synchroniser is None else self.synchroniser.event(step)),
             **more,
@@ -682,14 +399,7 @@ class Engine:
         steering = self.exchange.steering
         if steering is None:
             return
-        change = steering.judge(
-            period.traffic,
-            step=self.step,
-            epoch=epoch,
-            learning_rate=learning_rate,
-            steps_left=steps_left,
-            loss=period.loss,
-        )
+        change = steering.judge(period, step=self.step, epoch=epoch, learning_rate=learning_rate, steps_left=steps_left)
         if change is not None:
             self.exchange.follow()
             self.context.events.write("exchange_changed", step=self.step, **change)

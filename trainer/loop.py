@@ -26,14 +26,16 @@ from hetopt.trainer.checkpoints.folder import (
     leave_model,
     parameters_sha256,
     run_digest,
+    snapshot,
     unsaved,
 )
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
-from hetopt.trainer.engine import Period, announce
+from hetopt.trainer.engine import announce
 from hetopt.trainer.sharding import Shards, gathered, held
+from hetopt.trainer.steps.period import Period
 from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluate
 from hetopt.trainer.tasks.load import load_task
@@ -159,9 +161,9 @@ class _Run(Training):
             shared, rank_state = replace(shared, cursor=cursor), replace(rank_state, **vars(generators))
         return Held(
             version=Version(agreed=self._agreed, step=self.step, decisions=self._decisions),
-            shared=shared.snapshot(),
-            own=rank_state.snapshot(),
-            own_after=own_after.snapshot(),
+            shared=snapshot(shared),
+            own=snapshot(rank_state),
+            own_after=snapshot(own_after),
             alike=copied(alike_part(rank_state.memory)),
             evaluation_owed=self._evaluation_owed,
             share=self.balance.shares[self.context.rank],

@@ -54,7 +54,6 @@ from hetopt.trainer.data.cursor import (
     AnyCursor,
     MicroBatch,
     PartitionedCursor,
-    Replay,
     SampleCursor,
     StreamCursor,
     every_nth_of_all,
@@ -370,8 +369,7 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
     if spec.stream is not None:
         everything = every_nth_of_all(size, spec.seed, rank, workers)
         order = everything if parts is None else partial(parts, rank)
-        replay = Replay(spec.stream, rank, order=order)
-        return StreamCursor(replay, dataset_size=size, rank=rank, workers=workers)
+        return StreamCursor(spec.stream, rank, order=order, dataset_size=size)
     return SampleCursor(size, spec.seed) if parts is None else PartitionedCursor(parts, size, weights=weights)
 
 
@@ -422,7 +420,7 @@ def make_step(
     if context.world_size > 1:
         policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
         asked = compression.model_dump_json(exclude={"name", "ratio"})
-        meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}", Channel())
+        meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}")
     group, devices = shards.counterparts, shards.devices
     parts = parts_of(pieces := [held(parameter) for parameter in parameters])
     numel = sum(piece.numel() for piece in pieces)
@@ -589,7 +587,7 @@ class Training(Engine):
                 )
         balance = Balance(spec, policy, minimum=least)
         self.feed = make_feed(context, data.train, is_sharing=shards.devices > 1)
-        self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
+        self.replay = self.feed.cursor if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
         stopwatch = Stopwatch(context.device)
         self.optimizer: Optimizer = make_optimizer(task, model)
@@ -772,8 +770,8 @@ class Training(Engine):
             stop_wished=self.context.stop_requested(),
             since_checkpoint_s=begun_s - checkpoint_s,
             checkpoint_part=self._saver.progress,
-            flow=None if self.replay is None else self.replay.flow(),
             model_mark=mark,
+            **({} if self.replay is None else self.replay.flow()),
         )
 
     def train_step(self, learning_rate_scale: float) -> None:

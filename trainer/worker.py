@@ -371,7 +371,7 @@ def _work_among_changing(
         meetings=meetings,
         # Where all workers start again together nobody is to find what the last ones left; torchrun counts how often.
         # Hosts that start for themselves have nothing else in common than what is there.
-        attempt=f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/" if len(meetings) == 1 else "",
+        attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if len(meetings) == 1 else "",
         device=device,
         stop_requested=stop_wish,
         presence=Presence(ReplacedRecord(Hosts, run_dir / PRESENCE_FILE), [worker.host for worker in spec.workers]),

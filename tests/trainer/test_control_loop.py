@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from hetopt.core.run_spec import RunSpec, StopRule
-from hetopt.trainer.engine import LONGEST_PERIOD_S, ControlRow, Milestones, Period, PeriodLog
+from hetopt.trainer.engine import LONGEST_PERIOD_S, Milestones
+from hetopt.trainer.steps.period import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.step import StepTrace
 
 from .scenarios import toy_spec
@@ -69,7 +70,8 @@ def test_a_row_tells_of_the_steps_since_the_last_one() -> None:
     row = close(log)
     assert row.step_time_s == 14, "what lies between periods is no part of a step"
     assert (row.judged_steps, row.compute_median_s) == (5, 11), "judged are all steps since shares were last judged"
-    assert ControlRow(*astuple(row)) == row
+    *numbers, looked = astuple(row)
+    assert ControlRow(*numbers, look_energies=looked) == row
 
 
 def test_steps_with_other_shares_are_no_evidence_about_the_new_ones() -> None:

@@ -34,10 +34,10 @@ from hetopt.trainer import worker
 from hetopt.trainer.agreement import choose_backend
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.engine import ControlRow, Period
 from hetopt.trainer.failure import FailureReport, reason_of
 from hetopt.trainer.host.agent import died_of
 from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.period import ControlRow, Period
 from hetopt.trainer.task import evaluate
 from hetopt.trainer.worker import Place, StopWish, choose_device
 from tests.forks import all_end_well

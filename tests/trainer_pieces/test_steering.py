@@ -6,6 +6,7 @@ dense training, also where what it was told is wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 from dataclasses import replace
@@ -19,7 +20,8 @@ from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
 from hetopt.trainer.policies.ratio.auto import BACKWARD, TRIAL_STEPS, AutoRatio
 from hetopt.trainer.policies.ratio.policy import Verdict
-from hetopt.trainer.steps.adaptive_controller import LOOKED_STEPS, AdaptiveController, GroupTraffic, Traffic
+from hetopt.trainer.steps.adaptive_controller import LOOKED_STEPS, AdaptiveController
+from hetopt.trainer.steps.period import ControlRow, Period
 from tests.thinned import few
 
 from .runs import run_of
@@ -52,9 +54,7 @@ def network(link: LinkSpeed):
 FAST, SLOW = LinkSpeed(latency_s=1e-4, bytes_per_s=1e9), LinkSpeed(latency_s=1e-3, bytes_per_s=2e6)
 
 
-def traffic(
-    steering: AdaptiveController, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10
-) -> GroupTraffic:
+def period(steering: AdaptiveController, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10) -> Period:
     """A period in the present way over such links."""
     option = steering.candidate
     exchange_s = option.buckets * time_s(option.operations, link, algorithms=trainer)
@@ -64,10 +64,12 @@ def traffic(
         sync_s = pipelined_s(backward_s, exchange_s, option.buckets) - backward_s
     kept = 1.0 if option.gain == 1 else gain(option.ratio)
     looks = tuple(gain(ratio) for ratio in steering.looks) if steering.look_at else (0.0,) * len(steering.looks)
-    one = Traffic(
+    compress_s = 0.004 if option.gain is None else 0.0
+    return of_all(
         exchanges=steps,
-        compute_s=COMPUTE_S,
-        compress_s=0.004 if option.gain is None else 0.0,
+        way_step_s=COMPUTE_S + compress_s + sync_s,
+        way_compute_s=COMPUTE_S,
+        compress_s=compress_s,
         sync_s=sync_s,
         sent_bytes=sum(part.payload_bytes for part in option.operations) * option.buckets,
         energy=1.0,
@@ -76,7 +78,13 @@ def traffic(
         look_energy=1.0 if steering.look_at else 0.0,
         look_energies=looks,
     )
-    return GroupTraffic(rows=(one,) * WORKERS)
+
+
+def of_all(**fields) -> Period:
+    """A period whose rows are alike."""
+    plain = dict.fromkeys((field.name for field in dataclasses.fields(ControlRow)), 0.0)
+    row = ControlRow(**{**plain, "steps": 1, **fields})
+    return Period(rows=(row,) * WORKERS, local_batch_sizes=(8,) * WORKERS)
 
 
 def drive(
@@ -84,7 +92,7 @@ def drive(
 ) -> tuple[int, list]:
     changes = []
     for _ in range(periods):
-        seen = traffic(steering, link, steps=steering.period_steps(10))
+        seen = period(steering, link, steps=steering.period_steps(10))
         step += seen.exchanges
         change = steering.judge(seen, step=step, epoch=step / 50, learning_rate=0.1)
         if steering.try_ratio is not None:
@@ -146,9 +154,9 @@ def test_periods_of_another_way_or_without_sense_change_nothing() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
     steering = AdaptiveController(run, candidates(run), network(SLOW))
     before = steering.state()
-    nothing = GroupTraffic(rows=(Traffic(look_energies=(0.0,) * len(steering.looks)),) * WORKERS)
+    nothing = of_all(look_energies=(0.0,) * len(steering.looks))
     assert steering.judge(nothing, step=5, epoch=0.1, learning_rate=0.1) is None
-    broken = GroupTraffic(rows=(Traffic(exchanges=3, energy=float("nan")),) * WORKERS)
+    broken = of_all(exchanges=3, energy=float("nan"), look_energies=())
     assert steering.judge(broken, step=5, epoch=0.1, learning_rate=0.1) is None
     assert steering.state() == before
 
@@ -163,7 +171,7 @@ def test_a_way_in_buckets_is_timed_although_gains_are_looked_at() -> None:
     assert steering.period_steps(10) == LOOKED_STEPS
     assert steering.period_steps(1) == 1, "a run ends where it ends"
     assert steering.look_at
-    untold = GroupTraffic(rows=(Traffic(look_energies=(0.0,) * len(steering.looks)),) * WORKERS)
+    untold = of_all(look_energies=(0.0,) * len(steering.looks))
     assert steering.judge(untold, step=1, epoch=0.1, learning_rate=0.1) is None
     assert not steering.look_at
     assert steering.period_steps(10) == 1

@@ -189,10 +189,6 @@ class SharedState:
     target_reached: bool
     script: Mapping[str, Any] | None = None
 
-    def snapshot(self) -> SharedState:
-        """Return a copy with tensors on the CPU, so that training may go on while it is written."""
-        return replace(self, model=copied(self.model), optimizer=copied(self.optimizer), script=copied(self.script))
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankState(Generators):
@@ -207,9 +203,13 @@ class RankState(Generators):
         """Return the present state of this worker: its residual, random generators and local model if it has one."""
         return cls(memory=memory, local=local, **vars(Generators.at(device)))
 
-    def snapshot(self) -> RankState:
-        """Return a copy with tensors on the CPU."""
-        return replace(self, memory=copied(self.memory), local=copied(self.local), script=copied(self.script))
+
+StateT = TypeVar("StateT", SharedState, RankState)
+
+
+def snapshot(state: StateT) -> StateT:
+    """Return a copy of training state with tensors on the CPU, so that training may go on while it is written."""
+    return replace(state, **copied(vars(state)))
 
 
 def run_digest(spec: RunSpec) -> str:
@@ -636,7 +636,7 @@ class CheckpointSaver:
             keeps: this many checkpoints stay where the disk is full.
         """
         assert self._under_way is None
-        step, of_all, of_mine = shared.step, shared.snapshot() if self._context.rank == 0 else None, own.snapshot()
+        step, of_all, of_mine = shared.step, snapshot(shared) if self._context.rank == 0 else None, snapshot(own)
 
         def write() -> dict[str, FileRecord]:
             states = ((rank_file(self._context.rank), of_mine), (STATE_FILE, of_all))

@@ -131,11 +131,10 @@ class Channel:
         with self.operation("all_gather", tensor.nbytes):
             if self.workers == 1 or not tensor.numel():
                 return tensor.expand(self.workers, -1)
-            staged = self._staged(tensor)
-            if out is None or staged is not tensor:
-                out = torch.empty(self.workers * tensor.numel(), dtype=tensor.dtype, device=staged.device)
-            self._gather(staged, out)
-            return out.to(tensor.device).view(self.workers, -1)
+            if out is None:
+                out = tensor.new_empty(self.workers * tensor.numel())
+            self.gather_slices(tensor, out)
+            return out.view(self.workers, -1)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite everyone's tensor with that of rank ``source``."""

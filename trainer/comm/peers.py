@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.comm.channel import Channel, group_size
+from hetopt.trainer.agreement import gather_texts
+from hetopt.trainer.comm.channel import group_size
 
-_TEXT_BYTES = 160
 _PEER = re.compile(r"\[([0-9.]+)\]:\d+")  # gloo's way of naming the other end
 _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out after")
 _LEFT = "left in the middle of an exchange"
@@ -35,29 +34,24 @@ class LostPeer(RuntimeError):
     """The end of another worker during an exchange. Not this worker's failure: whoever saw it end knows why."""
 
 
-def meet(description: str, channel: Channel) -> None:
+def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
     """Compare descriptions with all workers before the first step, by one gather of a fixed size, which cannot hang
     because of what they are about to do differently.
 
     Args:
         description: of the exchange, the same text on workers that agree.
-        channel: to the other workers.
+        group: who is about to do it; None: all workers.
 
     Raises:
         BadInput: some workers have another description than most.
     """
-    digest = hashlib.sha256(description.encode()).digest()
-    text = description.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    rows = channel.all_gather(torch.frombuffer(bytearray(digest + text), dtype=torch.uint8))
-    received = [bytes(row.tolist()) for row in rows]
-    digests = [row[: len(digest)] for row in received]
+    digest = hashlib.sha256(description.encode()).hexdigest()
+    texts = gather_texts(digest + description, group_size(group), group)
+    digests = [text[: len(digest)] for text in texts]
     usual, _ = Counter(digests).most_common(1)[0]
     others = [rank for rank, other in enumerate(digests) if other != usual]
     if others:
-        odd, common = (
-            received[rank][len(digest) :].rstrip(b"\0").decode(errors="ignore")
-            for rank in (others[0], digests.index(usual))
-        )
+        odd, common = (texts[rank][len(digest) :] for rank in (others[0], digests.index(usual)))
         raise BadInput(
             f"{workers(others).capitalize()} would exchange gradients by {odd}, and the others by {common}.",
             hint="give all workers the same run spec, and the same version of hetopt",
@@ -153,7 +147,7 @@ class Guard:
 
     def __enter__(self) -> None:
         if not self._has_met and group_size(self._group) > 1:
-            meet(self._description, Channel(self._group))
+            meet(self._description, self._group)
             self._has_met = True
 
     def __exit__(

@@ -426,16 +426,23 @@ class PartitionedCursor(Cursor):
 
 _ROUNDING = 1e-9  # rate times time may miss the number of the sample that arrives at that time
 
+ELSEWHERE = -1
+"""Stands for a sample of another worker, whose number is not known here."""
 
-class Replay:
-    """One worker's stream.
+
+class StreamCursor(Cursor):
+    """A `Cursor` whose samples are those that arrive at this worker.
 
     Args:
         stream: what the run says.
-        rank: whose.
+        rank: of this worker.
         order: the samples of a pass, by the number of the pass; never empty.
+        dataset_size: so many samples are an epoch, whichever they were.
         clock: by which samples arrive, in seconds.
         sleep: waits for so many of them.
+
+    Attributes:
+        taken: samples of this worker's stream that were taken, or dropped.
     """
 
     def __init__(
@@ -444,15 +451,17 @@ class Replay:
         rank: int,
         *,
         order: Callable[[int], Indices],
+        dataset_size: int,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        super().__init__(dataset_size)
         self._stream = stream
         self._rank = rank
         self._rate_per_s = stream.rates[rank]
         self._passes = Passes(order)
         self._clock, self._sleep = clock, sleep
-        self._taken = 0  # or dropped
+        self.taken = 0
         self._dropped_before = 0
         self._dropped = 0
         self._wait_s = 0.0
@@ -462,9 +471,9 @@ class Replay:
 
     def begin(self) -> None:
         """Let samples arrive from now on, or from the place that was set."""
-        self._origin_s = self._clock() - self._taken / self._rate_per_s
+        self._origin_s = self._clock() - self.taken / self._rate_per_s
 
-    def take(self, count: int) -> tuple[Indices, Indices]:
+    def arriving(self, count: int) -> tuple[Indices, Indices]:
         """Wait for the next samples that the buffer still has; return them with the pass that each belongs to.
 
         Raises:
@@ -474,27 +483,40 @@ class Replay:
         now_s = self._clock()
         arrived, aged = self._arrived(now_s), self._aged(now_s)
         policy = self._stream.buffer
-        self._most_held = max(self._most_held, held(policy, taken=self._taken, arrived=arrived, aged=aged, count=count))
-        first = first_kept(policy, taken=self._taken, arrived=arrived, aged=aged, count=count)
-        self._dropped += first - self._taken
+        self._most_held = max(self._most_held, held(policy, taken=self.taken, arrived=arrived, aged=aged, count=count))
+        first = first_kept(policy, taken=self.taken, arrived=arrived, aged=aged, count=count)
+        self._dropped += first - self.taken
         last = first + count
         if arrived < last:
             self._wait(self._origin_s + last / self._rate_per_s - now_s, count)
-        self._taken = last
+        self.taken = last
         self._passes.skip(first - self._passes.drawn)
         return self._passes.take(count)
 
-    def place(self) -> Mapping[str, int]:
-        """Return the samples taken from this worker's stream; 0 for the streams of others."""
-        return {f"taken_by_{rank}": self._taken * (rank == self._rank) for rank in range(len(self._stream.rates))}
+    def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
+        """Return this worker's samples in their places; those of the others are `ELSEWHERE`."""
+        names = np.full(sum(shares), ELSEWHERE, dtype=np.int64)
+        epochs = np.zeros_like(names)
+        if share := shares[self._rank]:
+            first = sum(shares[: self._rank])
+            names[first : first + share], epochs[first : first + share] = self.arriving(share)
+        return names, epochs
 
-    def go_to(self, place: Mapping[str, int]) -> None:
-        """Continue from a place, summed over all workers; in proportion where it is of another number of workers."""
-        taken = [value for key, value in place.items() if key.startswith("taken_by_")]
-        if len(taken) == len(self._stream.rates):
-            self._taken = place[f"taken_by_{self._rank}"]
-        else:
-            self._taken = int(sum(taken) * self._rate_per_s / sum(self._stream.rates))
+    def state(self) -> dict[str, int]:
+        """Return the position of every worker's stream. A collective: all workers ask at the same point."""
+        rows = gather_numbers([float(self.taken)], len(self._stream.rates))
+        return {**super().state(), **{f"taken_by_{rank}": int(taken) for rank, (taken,) in enumerate(rows)}}
+
+    def at(self, state: Mapping[str, int]) -> StreamCursor:
+        """Move this cursor to where ``state`` was taken, and return it: a stream can be read in one place only.
+
+        Where that was with another number of workers, what they had taken is shared out by rate.
+        """
+        self.position, rates = state["position"], self._stream.rates
+        taken = [value for key, value in state.items() if key.startswith("taken_by_")]
+        is_alike = len(taken) == len(rates)
+        self.taken = state[f"taken_by_{self._rank}"] if is_alike else int(sum(taken) * self._rate_per_s / sum(rates))
+        return self
 
     def flow(self) -> dict[str, float]:
         """Return the stream's waits and rates since the last call, by the names of a control row.
@@ -504,7 +526,7 @@ class Replay:
         now_s = self._clock()
         arrived = self._arrived(now_s)
         waiting = held(
-            self._stream.buffer, taken=self._taken, arrived=arrived, aged=self._aged(now_s), count=self._count
+            self._stream.buffer, taken=self.taken, arrived=arrived, aged=self._aged(now_s), count=self._count
         )
         flow = {
             "stream_buffered": float(max(self._most_held, waiting)),
@@ -561,49 +583,6 @@ def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, cou
 def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
     """Return the number of samples that wait, where batches have ``count``."""
     return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)
-
-
-ELSEWHERE = -1
-"""Stands for a sample of another worker, whose number is not known here."""
-
-
-class StreamCursor(Cursor):
-    """A `Cursor` whose samples are those that arrive at this worker.
-
-    Args:
-        replay: this worker's stream.
-        dataset_size: so many samples are an epoch, whichever they were.
-        rank: of this worker.
-        workers: how many there are.
-    """
-
-    def __init__(self, replay: Replay, *, dataset_size: int, rank: int, workers: int) -> None:
-        super().__init__(dataset_size)
-        self.replay = replay
-        self._rank = rank
-        self._workers = workers
-
-    def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
-        """Return this worker's samples in their places; those of the others are `ELSEWHERE`."""
-        names = np.full(sum(shares), ELSEWHERE, dtype=np.int64)
-        epochs = np.zeros_like(names)
-        if share := shares[self._rank]:
-            first = sum(shares[: self._rank])
-            names[first : first + share], epochs[first : first + share] = self.replay.take(share)
-        return names, epochs
-
-    def state(self) -> dict[str, int]:
-        """Return the position of every worker's stream. A collective: all workers ask at the same point."""
-        place = self.replay.place()
-        rows = gather_numbers([float(value) for value in place.values()], self._workers)
-        places = {key: int(sum(column)) for key, column in zip(place, zip(*rows, strict=True), strict=True)}
-        return {**super().state(), **places}
-
-    def at(self, state: Mapping[str, int]) -> StreamCursor:
-        """Move this cursor to where ``state`` was taken, and return it: a stream can be read in one place only."""
-        self.position = state["position"]
-        self.replay.go_to(state)
-        return self
 
 
 AnyCursor: TypeAlias = SampleCursor | PartitionedCursor | StreamCursor

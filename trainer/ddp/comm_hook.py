@@ -154,25 +154,19 @@ class CommState(GradientState):
         self._parameters = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
         if spec is None:
             spec = make_plan(self._workers, compression=compression, policy="static", sync="bsp", spec=None).spec
-        super().__init__(self._exchange_of(spec))
+        self.adopt(spec, reach)
+        super().__init__(self.exchange)
         self.weight = weight
         why = why_shares_differ(is_ddp=True, normalises=normalises_apart(ddp))
         self.record: AuditRecord = AuditRecord(mode=audit, tolerance=audit_tolerance, hint=why)
         self._apart: dict[int, Tensor] = {}  # by parameter
         self._squares = 0.0
-        self._use(spec, reach)
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
-        self.exchange = self._exchange_of(spec)
-        self._use(spec, reach)
-
-    def _exchange_of(self, spec: RunSpec) -> ExchangeConfig:
-        shapes = [tuple(parameter.shape) for parameter in self._parameters]
-        return make_exchange(spec, spec.compression, shapes, self._parameters[0].device)
-
-    def _use(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
+        shapes = [tuple(parameter.shape) for parameter in self._parameters]
+        self.exchange = make_exchange(spec, spec.compression, shapes, device)
         by_bucket = self.exchange.steering is None and not METHODS[spec.compression.name].by_shape
         is_float32 = all(parameter.dtype == _FLOAT32 for parameter in self._parameters)
         self._by_bucket = (

@@ -32,6 +32,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -630,12 +631,11 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
-                undo.callback(setattr, trainer, "compute_loss", trainer.compute_loss)
-                trainer.compute_loss = _weighing(trainer.compute_loss, lambda: runs)
+                _extend(undo, trainer, "compute_loss", partial(_weighing, runs))
             for run in runs:
                 run.can_audit = False
 
-    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+    def made(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
@@ -643,7 +643,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             runs[0].attach(self)
         ask_trainer()
 
-    def sharded(module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
+    def sharded(shard: Any, module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
         workers = len(plan.spec.workers)
         if not dist.is_initialized() or dist.get_world_size() != workers or workers == 1:
             return shard(module, *args, **({} if mesh is None else {"mesh": mesh}), **options)
@@ -666,12 +666,12 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         ask_trainer()
         return done
 
-    def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
+    def called(forward: Any, self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
         if runs and self.module.training and torch.is_grad_enabled():
             runs[0].forward(self, samples_in((inputs, named)))
         return forward(self, *inputs, **named)
 
-    def registered(self: DistributedDataParallel, state: object, hook: Any) -> None:
+    def registered(register: Any, self: DistributedDataParallel, state: object, hook: Any) -> None:
         register(self, state, hook)
         if runs:
             runs[0].registered(self, state)
@@ -685,16 +685,16 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                 object.__setattr__(self, "_hetopt_batches", sampler)
         return sampler or of_loader.fget(self)
 
-    def following(self: Any) -> Any:
+    def following(follow: Any, self: Any) -> Any:
         batch = follow(self)
         if runs:
             runs[0].give(self._index_sampler, batch)
         return batch
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
-    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
+    def backward(run: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
         with runs[0].backward(tensors, grad_tensors) if runs else nullcontext(grad_tensors) as gradients:
-            run_backward(tensors, gradients, *args, **options)
+            run(tensors, gradients, *args, **options)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
@@ -705,7 +705,9 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         elif len(plan.spec.workers) > 1:
             _refuse_other_ways(optimizer)
 
-    def joined(backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any) -> None:
+    def joined(
+        join: Any, backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any
+    ) -> None:
         by_environment = init_method in (None, "env://") and not args and options.get("store") is None
         if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
             place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -713,35 +715,27 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             init_method, options = None, {**options, **place, "store": store}
         join(backend, init_method, *args, **options)
 
-    def left(*args: Any, **options: Any) -> None:
+    def left(leave: Any, *args: Any, **options: Any) -> None:
         for run in runs:
             run.conclude()
         leave(*args, **options)
 
     keep_modules()
-    leave: Any = dist.destroy_process_group
-    shard: Any = fsdp.fully_shard
-    init: Any = DistributedDataParallel.__init__
-    forward: Any = DistributedDataParallel.forward
-    register: Any = DistributedDataParallel.register_comm_hook
-    follow: Any = dataloader._BaseDataLoaderIter.__next__
     of_loader: Any = DataLoader._index_sampler
-    run_backward: Any = torch.autograd.backward
-    join: Any = dist.init_process_group
     with ExitStack() as undo:
-        for owner, name, value in (
-            (DistributedDataParallel, "__init__", functools.wraps(init)(made)),
-            (DistributedDataParallel, "forward", functools.wraps(forward)(called)),
-            (DistributedDataParallel, "register_comm_hook", functools.wraps(register)(registered)),
-            (DataLoader, "_index_sampler", property(index_sampler)),
+        for owner, name, extension in (
+            (DistributedDataParallel, "__init__", made),
+            (DistributedDataParallel, "forward", called),
+            (DistributedDataParallel, "register_comm_hook", registered),
             (dataloader._BaseDataLoaderIter, "__next__", following),
-            (torch.autograd, "backward", functools.wraps(run_backward)(backward)),
-            (dist, "init_process_group", functools.wraps(join)(joined)),
-            (dist, "destroy_process_group", functools.wraps(leave)(left)),
-            (fsdp, "fully_shard", functools.wraps(shard)(sharded)),
+            (torch.autograd, "backward", backward),
+            (dist, "init_process_group", joined),
+            (dist, "destroy_process_group", left),
+            (fsdp, "fully_shard", sharded),
         ):
-            undo.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, value)
+            _extend(undo, owner, name, extension)
+        undo.callback(setattr, DataLoader, "_index_sampler", of_loader)
+        DataLoader._index_sampler = property(index_sampler)  # type: ignore[method-assign,assignment]
         hook = register_optimizer_step_post_hook(stepped)
         undo.callback(hook.remove)
         try:
@@ -774,22 +768,38 @@ def _multiplied(factor: float, tensors: Any, gradients: Any) -> list[Tensor | No
     ]
 
 
-def _weighing(compute_loss: Any, runs: Callable[[], list[DdpRun]]) -> Any:
-    """Wrap `Trainer.compute_loss` of transformers, noting of each loss whether the Trainer made it a sum.
+def _weighing(
+    runs: Sequence[DdpRun], compute_loss: Any, trainer: Any, *args: Any, num_items_in_batch: Any = None, **options: Any
+) -> Any:
+    """Compute a loss by `Trainer.compute_loss` of transformers, and note whether the Trainer made it a sum.
 
     ``average_tokens_across_devices`` divides a loss by the items that all workers have in the batch, and multiplies it
     by the workers, since DDP takes their mean: such gradients are added up, whatever the shares are.
     """
+    loss = compute_loss(trainer, *args, num_items_in_batch=num_items_in_batch, **options)
+    divides = bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func) and num_items_in_batch is not None
+    for run in runs:
+        run.weigh(SUM if divides and trainer.args.average_tokens_across_devices else None)
+    return loss
 
-    @functools.wraps(compute_loss)
-    def computed(self: Any, *args: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
-        loss = compute_loss(self, *args, num_items_in_batch=num_items_in_batch, **options)
-        divides = bool(self.model_accepts_loss_kwargs or self.compute_loss_func) and num_items_in_batch is not None
-        for run in runs():
-            run.weigh(SUM if divides and self.args.average_tokens_across_devices else None)
-        return loss
 
-    return computed
+def _extend(undo: ExitStack, owner: Any, name: str, extension: Callable[..., Any]) -> None:
+    """Have a function do something besides, until it is undone.
+
+    Args:
+        undo: puts the function back as it ends.
+        owner: of the function: a class or a module.
+        name: of the function.
+        extension: called in its place, with the function itself before its arguments.
+    """
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def extended(*args: Any, **options: Any) -> Any:
+        return extension(original, *args, **options)
+
+    undo.callback(setattr, owner, name, original)
+    setattr(owner, name, extended)
 
 
 def _refuse_other_ways(optimizer: Optimizer) -> None:

@@ -22,19 +22,16 @@ state, then by the steps done since.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import model_validator
+from torch._C._distributed_c10d import PrefixStore
 
 from hetopt.core.artifact import Record, ReplacedRecord, read_words
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import Hosts, HostThere
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
 
 NO_GENERATION = -1
 
@@ -236,57 +233,30 @@ class Abandoned(Exception):  # not a failure
     """The end of looking for other workers: the run was asked to stop, is over, or has this worker twice."""
 
 
-class RendezvousStore:
+class RendezvousStore(PrefixStore):
     """A connection to the store that workers meet in, by whose keys and values they agree.
 
-    Args:
-        store: the connection.
-        attempt: of torchrun to start the run; those that share a store know nothing of each other.
+    Its prefix is the attempt of torchrun to start the run: those that share a store know nothing of each other.
     """
 
-    def __init__(self, store: TCPStore, attempt: str = "") -> None:
-        self._store = store
-        self._attempt = attempt
-
-    def get(self, key: str) -> str:
+    def text(self, key: str) -> str:
         """Return the value of a key, or an empty text where there is none."""
-        name = self._attempt + key
-        return self._store.get(name).decode() if self._store.check([name]) else ""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-        self._store.set(self._attempt + key, value)
-
-    def compare_set(self, key: str, expected: str, value: str) -> str:
-        """Write a value if the present one is as expected (an empty text: none); return the one that stands."""
-        written: bytes = self._store.compare_set(self._attempt + key, expected, value)
-        return written.decode()
-
-    def forget_before(self, number: int) -> None:
-        """Remove the keys of generations before a number; whoever still looks for them finds a newer one wanted.
-
-        A run that workers leave and join for weeks would fill the memory of the process that holds the store.
-        """
-        pattern = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
-        for key in self._store.list_keys():
-            match = pattern.match(key)
-            if match is not None and int(match[1]) < number:
-                self._store.delete_key(key)
+        return self.get(key).decode() if self.check([key]) else ""
 
 
 def wanted(store: RendezvousStore) -> int:
     """Return the newest generation that any worker wants; -1 before the first has come."""
-    return int(store.get("generation") or -1)
+    return int(store.text("generation") or -1)
 
 
 def begun(store: RendezvousStore) -> int:
     """Return the newest generation that has begun in this store; -1 when none has."""
-    return int(store.get("closed") or -1)
+    return int(store.text("closed") or -1)
 
 
 def want(store: RendezvousStore, number: int) -> None:
     """Announce that a generation is wanted, or a newer one."""
-    while (present := store.get("generation")) == "" or int(present) < number:
+    while (present := store.text("generation")) == "" or int(present) < number:
         store.compare_set("generation", present, str(number))
 
 
@@ -325,7 +295,7 @@ def meet_again(
         store.set(f"{number}/member/{me.place}", me.model_dump_json())
         registered_s = clock()
         while True:
-            closed = store.get(f"{number}/closed")
+            closed = store.text(f"{number}/closed")
             if closed:
                 generation = read_words(Generation, closed, "another worker")
                 if generation.rank(me) is not None and (yield from _all_here(store, generation, me, patience, clock)):
@@ -337,7 +307,7 @@ def meet_again(
             if wanted(store) > number:
                 number -= 1
                 break
-            texts = {place: store.get(f"{number}/member/{place}") for place in places}
+            texts = {place: store.text(f"{number}/member/{place}") for place in places}
             registered = {place: read_words(Member, text, f"worker {place}") for place, text in texts.items() if text}
             if may_close(registered, places, clock() - registered_s, patience, presence):
                 members = tuple(registered[place] for place in sorted(registered))
@@ -357,7 +327,7 @@ def meet_again(
 
 def _check_version(store: RendezvousStore, me: Member) -> None:
     """Refuse a worker that the others would not understand, before they stop for it."""
-    closed = store.get(f"{begun(store)}/closed")
+    closed = store.text(f"{begun(store)}/closed")
     there = read_words(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
     if there != me.hetopt:
         raise BadInput(
@@ -372,7 +342,7 @@ def _all_here(
     """Return whether all members come; false once another generation is wanted, or patience is over."""
     number, called_s = generation.number, clock()
     store.set(f"{number}/here/{me.place}", me.life)
-    while any(store.get(f"{number}/here/{member.place}") != member.life for member in generation.members):
+    while any(store.text(f"{number}/here/{member.place}") != member.life for member in generation.members):
         if wanted(store) > number or clock() - called_s >= patience.regroup_s:
             return False
         yield LOOK_S

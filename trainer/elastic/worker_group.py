@@ -172,7 +172,7 @@ def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
     there = reachable(meetings)
     if len(there) < 2:
         return there[0] if there else None
-    newest = [begun(RendezvousStore(connect(meeting), attempt)) for meeting in there]
+    newest = [begun(RendezvousStore(attempt, connect(meeting))) for meeting in there]
     return there[newest.index(max(newest))]
 
 
@@ -395,7 +395,7 @@ class WorkerGroup:
     @property
     def is_over(self) -> bool:
         """True once the run has finished, so that a worker that comes now comes too late."""
-        return self._store is not None and self._store.get("finished") == "1"
+        return self._store is not None and self._store.text("finished") == "1"
 
     def close(self) -> None:
         """Stop watching the rendezvous, destroy the process group, and close the event log of this worker."""
@@ -426,8 +426,8 @@ class WorkerGroup:
         """Connect to the best store there is, and return whether there is one."""
         meeting = self._where_to_meet()
         if meeting is not None and meeting != self._meeting:
-            self._store = RendezvousStore(connect(meeting), self._attempt)
-            self._watching = RendezvousStore(connect(meeting), self._attempt)
+            self._store = RendezvousStore(self._attempt, connect(meeting))
+            self._watching = RendezvousStore(self._attempt, connect(meeting))
             self._meeting = meeting
         return self._store is not None
 
@@ -477,12 +477,10 @@ class WorkerGroup:
             lambda: any(self.presence.is_dead(member.place, member.life) for member in generation.members),
         )
         workers = len(generation.members)
-        prefix = f"{self._attempt}group/{generation.number}"
+        prefix = f"{self._attempt}/group/{generation.number}"
         store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
         if workers > 1:
             join_group(store, rank, workers, self._device, self._spec.exchange_timeout_s)
-        if rank == 0 and self._store is not None:
-            self._store.forget_before(generation.number - 1)
         shares = {member.place: member.share for member in generation.members if member.share}
         self._events = EventLog(self._run_dir / EVENTS_FILE if rank == 0 else None)
         return WorkerContext(

@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +25,7 @@ from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret
 from hetopt.core.run_folder import LOG_FOLDER, host_log_folder, read_living
 from hetopt.core.run_spec import Node, RunSpec, first_rank, host_names, workers_on
 from hetopt.core.run_status import failure_reason, last_log_line
-from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork, only_imports
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork, import_all
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -42,9 +41,7 @@ def import_everything(*more: str) -> None:
     Args:
         more: modules that workers of a kind need beside those of all.
     """
-    with only_imports():
-        for name in (*WORKERS_NEED, *more):
-            import_module(name)
+    import_all((*WORKERS_NEED, *more))
 
 
 @contextmanager

@@ -422,11 +422,16 @@ def only_imports() -> Iterator[None]:
         gc.enable()
 
 
-def main(descriptor: int, modules: Sequence[str]) -> NoReturn:
-    """Import modules, then fork for whoever holds the other end."""
+def import_all(modules: Iterable[str]) -> None:
+    """Import modules by name."""
     with only_imports():
         for name in modules:
             import_module(name)
+
+
+def main(descriptor: int, modules: Sequence[str]) -> NoReturn:
+    """Import modules, then fork for whoever holds the other end."""
+    import_all(modules)
     if os.fork() == 0:
         os._exit(0)
     os.wait()

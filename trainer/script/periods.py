@@ -21,10 +21,11 @@ from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.checkpoints.folder import CheckpointSaver
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import Balance, Engine, Period, announce
+from hetopt.trainer.engine import Balance, Engine, announce
 from hetopt.trainer.policies.policy import KeepShares, choose_policy
 from hetopt.trainer.script.batches import Audits, Place, SessionPlan, Shares, ShareTable
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
+from hetopt.trainer.steps.period import Period
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Slowdown, Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
@@ -212,7 +213,8 @@ class Periods:
                 engine.gather(
                     stop_wished=engine.context.stop_requested(),
                     pace_use=self.pace.use(),
-                    drawn=self.drawn,
+                    drawn_epoch=self.drawn[0],
+                    drawn_batch=self.drawn[1],
                     checkpoint_part=0.0 if self.saver is None else self.saver.progress,
                 )
             )
@@ -232,7 +234,8 @@ class Periods:
     def finish(self, epoch: float) -> None:
         """Log the steps since the last period; called by all workers."""
         if self.engine is not None and self.engine.log.unread:
-            self._write(self.engine.read(self.engine.gather(drawn=self.drawn)), epoch)
+            epoch_drawn, batch = self.drawn
+            self._write(self.engine.read(self.engine.gather(drawn_epoch=epoch_drawn, drawn_batch=batch)), epoch)
 
     def _write(self, period: Period, epoch: float) -> None:
         engine = self.engine

@@ -20,7 +20,6 @@ from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Synchronization
 from hetopt.trainer.agreement import join_group
-from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.gate import group_store
@@ -116,7 +115,7 @@ def session(
     store, leave = join(whole, rank, world_size, timeout_s or plan.spec.exchange_timeout_s)
     if world_size > 1:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
-        meet(f"{plan.description}, {accumulate} backward passes a step, batch norm {batch_norm}", Channel())
+        meet(f"{plan.description}, {accumulate} backward passes a step, batch norm {batch_norm}")
     return Session(
         whole,
         given,

@@ -1,7 +1,5 @@
 """What is sent, and how: decided between control periods by a ratio policy, the same on every rank.
 
-What the exchanges of a control period were like, each worker measures, and gathers with the control vector.
-
 How gradients travel in a run, and who decides that: what sums them over all workers, made once.
 
 One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts.
@@ -13,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ from hetopt.core.run_rules import check_ratio_controller
 from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, Compression, GravacSettings, RunSpec, Settings
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.network import (
     Network,
     Timed,
@@ -39,14 +37,7 @@ from hetopt.trainer.comm.network import (
     timed_candidates,
 )
 from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, StepTimes
-from hetopt.trainer.policies.ratio.policy import (
-    GainCurve,
-    RatioDecision,
-    RatioObservation,
-    RatioPolicy,
-    Verdict,
-    gain_of,
-)
+from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
 from hetopt.trainer.policies.ratio.published import (
     WARM_UP,
     Accordion,
@@ -56,166 +47,7 @@ from hetopt.trainer.policies.ratio.published import (
     ScheduledRatio,
     ThresholdRatio,
 )
-from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """One worker's exchanges of a period, those in the way that is in use now.
-
-    Attributes:
-        exchanges: how many; the means and medians are over them.
-        step_s: median time of the whole step, with what comes between and behind the parts below; 0: nobody timed it.
-        compute_s: median time of the computation before them.
-        compress_s: median of the worker's own work.
-        sync_s: median of the operations, with the wait for slower workers; under backward, of all that
-            the step had to wait for.
-        sent_bytes: mean of what the worker contributed.
-        energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
-        gradient_energy: mean, of the gradient alone; 0 where nobody asks.
-        own_norm: squared norm of the worker's weighted gradient, the mean of the steps that tell it; 0: none does.
-        sum_norm: the same of the sum over all workers.
-        norm_samples: of the worker in these steps.
-        candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
-        look_energy: of gradient and residual when gains were looked at; 0: they were not.
-        look_energies: what the largest elements would have kept, one for each ratio that runs look at.
-    """
-
-    exchanges: float = 0.0
-    step_s: float = 0.0
-    compute_s: float = 0.0
-    compress_s: float = 0.0
-    sync_s: float = 0.0
-    sent_bytes: float = 0.0
-    energy: float = 0.0
-    kept_energy: float = 0.0
-    gradient_energy: float = 0.0
-    own_norm: float = 0.0
-    sum_norm: float = 0.0
-    norm_samples: float = 0.0
-    candidate_gain: float = 0.0
-    floor_gain: float = 0.0
-    look_energy: float = 0.0
-    look_energies: tuple[float, ...] = field(default=(), kw_only=True)
-
-
-def traffic_of(
-    traces: Sequence[StepTrace],
-    stopwatch: Stopwatch,
-    *,
-    way: str,
-    dense_bytes: int,
-    looks: int = 0,
-    spans: Sequence[tuple[Mark, Mark]] = (),
-) -> Traffic:
-    """Sum the exchanges of steps into their traffic.
-
-    Args:
-        traces: of the steps.
-        stopwatch: that read their marks.
-        way: only steps that exchanged in this way count.
-        dense_bytes: what a worker contributed where everything was summed under backward.
-        looks: ratios at which runs look at gains.
-        spans: beginning and end of each step.
-    """
-    places = [place for place, trace in enumerate(traces) if trace.way == way]
-    matching = [traces[place] for place in places]
-    looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    norms = [trace.norms for trace in traces if trace.norms is not None] or [(0.0, 0.0, 0.0)]
-    own_norm, sum_norm, norm_samples = map(statistics.fmean, zip(*norms, strict=True))
-    traffic = Traffic(own_norm=own_norm, sum_norm=sum_norm, norm_samples=norm_samples, look_energies=(0.0,) * looks)
-    if looked is not None and looked.energy is not None:
-        traffic = replace(traffic, look_energy=looked.energy, look_energies=looked.look_energies)
-    if not matching:
-        return traffic
-    seconds = stopwatch.seconds
-    dense = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
-
-    def waited_for(trace: StepTrace) -> ExchangeStats:
-        """Return the part of an exchange that adds to a step: all of it, or what backward did not hide."""
-        stats = dense if trace.exchange is None else trace.exchange
-        if trace.exchange is not None and not trace.under_backward:
-            return stats
-        return replace(stats, compress_s=0.0, sync_s=seconds(trace.backward_end, trace.reduce_end))
-
-    stats = [waited_for(trace) for trace in matching]
-    gains = [exchange.level_gains for exchange in stats if exchange.level_gains is not None]
-    return replace(
-        traffic,
-        exchanges=len(matching),
-        step_s=statistics.median(seconds(*spans[place]) for place in places) if spans else 0.0,
-        compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in matching),
-        compress_s=statistics.median(exchange.compress_s for exchange in stats),
-        sync_s=statistics.median(exchange.sync_s for exchange in stats),
-        sent_bytes=statistics.fmean(exchange.sent_bytes for exchange in stats),
-        energy=statistics.fmean(exchange.energy or 0.0 for exchange in stats),
-        kept_energy=statistics.fmean(exchange.kept_energy or 0.0 for exchange in stats),
-        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in matching),
-        candidate_gain=statistics.fmean(gain for gain, _ in gains) if gains else 0.0,
-        floor_gain=statistics.fmean(gain for _, gain in gains) if gains else 0.0,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupTraffic:
-    """Every worker's exchange times, bytes and energies over a control period, in rank order."""
-
-    rows: tuple[Traffic, ...]
-
-    @property
-    def exchanges(self) -> int:
-        """Exchanges that the figures are over; the same on all workers."""
-        return int(self.rows[0].exchanges)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the whole step, which is as long on all workers; where nobody timed it, all of its parts."""
-        whole_s = statistics.median(row.step_s for row in self.rows) or self.compress_s + self.sync_s + self.compute_s
-        return max(whole_s, self.compute_s)
-
-    @property
-    def compute_s(self) -> float:
-        """Compute time of the slowest worker, in seconds."""
-        return max(row.compute_s for row in self.rows)
-
-    @property
-    def compress_s(self) -> float:
-        """Time for compression on the slowest worker, in seconds."""
-        return max(row.compress_s for row in self.rows)
-
-    @property
-    def sync_s(self) -> float:
-        """Seconds in the collective of the worker that waited least, so that only the network is in it."""
-        return min(row.sync_s for row in self.rows)
-
-    @property
-    def sent_bytes(self) -> int:
-        """The mean of the bytes that a worker contributed."""
-        return round(statistics.fmean(row.sent_bytes for row in self.rows))
-
-    @property
-    def gain(self) -> float:
-        """Kept energy over energy, of all workers, in [0, 1]; 1 where nothing is held back."""
-        return gain_of(sum(row.kept_energy for row in self.rows), sum(row.energy for row in self.rows))
-
-    @property
-    def is_finite(self) -> bool:
-        """True where no number is NaN or infinite."""
-        numbers = (number for *single, looked in map(astuple, self.rows) for number in (*single, *looked))
-        return all(map(math.isfinite, numbers))
-
-    def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
-        """Return the gain curve at the ratios that runs look at; None: no step looked."""
-        looked = [row for row in self.rows if row.look_energy]
-        if not ratios or not looked:
-            return None
-        return GainCurve(
-            ratios=tuple(ratios),
-            kept=tuple(row.look_energies for row in looked),
-            energy=tuple(row.look_energy for row in looked),
-        )
-
+from hetopt.trainer.steps.period import Period
 
 LOOKED_STEPS = 3
 """Of a period that looks at gains while gradients travel in buckets, at least."""
@@ -266,10 +98,9 @@ class AdaptiveController:
         )
         self._state: Record = self._policy.initial()
         self._times = StepTimes()
-        self._used: str | None = None
         self._verdict: Verdict | None = None
         self._decision = self._first(spec)
-        self.candidate = self._candidate_of(self._decision)
+        self.candidate, _ = self._candidate_of(self._decision)
 
     def _first(self, spec: RunSpec) -> RatioDecision:
         """Return the policy's first decision; under ``auto`` the candidate that the plan was made for."""
@@ -320,46 +151,43 @@ class AdaptiveController:
 
     def judge(
         self,
-        traffic: GroupTraffic,
+        period: Period,
         *,
         step: int,
         epoch: float,
         learning_rate: float,
         steps_left: int | None = None,
-        loss: float | None = None,
     ) -> Event | None:
         """Learn from a period, and decide; return the change as an event's fields, if any.
 
         Args:
-            traffic: of the period, of the candidate in use.
+            period: of which the exchanges by the candidate in use count.
             step: steps done.
             epoch: passes over the data completed, with fractions.
             learning_rate: of the first parameter group.
             steps_left: until the run ends by its own rules; absent: that is not known.
-            loss: mean over the samples of the period; absent: nobody asks.
         """
-        if not traffic.exchanges or not traffic.is_finite:
+        if not period.exchanges or not period.is_finite:
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
             self._decision = replace(self._decision, measure_gain=False)
             return None
-        before, first_row = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
-        self._used = before.key
+        before, first_row = self.candidate, period.rows[0]  # gains of levels are alike on all workers
         observation = RatioObservation(
             step=step,
-            steps=min(traffic.exchanges, step),
+            steps=min(period.exchanges, step),
             epoch=epoch,
             ratio=before.ratio,
-            compute_s=traffic.compute_s,
-            step_s=traffic.step_s,
-            kept_energy=tuple(row.kept_energy for row in traffic.rows),
-            energy=tuple(row.energy for row in traffic.rows),
-            gradient_norm=math.sqrt(statistics.fmean(row.gradient_energy for row in traffic.rows)),
-            gain_curve=traffic.gain_curve(self.looks),
+            compute_s=period.way_compute_s,
+            step_s=period.way_step_s,
+            kept_energy=tuple(row.kept_energy for row in period.rows),
+            energy=tuple(row.energy for row in period.rows),
+            gradient_norm=math.sqrt(statistics.fmean(row.gradient_energy for row in period.rows)),
+            gain_curve=period.gain_curve(self.looks),
             network=self.network,
             option=before.key,
             learning_rate=learning_rate,
             steps_left=steps_left,
-            loss=loss,
+            loss=period.loss,
             verdict=self._verdict,
             level_gains=(first_row.candidate_gain, first_row.floor_gain) if first_row.floor_gain > 0 else None,
         )
@@ -373,37 +201,39 @@ class AdaptiveController:
             )
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
-        self.candidate = self._candidate_of(self._decision)
+        self.candidate, reason = self._candidate_of(self._decision, before.key)
         if self.candidate.key == before.key and self.candidate.compression == before.compression:
             return None
         return {
             "before": before.key,
             "after": self.candidate.key,
-            "reason": self._decision.reason or self._reason or "",
+            "reason": self._decision.reason or reason,
         }
 
-    def _candidate_of(self, decision: RatioDecision) -> Option:
-        """Return the candidate that a decision means; of several collectives the quickest."""
-        self._reason: str | None = None
+    def _candidate_of(self, decision: RatioDecision, used: str | None = None) -> tuple[Option, str]:
+        """Return the candidate that a decision means, of several collectives the quickest, and in words why.
+
+        Args:
+            decision: of the policy.
+            used: key of the candidate in use; None: training has not begun.
+        """
         if decision.option is not None:
             named = self.candidates.find(decision.option)
             assert named is not None, f"{decision.option} is not on the candidates"
-            return named
+            return named, ""
         candidates = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
             plain = next(each for each in candidates if each.collective == GATHER)
-            return replace(plain, compression=plain.compression.model_copy(update=levels))
+            return replace(plain, compression=plain.compression.model_copy(update=levels)), ""
         if len(candidates) == 1 or self.network is None:
-            return candidates[0]
+            return candidates[0], ""
         steps_s = {each.key: self._times.step_s(each, self.network) for each in candidates}
         best = min(candidates, key=lambda each: steps_s[each.key])
-        used = next((each for each in candidates if each.key == self._used), None)
-        now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.key]
-        if used is not None and best_s > (1 - LEAST_SAVING) * now_s:
-            return used
-        self._reason = f"{way_in_words(best.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
-        return best
+        now_s, best_s = steps_s.get(used or "", 0.0), steps_s[best.key]
+        if best_s > (1 - LEAST_SAVING) * now_s > 0:
+            return next(each for each in candidates if each.key == used), ""
+        return best, f"{way_in_words(best.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
 
     def state(self) -> Mapping[str, object]:
         """Return the state for a checkpoint, as plain JSON."""
@@ -433,7 +263,7 @@ class AdaptiveController:
         if isinstance(self._state, GravacState):
             assert isinstance(self._policy, Gravac)
             self._decision = self._policy.payload(self._state)
-            self.candidate = self._candidate_of(self._decision)
+            self.candidate, _ = self._candidate_of(self._decision)
 
 
 def choose_ratio_policy(
@@ -529,10 +359,10 @@ class ExchangeConfig:
             self.steering.resume(state)
         self.follow()
 
-    def event(self, traffic: GroupTraffic) -> Event:
+    def event(self, period: Period) -> Event:
         """Return the ``exchange`` field of a ``step`` event; empty where nothing was exchanged."""
         steering = self.steering
-        if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
+        if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}
         looked: Event = {}
         if steering is not None and steering.slowdown_coefficient is not None:
@@ -543,12 +373,12 @@ class ExchangeConfig:
                 "compressor": self.in_use.name,
                 "ratio": self.in_use.ratio,
                 "collective": settled_collective(self.in_use),
-                "gain": round(traffic.gain, 6),
-                "sent_bytes": traffic.sent_bytes,
+                "gain": round(period.gain, 6),
+                "sent_bytes": round(statistics.fmean(row.sent_bytes for row in period.rows)),
                 "dense_bytes": self.dense_bytes,
-                "compress_s": round(traffic.compress_s, 7),
-                "sync_s": round(traffic.sync_s, 7),
-                "exchanges": traffic.exchanges,
+                "compress_s": round(period.compress_s, 7),
+                "sync_s": round(period.sync_s, 7),
+                "exchanges": period.exchanges,
                 **looked,
             }
         }

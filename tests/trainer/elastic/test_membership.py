@@ -38,16 +38,16 @@ class MemoryStore:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
 
-    def get(self, key: str) -> str:
+    def text(self, key: str) -> str:
         return self.values.get(key, "")
 
     def set(self, key: str, value: str) -> None:
         self.values[key] = value
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
-        if self.get(key) == expected:
+        if self.text(key) == expected:
             self.values[key] = value
-        return self.get(key)
+        return self.text(key)
 
 
 def survivors(places: Sequence[int], of: Sequence[int]) -> dict[int, Member]:
@@ -251,7 +251,7 @@ def test_a_member_that_dies_before_it_is_there_is_not_waited_for() -> None:
     next(dead)
     other = meet_again(store, Member(place=0, life="a"), range(2), patience=PATIENCE, clock=clock)
     next(other)  # has closed the generation with both, and looks for the dead one
-    assert store.get("0/closed")
+    assert store.text("0/closed")
     clock.now_s += PATIENCE.regroup_s
     next(other)
     assert wanted(store) == 1, "another generation is wanted"

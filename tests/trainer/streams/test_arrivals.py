@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
-from hetopt.trainer.data.cursor import Replay, every_nth_of_all, first_kept, held
+from hetopt.trainer.data.cursor import StreamCursor, every_nth_of_all, first_kept, held
 from tests.trainer.virtual_time import VirtualClock
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
@@ -18,10 +18,11 @@ SIZE = 50
 
 def replay_of(
     clock: VirtualClock, *, rate: float = 10.0, policy: BufferPolicy = "persistence", rank: int = 0, **fields: object
-) -> Replay:
+) -> StreamCursor:
     rates = (rate, 2 * rate, 3 * rate)
     stream = Stream.model_validate({"rates": rates, "buffer": policy, **fields})
-    return Replay(stream, rank, order=every_nth_of_all(SIZE, 0, rank, 3), clock=clock, sleep=clock.sleep)
+    order = every_nth_of_all(SIZE, 0, rank, 3)
+    return StreamCursor(stream, rank, order=order, dataset_size=SIZE, clock=clock, sleep=clock.sleep)
 
 
 @given(
@@ -36,7 +37,7 @@ def test_waits_and_buffer_follow_the_published_recurrence(rate: float, step_s: f
     replay.begin()
     buffered, waited_s = 0.0, 0.0
     for _ in range(steps):
-        replay.take(count)
+        replay.arriving(count)
         # q = S t + buffer; q >= b: no wait, q - b stay; else the wait is (b - q) / S and nothing stays.
         if buffered >= count - 1e-6:
             buffered -= count
@@ -85,7 +86,7 @@ def test_every_sample_that_arrived_is_taken_or_dropped_or_waits(
     replay.begin()
     taken = dropped = 0
     for step_s in steps:
-        taken += len(replay.take(7)[0])
+        taken += len(replay.arriving(7)[0])
         clock.sleep(step_s)
         flow = replay.flow()
         dropped += flow["stream_dropped"]
@@ -96,7 +97,7 @@ def test_every_sample_that_arrived_is_taken_or_dropped_or_waits(
             assert flow["stream_buffered"] <= 7
         if policy == "bounded_age":
             assert flow["stream_buffered"] <= max(7, 0.7 * rate + 1)
-    assert replay.place()["taken_by_0"] == taken + dropped
+    assert replay.taken == taken + dropped
 
 
 def test_workers_of_a_replay_see_the_data_once_an_epoch() -> None:
@@ -106,10 +107,10 @@ def test_workers_of_a_replay_see_the_data_once_an_epoch() -> None:
         replay = replay_of(clock, rank=rank)
         replay.begin()
         own = len(every_nth_of_all(SIZE, 0, rank, 3)(0))
-        names, epochs = replay.take(own)
+        names, epochs = replay.arriving(own)
         assert set(epochs.tolist()) == {0}
         seen += names.tolist()
-        assert set(replay.take(1)[1].tolist()) == {1}
+        assert set(replay.arriving(1)[1].tolist()) == {1}
     assert sorted(seen) == list(range(SIZE))
 
 
@@ -117,22 +118,22 @@ def test_a_resumed_replay_goes_on_behind_its_last_sample() -> None:
     clock = VirtualClock()
     whole, first = replay_of(clock), replay_of(clock)
     whole.begin(), first.begin()
-    expected = [whole.take(9)[0].tolist() for _ in range(6)]
-    found = [first.take(9)[0].tolist() for _ in range(3)]
-    place = dict(first.place())
+    expected = [whole.arriving(9)[0].tolist() for _ in range(6)]
+    found = [first.arriving(9)[0].tolist() for _ in range(3)]
+    place = {"position": 27, "taken_by_0": first.taken, "taken_by_1": 0, "taken_by_2": 0}
     clock.sleep(1000.0)  # away: what would have arrived meanwhile did not
     second = replay_of(clock)
-    second.go_to(place)
+    second.at(place)
     second.begin()
-    found += [second.take(9)[0].tolist() for _ in range(3)]
+    found += [second.arriving(9)[0].tolist() for _ in range(3)]
     assert found == expected
     assert second.flow()["stream_buffered"] == 0
 
 
 def test_a_place_of_other_workers_is_shared_out_by_rate() -> None:
     replay = replay_of(VirtualClock(), rank=1)
-    replay.go_to({"taken_by_0": 30, "taken_by_1": 30})
-    assert replay.place()["taken_by_1"] == 20
+    replay.at({"position": 60, "taken_by_0": 30, "taken_by_1": 30})
+    assert replay.taken == 20
 
 
 def test_a_wait_beyond_patience_is_refused_before_it_begins() -> None:
@@ -140,5 +141,5 @@ def test_a_wait_beyond_patience_is_refused_before_it_begins() -> None:
     replay = replay_of(clock, rate=0.5, patience_s=60)
     replay.begin()
     with pytest.raises(RunFailed, match=r"would wait 128 s for a batch of 64: its stream brings 0\.5 samples a second"):
-        replay.take(64)
+        replay.arriving(64)
     assert clock.now_s == 0
