@@ -24,12 +24,12 @@ from benchmarks._rehearsal import (
     step_time_s,
 )
 from hetopt.core.batch_partition import solve_shares
-from hetopt.core.run_spec import BatchPolicy, DeclaredTime, EmulatedHost, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import DeclaredTime, EmulatedHost, RunSpec, StopRule, WorkerSpec
 
 SPEEDS = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
 """Cores of the workers in the published clusters (arXiv 2305.12213; OmniLearn's levels)."""
 
-POLICIES: tuple[BatchPolicy, ...] = (
+POLICIES: tuple[str, ...] = (
     "uniform", "static", "proportional", "dynamic", "omnilearn", "allocation", "model",
 )  # fmt: skip
 TOY = f"{Path(__file__).with_name('_toy.py')}:task"
@@ -84,9 +84,7 @@ def cluster(
     return hosts, workers
 
 
-def spec(
-    workers: tuple[WorkerSpec, ...], policy: BatchPolicy, *, steps: int, task: str = TOY, period: int = PERIOD
-) -> RunSpec:
+def spec(workers: tuple[WorkerSpec, ...], policy: str, *, steps: int, task: str = TOY, period: int = PERIOD) -> RunSpec:
     """Return the spec of a run of the toy job."""
     return RunSpec(
         task=task,

@@ -15,7 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.formatting import cluster, count, counted, duration, round_up_s, round_up_usd, usd
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule, Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, Settings, StopRule, Synchronization
 
 Market = Literal["spot", "on-demand"]
 
@@ -521,7 +521,7 @@ class Plan(Artifact):
         self,
         *,
         steps: int | None = None,
-        policy: BatchPolicy | None = None,
+        policy: str | None = None,
         batch_settings: Settings | None = None,
     ) -> Self:
         """Return a copy of the plan with other run settings; None keeps a setting as it was planned.

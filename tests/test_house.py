@@ -136,7 +136,6 @@ def test_every_decision_that_is_cited_is_there_and_short() -> None:
 WRITES_COMMAND_LINES = {
     "hetopt/catalogs/build.py": "its own command line",
     "hetopt/api/exactness.py": "the command line of torchrun",
-    "hetopt/core/run_spec.py": "the command line of a host's agent",
     "hetopt/backends/ssh/gpus.py": "the command line of nvidia-smi",
     "hetopt/backends/slurm/jobs.py": "the command lines of Slurm",
     "hetopt/backends/host/entry.py": "the command lines of nvidia-smi and pip",
@@ -146,7 +145,6 @@ WRITES_COMMAND_LINES = {
     "hetopt/reports/plan_plots.py": "variables of a style sheet",
     "hetopt/reports/plan_document.py": "the command that starts a plan",
     "hetopt/trainer/host/agent.py": "the command line of torchrun, and its own",
-    "hetopt/trainer/standalone_host.py": "its own command line",
     "hetopt/trainer/torchrun.py": "messages about its own command line, which is torchrun's",
 }
 """Modules with options of other programs in them, and whose they are."""
@@ -227,7 +225,6 @@ FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bun
 
 OURS = {
     "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
-    "hetopt/core/run_folder.py: Path(place) / name": "what lies there",
     "hetopt/core/artifact.py: path.with_name(f'.{path.name}.{secrets.token_hex(8)}.partial')": "as given",
     "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/report.py: skypilot.parent / name": "the wheel of this hetopt",
@@ -248,7 +245,6 @@ OURS = {
     "hetopt/trainer/checkpoints/folder.py: folder / name": "a CheckpointFile",
     "hetopt/trainer/checkpoints/folder.py: self.path(step) / name": "state or rank-N, and a suffix",
     "hetopt/trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
-    "hetopt/core/interruption.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it",
     "hetopt/backends/host/agent.py: path.parent / newest": "what checkpoint_name let through",
     "hetopt/backends/emulation/namespaces.py: _FOLDER / name": "made of a process id",
     "hetopt/core/run_folder.py: self.home / name": "made of a time and what is left of a label",

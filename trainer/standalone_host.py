@@ -1,6 +1,6 @@
 """A host that comes and goes: it starts its workers for itself, and holds a store in which workers can meet.
 
-``python -m hetopt.trainer.standalone_host RUN_DIR PARENT_PID --host NAME --address IP --meeting IP:PORT,IP:PORT``.
+``python -m hetopt.trainer.standalone_host RUN_DIR PARENT_PID NODE``, the last as JSON.
 torchrun's agents agree on who takes part, and start all workers again whenever that changes. Here the workers agree,
 and stay. One process imports everything and is the warden of all workers of the host; when it ends, so do they.
 """
@@ -42,8 +42,7 @@ def main(arguments: list[str]) -> int:
     """
     run_dir, parent = Path(arguments[0]), int(arguments[1])
     die_with_parent(parent, signal.SIGTERM)
-    spec, node = read_spec(run_dir), Node.of_arguments(arguments[2:])
-    assert node is not None, "whoever starts it names the host"
+    spec, node = read_spec(run_dir), Node.model_validate_json(arguments[2])
     import_everything()
     endpoint = next(meeting for meeting in node.meeting.split(",") if meeting.rpartition(":")[0] == node.address)
     # In a process of its own: this one has no thread, so that it can be forked.

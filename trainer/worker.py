@@ -519,12 +519,12 @@ def _nobody_knows_why(run_dir: Path) -> bool:
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
         return False  # the hosts find out who is lost
     time.sleep(HOST_SAYS_S)
-    return failure_reason(read_log(run_dir / EVENTS_FILE).events) is None
+    return failure_reason(read_log(run_dir / EVENTS_FILE)) is None
 
 
 def _tell_end(run_dir: Path, reason: str) -> bool:
     """Write the event that ends a run; return whether there was one: a step of a session was done."""
-    log = read_log(run_dir / EVENTS_FILE).events
+    log = read_log(run_dir / EVENTS_FILE)
     run = RunFold.of(log)
     ends = [(event.step, event.epoch) for event in log if event.event == "session_finished"]
     step, epoch = max([(run.step, run.epoch), *ends])

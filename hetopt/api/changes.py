@@ -14,8 +14,7 @@ from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import DURATION, NUMBER, call, fields, quantity, split
 from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local, why_not_sharded
-from hetopt.core.run_spec import WEIGHS_WAYS, BatchPolicy, Compression, RunSpec, Stream
-from hetopt.optimizer.plan import Prediction, Range
+from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, Stream
 
 
 def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
@@ -141,7 +140,7 @@ def parse_stream(text: str) -> Stream:
         return Stream.model_validate({**said, "rates": rates}, strict=False)
 
 
-def on_stream(stream: Stream, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
+def on_stream(stream: Stream, run: RunSpec, policy: str | None) -> RunSpec:
     """Return the run with samples that arrive as ``stream`` says; without a policy, batches follow them.
 
     In a rehearsal, whose computation is slowed down by a factor, samples arrive slower by the same.
@@ -167,48 +166,3 @@ def _faults_told() -> Iterator[None]:
         yield
     except ValidationError as error:
         raise BadInput(f"`stream`: {faults(error)[0].removeprefix('stream.')}.", hint=_EXAMPLE) from None
-
-
-def waiting(prediction: Prediction, run: RunSpec) -> tuple[Prediction, str]:
-    """Return the prediction of a run on a stream, and what to know of it.
-
-    A step takes what was predicted, or until the samples of every worker have arrived, whichever is longer:
-
-        T_step = max(t, max_i b_i / S_i)        b_i samples of worker i, S_i its rate, samples/s
-
-    Args:
-        prediction: for samples that are there already, at the plan's local batch sizes.
-        run: with its stream.
-    """
-    stream = run.stream
-    assert stream is not None
-    least_s = max(
-        (stream.batch(rate) if run.batch_policy == "rate" else worker.local_batch_size) / rate
-        for worker, rate in zip(run.workers, stream.rates, strict=True)
-    )
-    said = (
-        f"streams bring {min(stream.rates):.4g} to {max(stream.rates):.4g} samples/s to a worker, so a step takes at "
-        f"least {least_s:.3g} s, which the prediction counts"
-    )
-    step, steps = prediction.step_time_s, prediction.steps.value
-    waits_s = Range(
-        value=max(0.0, least_s - step.value), low=max(0.0, least_s - step.high), high=max(0.0, least_s - step.low)
-    )
-    total = _longer(prediction.total_s, steps, waits_s)
-    costlier = total.value / prediction.total_s.value
-    return prediction.model_copy(
-        update={
-            "step_time_s": _longer(step, 1.0, waits_s),
-            "waiting_s": prediction.waiting_s + waits_s.value,
-            "training_s": _longer(prediction.training_s, steps, waits_s),
-            "total_s": total,
-            "cost_usd": Range(**{name: usd * costlier for name, usd in prediction.cost_usd.model_dump().items()}),
-        }
-    ), said
-
-
-def _longer(time_s: Range, steps: float, waits_s: Range) -> Range:
-    """Return a time in which so many steps wait; quick steps wait for longer."""
-    value = time_s.value + steps * waits_s.value
-    low, high = time_s.low + steps * waits_s.high, time_s.high + steps * waits_s.low
-    return Range(value=value, low=min(low, value), high=max(high, value))

@@ -203,7 +203,7 @@ def _place(
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
     """Run one probe, and return its step sample."""
     with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
-        return read_sample(probe, read_log(folder / EVENTS_FILE).events)
+        return read_sample(probe, read_log(folder / EVENTS_FILE))
 
 
 def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None:
@@ -262,8 +262,11 @@ def place_on_ec2(
     def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
         samples, spent = [], 0.0
         for run in runs:
+            # Whatever happens, `hetopt gc` knows of a run's folder.
+            now = datetime.datetime.now(datetime.UTC)
+            folder = RunFolders(home=runs_home()).create("probe", now, secret=True)
             try:
-                sample, usd = prober.measure(run, _folder(), left_usd - spent)
+                sample, usd = prober.measure(run, folder, left_usd - spent)
             except (BudgetStop, CloudRefused, RunFailed) as refused:
                 if not completed:
                     raise
@@ -287,8 +290,3 @@ def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, floa
             raise BadInput(f"no price of {name} is known in {catalog.region}.", hint="name another type")
         prices[name] = price.usd_per_hour
     return prices
-
-
-def _folder() -> Path:
-    """Return a new run's folder for rented probes: whatever happens, `hetopt gc` knows of it."""
-    return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetopt.api.backends import Machines, Rehearsal, backend, options_at
-from hetopt.api.changes import exchanged, on_stream, synchronized, waiting
+from hetopt.api.changes import exchanged, on_stream, synchronized
 from hetopt.api.options import Changes
 from hetopt.api.run import Run
 from hetopt.api.script_text import lost_files, read_script, resumes, several_workers
@@ -104,15 +104,12 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
         remarks += ("The plan reckons with whole replicas: what sharding adds to a step is not in it.",)
     prepared = where.prepare(planned, wanted, place)
     record = prepared.launch
+    if changes.stream is not None:
+        record = record.model_copy(update={"spec": on_stream(changes.stream, record.spec, policy)})
+        remarks += ("How long steps wait for samples to arrive is not predicted; the report tells.",)
     if record.spec.batch_policy == "critical":
         check_follows_noise(record.spec)
-    record = record.model_copy(update={"notes": (*record.notes, *remarks)})
-    if changes.stream is not None:
-        spec = on_stream(changes.stream, record.spec, policy)
-        prediction, note = waiting(record.prediction, spec)
-        update = {"spec": spec, "prediction": prediction, "notes": (*record.notes, note)}
-        record = record.model_copy(update=update)
-    return replace(prepared, launch=record)
+    return replace(prepared, launch=record.model_copy(update={"notes": (*record.notes, *remarks)}))
 
 
 def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:

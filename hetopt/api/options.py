@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, path
+from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, pairs, path
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import DURATION, FRACTION, NUMBER, SIZE, arguments, fields, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
@@ -147,39 +147,15 @@ def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def prices(given: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return hourly prices by type as they were written, once they can be read.
-
-    Raises:
-        BadInput: one of them cannot.
-    """
-    read_prices(tuple(given), name)
-    return tuple(given)
-
-
-def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
-    """Return USD an hour of each instance type that was given a price.
-
-    Args:
-        given: 'p4d.24xlarge=9.5', each.
-        name: of the parameter, for errors.
+def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[str, float]:
+    """Return USD an hour of each instance type that was given a price, also out of texts ``TYPE=USD``.
 
     Raises:
         BadInput: one names no price above 0.
     """
-    prices: dict[str, float] = {}
-    for text in given:
-        machine, _, amount = text.partition("=")
-        try:
-            usd_per_hour = float(amount)
-        except ValueError:
-            usd_per_hour = 0.0
-        if not machine or not 0 < usd_per_hour < math.inf:
-            raise BadInput(
-                f"`{name}` must be TYPE=USD an hour, above 0, got {text!r}.", hint="for example `p4d.24xlarge=9.5`"
-            )
-        prices[machine] = usd_per_hour
-    return prices
+    if not isinstance(given, Mapping):
+        given = {machine: usd for machine, (usd, *_) in pairs(given, name, "TYPE=USD", "p4d.24xlarge=9.5").items()}
+    return {machine: positive(usd, name, unit="USD an hour") for machine, usd in given.items()}
 
 
 def region(given: str, name: str) -> str:
@@ -403,7 +379,7 @@ class Sought(Rentable):
         ),
     ] = ()
     prices: Annotated[
-        Sequence[str],
+        Mapping[str, float],
         Option(
             help="What you pay for a machine on demand, reserved or by contract: p4d.24xlarge=9.5. May be repeated.",
             flag="price",
@@ -411,7 +387,7 @@ class Sought(Rentable):
             repeats=True,
             read=prices,
         ),
-    ] = ()
+    ] = field(default_factory=dict)
     inventory: Annotated[
         Path | None,
         Option(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hetopt import catalogs
 from hetopt.api.catalogs import in_regions
 from hetopt.api.changes import synchronized
-from hetopt.api.options import Changes, Described, Search, Sought, read_prices
+from hetopt.api.options import Changes, Described, Search, Sought
 from hetopt.core.artifact import kind_in
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, setting
@@ -130,9 +130,9 @@ class Places:
                 hint="leave `region` out" if asked.inventory else 'name them with `inventory="hosts.toml"`',
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
-        own_prices, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
+        today = datetime.datetime.now(datetime.UTC).date()
         return cls(
-            catalogs=tuple(catalog.priced(own_prices, today=today) for catalog in in_regions(asked)), hosts=hosts
+            catalogs=tuple(catalog.priced(asked.prices, today=today) for catalog in in_regions(asked)), hosts=hosts
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -31,7 +31,7 @@ from hetopt.core.run_folder import (
     runs_home,
     written_in,
 )
-from hetopt.core.run_spec import first_rank
+from hetopt.core.run_spec import first_rank, host_names
 from hetopt.core.run_status import RunState, RunStatus
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class RunRecord:
         Raises:
             BadInput: the launch record or the log cannot be read.
         """
-        launch, log = read_launch(folder), read_with_decisions(folder)
-        history = RunHistory.of(log.events, launch.starts if launch is not None else ())
-        return cls(launch=launch, history=history, unread=log.unread)
+        launch, (events, unread) = read_launch(folder), read_with_decisions(folder)
+        history = RunHistory.of(events, launch.starts if launch is not None else ())
+        return cls(launch=launch, history=history, unread=unread)
 
     @property
     def progress(self) -> RunFold:
@@ -470,6 +470,9 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
     files: dict[str, Path] = {}
     folder = run_dir / LOG_FOLDER
     first_ranks: dict[str, int] = {}
+    with suppress(BadInput):  # a folder that no spec explains: its own numbers are all there is
+        spec = read_spec(run_dir)
+        first_ranks = {host: first_rank(spec, host) for host in host_names(spec)}
     for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
         relative = path.relative_to(folder).as_posix()
         # torchrun files output under [<host>/]<id>/attempt_<restart>/<local rank>/<stream>.log
@@ -477,9 +480,7 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
         rank: int | None = None
         if match:
             host, restart, local_rank, stream = match.groups()
-            if host is not None and host not in first_ranks:
-                first_ranks[host] = _first_rank(run_dir, host)
-            rank = int(local_rank) + (0 if host is None else first_ranks[host])
+            rank = int(local_rank) + first_ranks.get(host or "", 0)
         if worker is not None and rank != worker:
             continue
         if match:
@@ -493,10 +494,3 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
             label = path.stem if "/" not in relative else f"{path.stem} {path.parent.name}"
         files[label] = path
     return files
-
-
-def _first_rank(run_dir: Path, host: str) -> int:
-    try:
-        return first_rank(read_spec(run_dir), host)
-    except BadInput:
-        return 0  # a folder that the spec no longer explains: its own numbers are all there is

@@ -183,7 +183,7 @@ class Conductor(ABC):
     def _conclude(self, *, failed: bool) -> int:
         """Log how the run ended."""
         self.finish(failed=failed)
-        if failed and failure_reason(read_log(self.run_dir / EVENTS_FILE).events) is None:
+        if failed and failure_reason(read_log(self.run_dir / EVENTS_FILE)) is None:
             words = last_log_line(self.run_dir) or "the hosts ended without saying why"
             self.log.write("run_failed", reason=next(iter(self.reasons), words))
         return self.exit_code(failed=failed)

@@ -61,7 +61,7 @@ def restarts(given: int, name: str) -> int:
     return given
 
 
-def _pairs(
+def pairs(
     given: Mapping[str, Sequence[str] | str] | Sequence[str], name: str, form: str, example: str
 ) -> dict[str, tuple[str, ...]]:
     """Return values by key, also out of texts ``KEY=VALUE[,VALUE]``.
@@ -95,7 +95,7 @@ def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -
     Raises:
         BadInput: a text is none of these.
     """
-    return _pairs(given, name, "TYPE=OTHER[,OTHER]", "c7i.large=c6i.large")
+    return pairs(given, name, "TYPE=OTHER[,OTHER]", "c7i.large=c6i.large")
 
 
 def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str]:
@@ -104,7 +104,7 @@ def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str
     Raises:
         BadInput: a text is none of these, a kind is none, or an image is none.
     """
-    by_kind = {kind: ",".join(amis) for kind, amis in _pairs(given, name, "KIND=AMI", _IMAGE).items()}
+    by_kind = {kind: ",".join(amis) for kind, amis in pairs(given, name, "KIND=AMI", _IMAGE).items()}
     for kind, ami in by_kind.items():
         if kind not in IMAGE_KINDS or not re.fullmatch("ami-[0-9a-z]+", ami):
             raise BadInput(

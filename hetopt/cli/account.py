@@ -134,11 +134,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    pass
-
-
 @app.command("check", cls=OneScreen)
 def check(
     inventory: Annotated[

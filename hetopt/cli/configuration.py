@@ -64,7 +64,6 @@ class Setting:
         parameter: the command's own name for it.
         value: as it would be typed.
         source: the file or the variable.
-        is_default: whether the command has the same value without it.
     """
 
     command: str
@@ -72,7 +71,6 @@ class Setting:
     parameter: str
     value: str | bool | tuple[str, ...]
     source: str
-    is_default: bool = False
 
     @property
     def shown(self) -> str:
@@ -247,7 +245,6 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
         parameter=parameter.name or "",
         value=said,
         source=str(source),
-        is_default=said == parameter.default or said == str(parameter.default),
     )
 
 
@@ -282,20 +279,19 @@ def config(
     from hetopt.reports.document import Table, columns
 
     given = settings(context.find_root().command, os.environ, Path.cwd())
-    changed = [setting for setting in given if not setting.is_default]
     if json_:
         render.print_json(
             [
                 {"command": setting.command, "option": setting.option, "value": setting.value, "from": setting.source}
-                for setting in changed
+                for setting in given
             ]
         )
         return
-    if not changed:
+    if not given:
         render.line("Every option has its default: no hetopt.toml here or above, no file of yours, no HETOPT_OPTION.")
         return
     rows = [
         (setting.command, setting.option, setting.shown.removeprefix(f"{setting.option} "), setting.source)
-        for setting in changed
+        for setting in given
     ]
     render.show([Table(name="options", columns=columns("command, option, value, from"), rows=rows)])

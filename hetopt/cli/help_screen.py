@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -80,11 +80,6 @@ def wants_all(context: Context) -> bool:
     return bool(context.meta.get(_WANTS_ALL))
 
 
-def show_all(context: Any) -> None:
-    """Make the help of this context show everything."""
-    context.meta[_WANTS_ALL] = True
-
-
 class _Screen:
     """Formatting that the help of commands and of groups shares."""
 
@@ -92,7 +87,7 @@ class _Screen:
 
     def _read(self, context: Context, arguments: Sequence[str]) -> None:
         if ALL in arguments:
-            show_all(context)
+            context.meta[_WANTS_ALL] = True
 
     def get_help_option_names(self, ctx: Context) -> list[str]:
         """Return the names of the help options in the order given; click has them in no order."""
@@ -122,7 +117,7 @@ class OneScreen(_Screen, TyperCommand):
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the arguments and the few options of a first screen, each on a line."""
-        first = FIRST.get(_path(ctx))
+        first = FIRST.get(ctx.command_path.partition(" ")[2])
         if wants_all(ctx) or first is None:
             super().format_options(ctx, formatter)
             return
@@ -194,11 +189,6 @@ def _narrow(context: Context) -> None:
     columns = shutil.get_terminal_size().columns
     if context.terminal_width is None and columns < 50 + MARGIN:
         context.terminal_width = columns - MARGIN
-
-
-def _path(context: Context) -> str:
-    """Return the command without the program's name, such as 'catalog list'."""
-    return context.command_path.partition(" ")[2]
 
 
 def _row(context: Context, parameter: Parameter) -> Iterator[tuple[str, str]]:

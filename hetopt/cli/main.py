@@ -201,7 +201,7 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
     from hetopt.cli import configuration
 
     try:
-        given = configuration.settings(command, os.environ, _current_folder(), typed=name)
+        given = configuration.settings(command, os.environ, Path.cwd(), typed=name)
     except BadInput as error:
         if name not in WHATEVER_HAPPENS:
             raise
@@ -213,13 +213,6 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
     for source, options in said.items():
         _note(f"from {source}: {' '.join(options)}")
     return configuration.default_map(given)
-
-
-def _current_folder() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        raise BadInput("the current folder is not there any more.", hint="go to one that is, with `cd`") from None
 
 
 def _note(text: str) -> None:

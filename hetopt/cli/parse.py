@@ -6,7 +6,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +25,6 @@ from hetopt.core.step_samples import HINT, Configuration, parse_configuration
 def is_attended() -> bool:
     """Return whether a person is at the terminal to answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def refuse(names: Collection[str], use: str) -> None:
-    """Raise an error that names options without effect.
-
-    Args:
-        names: of their fields.
-        use: of the command, behind 'no effect with'.
-
-    Raises:
-        BadInput: there are any.
-    """
-    if names:
-        raise BadInput(f"{', '.join(f'`{name}`' for name in names)}: no effect with {use}.", hint="leave them out")
 
 
 def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = None) -> None:

@@ -66,11 +66,11 @@ def profile(
       hetopt profile -o profile.json -- train.py --batch-size 64
       hetopt profile mine.py:task -o mine.json
     """
-    from hetopt.cli.profile import import_samples, read_file
-
     output = Path("profile.json") if output is None and not as_json else output
     if from_samples is not None and task is None:
-        parse.refuse(sorted(typed), "--from-samples alone, without TASK")
+        if typed:
+            given = ", ".join(f"`{name}`" for name in sorted(typed))
+            raise BadInput(f"{given}: no effect with --from-samples alone, without TASK.", hint="leave them out")
         import_samples(from_samples, output, force=force, json_=as_json)
         return
     if task is None:
@@ -123,10 +123,7 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
         )
     if not explore:
         return
-    from hetopt.api.exploring import check_place
-
     asked = Measurement(**typed)
-    check_place(task, asked)
     if asked.explore_on == "ec2" and not yes:
         most = f"${asked.probe_budget_usd:.2f}"
         follow.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")

@@ -135,15 +135,10 @@ def bring_model(run: Run) -> None:
 
     try:
         path, url = run.fetch_model()
-    except (BadInput, CloudRefused, OSError) as error:
-        hint = getattr(error, "hint", None) or f"try again: `hetopt fetch {run.name}`"
-        render.note(f"no model was fetched: {error} {hint}")
-        return
-    render.note(f"the model is {path}; the bucket keeps it in {url} until you remove it")
-    try:
+        render.note(f"the model is {path}; the bucket keeps it in {url} until you remove it")
         _tell(run, run.fetch_outputs())
     except (BadInput, CloudRefused, OSError) as error:
-        render.note(f"not all outputs were fetched: {error} Try again: `hetopt fetch {run.name}`")
+        render.note(f"not all was fetched: {error} Try again: `hetopt fetch {run.name}`")
 
 
 def _tell(run: Run, outputs: Outputs) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import unknown
-
-MEANT: Mapping[str, str] = MappingProxyType({"--model": "--config", "--rank": "--trainable"})
-"""Options by what other tools call them."""
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for all of that; it has no public name of its own."""
@@ -35,11 +31,9 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
         return unknown(typed[command.count(" ")], context.command.list_commands(context), "command", hint=shows)
     if hasattr(error, "possibilities"):
         every = [name for option in context.command.params for name in option.opts if name.startswith("--")]
-        if (meant := MEANT.get(error.option_name)) in every:
-            shows = f"that is {meant} here; {shows}"
-        elif not all(option.opts[0].startswith("-") for option in context.command.params):
+        if not all(option.opts[0].startswith("-") for option in context.command.params):
             shows = f"write `{context.get_usage().removeprefix('Usage:').strip()}`; {shows}"
-        return unknown(error.option_name, () if meant in every else every, "option", hint=shows)
+        return unknown(error.option_name, every, "option", hint=shows)
     if parameter is not None and not hasattr(error, "param_type"):
         name = next((option for option in parameter.opts if option.startswith("--")), str(parameter.name).upper())
         rule = error.message.partition(",")[0].rstrip(".").removeprefix("Input should be ")

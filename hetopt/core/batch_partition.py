@@ -224,7 +224,6 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
     Raises:
         BadInput: there are fewer samples than workers, or the global batch is not made of micro-batches.
     """
-    check_batch(spec, 1)
     shares = tuple(worker.local_batch_size for worker in spec.workers)
     match spec.batch_policy:
         case "uniform":

@@ -219,7 +219,7 @@ SPIN = {"GOMP_SPINCOUNT": "20000"}
 processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
 0.1 ms) still bridges the gaps between operators: alone a step is as quick, beside another worker six times as quick."""
 
-_GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_MOUNTED = Path("/sys/fs/cgroup")
 
 
 def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -232,43 +232,22 @@ def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> d
     return threads if any(name in given for name in SPIN_VARIABLES) else threads | SPIN
 
 
-def usable_processors(groups: Path = _GROUPS, mounted: Path = _MOUNTED) -> int:
-    """Return the number of processors that this process may keep busy: affinity, at most the control groups' quota.
+def usable_processors(mounted: Path = _MOUNTED) -> int:
+    """Return the number of processors that this process may keep busy: affinity, at most the control group's quota.
 
     A quota is rounded down, as by Rust's ``available_parallelism``: a team of more threads is stopped in every period.
 
     Args:
-        groups: lists the process's control groups.
-        mounted: where they are.
+        mounted: where control groups (version 2 or 1) are; in a container its own is the first.
     """
     allowed = len(os.sched_getaffinity(0))
-    try:
-        lines = groups.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return allowed
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = mounted / "cpu" if controllers else mounted
-        names = [name for name in path.split("/") if name not in ("", "..")]
-        for depth in range(len(names) + 1):  # a group has what all groups above it leave it
-            quota = _quota_of(root.joinpath(*names[:depth]))
-            allowed = allowed if quota is None else min(allowed, max(1, int(quota)))
-    return allowed
-
-
-def _quota_of(group: Path) -> float | None:
-    """Return the number of processors that a control group (version 2 or 1) may use; None where it has no limit."""
-    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            words = [word for name in files for word in (group / name).read_text(encoding="utf-8").split()]
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # no such group here, or "max"
+            words = [word for name in names for word in (mounted / name).read_text(encoding="utf-8").split()]
             quota_us, period_us = map(int, words)
-        except (OSError, ValueError):  # no such group here, or "max"
-            continue
-        if quota_us > 0:
-            return quota_us / period_us
-    return None
+            if quota_us > 0:
+                allowed = min(allowed, max(1, quota_us // period_us))
+    return allowed
 
 
 PIECES = " · "

@@ -102,16 +102,12 @@ class Job(RecordLeavingOut):
     reading: Reading | None = Field(default=None, description="absent: no process of its own reads for a worker")
 
     @model_validator(mode="after")
-    def _one_gradient_of_the_parameters(self) -> Self:
+    def _of_one_model(self) -> Self:
         if not self.parameters <= self.gradient_bytes <= MOST_BYTES_A_PARAMETER * self.parameters:
             raise ValueError(
                 f"gradient_bytes is {self.gradient_bytes:,} for {self.parameters:,} parameters, but a parameter's "
                 f"gradient has 1 to {MOST_BYTES_A_PARAMETER} bytes"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _shapes_of_the_parameters(self) -> Self:
         elements = sum(math.prod(shape) for shape in self.parameter_shapes)
         if self.parameter_shapes and elements != self.parameters:
             raise ValueError(

@@ -10,11 +10,9 @@ does know. So a host that is started again has another number, and all workers o
 from __future__ import annotations
 
 import datetime
-import os
 import re
 import secrets
-import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,18 +197,10 @@ class Outputs:
 def written_in(folder: Path) -> Outputs:
     """Return the files written into a folder; links are not followed, and nothing but files counts."""
     outputs = Outputs()
-    for name, size in sorted(_files(folder)):
-        outputs.add(folder, name, size)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            outputs.add(folder, path.relative_to(folder).as_posix(), path.stat().st_size)
     return outputs
-
-
-def _files(folder: Path) -> Iterator[tuple[str, int]]:
-    for place, _, names in os.walk(folder):
-        for name in names:
-            path = Path(place) / name
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                yield path.relative_to(folder).as_posix(), status.st_size
 
 
 PRESENCE_FILE = "hosts.json"

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -42,8 +42,8 @@ from pydantic import (
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, faults
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
+from hetopt.core.hosts import AddressAmongHosts
 from hetopt.core.memory import Precision
-from hetopt.core.paths import HOST_PATTERN, is_name, shown
 from hetopt.core.plain_text import known
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 
@@ -640,10 +640,6 @@ BATCH_POLICIES: dict[str, str] = {
 }
 """Who shares the global batch, and how. `hetopt.trainer.policies.policy` makes them, and registers others."""
 
-BatchPolicy: TypeAlias = str
-"""One of `BATCH_POLICIES`; one that a task or a script registers is known where that is imported."""
-"""How the global batch is shared while the run goes on; each is explained in `hetopt.trainer.policies`."""
-
 RatioPolicyName = Literal["fixed", "warm_up", "accordion", "gravac", "threshold", "scan", "auto"]
 """Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.steps.adaptive_controller`."""
 
@@ -746,7 +742,7 @@ class RunSpec(RecordLeavingOut):
     injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
-    batch_policy: BatchPolicy = Field(default="model", pattern=OWN_NAME, examples=list(BATCH_POLICIES))
+    batch_policy: str = Field(default="model", pattern=OWN_NAME, examples=list(BATCH_POLICIES))
     batch_settings: Settings = Field(default={}, description="of the batch policy, likewise")
     micro_batch_size: PositiveInt | None = Field(
         default=None, description="samples that are computed together; shares are whole multiples under 'allocation'"
@@ -770,13 +766,9 @@ class RunSpec(RecordLeavingOut):
     )
 
     @model_validator(mode="after")
-    def _policies_have_such_settings(self) -> Self:
+    def _suits(self) -> Self:
         check_settings(self.ratio_policy, self.ratio_settings, RATIO_SETTINGS)
         check_settings(self.batch_policy, self.batch_settings, BATCH_SETTINGS)
-        return self
-
-    @model_validator(mode="after")
-    def _stream_suits_the_run(self) -> Self:
         stream = self.stream
         if stream is None:
             if self.batch_policy == "rate":
@@ -829,69 +821,26 @@ class RunSpec(RecordLeavingOut):
 
 
 MEETING_PORT = 29400
-_FLAGS = ("--host", "--address", "--meeting")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """One host.
-
-    Attributes:
-        host: its name in the spec.
-        address: its own address, by which the others reach it; nodes are ranked by it, as text.
-        meeting: where all meet, ``address:port`` of the first host; of every host, with commas between them, where each
-            stands alone.
-    """
-
-    host: str
-    address: str
-    meeting: str
-
-    def __post_init__(self) -> None:
-        """Refuse what is no host of a network: it comes from a bucket or a command line, and becomes arguments.
-
-        Raises:
-            BadInput: a name, an address or a port is none.
-        """
-        if not is_name(HOST_PATTERN, self.host):
-            raise BadInput(
-                f"a host name must be of letters, digits and ._-, got {shown(self.host)}.", hint="rename the host"
-            )
-        for address, port in (
-            (self.address, "1"),
-            *(endpoint.rpartition(":")[::2] for endpoint in self.meeting.split(",")),
-        ):
-            if not _is_address(address) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-                raise BadInput(
-                    f"a rendezvous must be an IP address and a port, got {shown(address)}, port {shown(port)}.",
-                    hint="for example 10.0.0.1:29400",
-                )
-
-    def to_arguments(self) -> list[str]:
-        """Return the command-line arguments that name the node."""
-        return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]
-
-    @classmethod
-    def of_arguments(cls, arguments: Sequence[str]) -> Node | None:
-        """Return the node that `to_arguments` wrote; None when there are no arguments.
-
-        Raises:
-            BadInput: they are something else.
-        """
-        if not arguments:
-            return None
-        values = dict(zip(arguments[::2], arguments[1::2], strict=False))
-        if len(arguments) != 2 * len(_FLAGS) or set(values) != set(_FLAGS):
-            raise BadInput(f"{' '.join(arguments)!r} describes no node.", hint=f"give {', '.join(_FLAGS)}")
-        return cls(host=values["--host"], address=values["--address"], meeting=values["--meeting"])
+def _endpoints(text: str) -> str:
+    """Return ``address:port,address:port`` if that is what a text is; pydantic tells what `ValueError` says."""
+    for endpoint in text.split(","):
+        address, _, port = endpoint.rpartition(":")
+        ipaddress.ip_address(address)
+        if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+            raise ValueError("a rendezvous must be an IP address and a port, such as 10.0.0.1:29400")
+    return text
 
 
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+class Node(Record):
+    """One host, as it stands in the command line of the process that hosts its workers."""
+
+    host: HostName
+    address: AddressAmongHosts = Field(description="by which the others reach it; nodes are ranked by it, as text")
+    meeting: Annotated[str, AfterValidator(_endpoints)] = Field(
+        description="where all meet: at the first host; at every host, with commas between, where each stands alone"
+    )
 
 
 def host_names(spec: RunSpec) -> list[str]:

@@ -156,14 +156,11 @@ def last_log_line(run_dir: Path, host: str | None = None) -> str | None:
     """
     folder = run_dir / LOG_FOLDER if host is None else host_log_folder(run_dir, host)
     files = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in files:
-        for line in reversed(read_tail(path).splitlines()):
-            # An exception's last line names its type and says what went wrong; banners and frames do not.
-            if re.match(r"([A-Za-z_.]+(Error|Exception|Interrupt|Exit)\b|error: ).*", line):
-                return line.strip()
-    for path in files:
-        lines = [line.strip() for line in read_tail(path).splitlines() if re.search(r"[A-Za-z]{3}", line)]
-        lines = [line for line in lines if not _LIBRARY_LOG.match(line)]
-        if lines:
-            return f"its processes are gone and gave no reason; the last that they printed is `{lines[-1]}`"
-    return None
+    lines = [line for path in files for line in reversed(read_tail(path).splitlines())]
+    # An exception's last line names its type and says what went wrong; banners and frames do not.
+    errors = (line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Interrupt|Exit)\b|error: ", line))
+    words = (line for line in lines if re.search("[A-Za-z]{3}", line) and not _LIBRARY_LOG.match(line.strip()))
+    error, last = next(errors, None), next(words, None)
+    if error is not None or last is None:
+        return error and error.strip()
+    return f"its processes are gone and gave no reason; the last that they printed is `{last.strip()}`"

@@ -308,15 +308,6 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
     return f'{bar}<p class="of">{legend}</p>'
 
 
-def share_bar(name: str, share: float) -> str:
-    """Return HTML of a bar that is filled to a share, in the warning colour beyond 1."""
-    colour = "over" if share > 1 else "a"
-    said = escape(f"{name}: {formatting.share(max(share, 0.0))}")
-    width = 100 * min(max(share, 0.0), 1.0)
-    drawn = f'<i class="{colour}" style="width:{width:.1f}%"></i>'
-    return f'<div class="bar thin" role="img" aria-label="{said}">{drawn}</div>'
-
-
 def interval_bar(predicted: float, low: float, high: float, measured: float, *, widest: float) -> str:
     """Return HTML that shows a measured figure beside its prediction, the middle of a log scale, and the 90 % interval.
 

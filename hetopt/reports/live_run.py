@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hetopt.core.run_folder import ConditionsReader, latest_checkpoint
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.report import worker_reports
-from hetopt.reports.timeline import Happening, RecentSteps, audited, figures, happening, joined, left_s, pause
+from hetopt.reports.timeline import Happening, RecentSteps, audited, figures, happening, left_s, pause
 
 LATEST_HAPPENINGS = 5
 
@@ -85,10 +85,10 @@ class LiveRun:
             self.recent.take(event)
             return None
         at_s, factor = self.progress.trained_for_s or 0.0, 1.0 if self.launch is None else self.launch.time_factor
-        news = happening(event, self.progress.roster.host, at_s=at_s, time_factor=factor)
+        news = happening(event, at_s=at_s, time_factor=factor)
         if news is not None:
             before = [happened for happened in self.happenings if not (news.is_routine and happened.kind == news.kind)]
-            self.happenings = joined([*before, news])[-LATEST_HAPPENINGS:]
+            self.happenings = [*before, news][-LATEST_HAPPENINGS:]
         return news
 
     def said(self, event: LogEvent) -> str | None:
@@ -144,7 +144,7 @@ class LiveRun:
         steps = None if said is None else said.steps.value
         speeds = {} if launch is None else launch.speeds
         workers = worker_reports(progress, speeds, newest=not is_over)
-        traffic, audits = progress.traffic, progress.audits
+        exchange = progress.latest and progress.latest.exchange
         return {
             "run": folder.name,
             "folder": str(folder),
@@ -170,14 +170,22 @@ class LiveRun:
             "restarts": progress.restarts,
             "sessions": progress.sessions,
             "lost_steps": progress.lost_steps,
-            "exchange": traffic
+            "exchange": exchange
             and {
-                "way": traffic.way,
-                "sent_bytes": traffic.sent_bytes,
-                "dense_bytes": traffic.dense_bytes,
+                "way": exchange.way,
+                "sent_bytes": progress.sent_bytes,
+                "dense_bytes": progress.dense_bytes,
                 "changes": progress.exchange_changes,
             },
-            "audits": audits and asdict(audits) | {"text": audited(progress)},
+            "audits": {
+                "count": progress.audits,
+                "distance": progress.audit_distance,
+                "tolerance": progress.audit_tolerance,
+                "reason": progress.audit_reason,
+                "text": audited(progress),
+            }
+            if progress.audits
+            else None,
             "workers": [worker.model_dump() for worker in workers if is_over or worker.is_present],
             "conditions": ConditionsReader(folder).now().model_dump() if speeds else None,
             "pausing": None if is_over else pause(progress, now_s),

@@ -12,6 +12,7 @@ from hetopt.core.artifact import Artifact, Record, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
+from hetopt.core.events.records import SyncTold
 from hetopt.optimizer.launch_record import OWN_PLACES, Launch
 from hetopt.optimizer.plan import Range
 from hetopt.reports.series import OverTime, over_time
@@ -153,7 +154,7 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
         times = zip(latest.compute_s, latest.wait_s, strict=True)
         now = dict(zip(progress.latest_places, times, strict=False))
     reports = []
-    for place, worker in enumerate(progress.workers):
+    for place, worker in enumerate(progress.roster.workers):
         means = (worker.mean_compute_s, worker.wait_s / worker.steps) if worker.steps else (None, None)
         compute_s, wait_s = now.get(place, means)
         reports.append(
@@ -166,7 +167,7 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
                 compute_s=compute_s,
                 wait_s=wait_s,
                 steps=worker.steps,
-                is_present=worker.is_present,
+                is_present=place in progress.roster.present,
             )
         )
     return tuple(reports)
@@ -204,7 +205,7 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
         launched=None if launch.machine is None else launch.machine.contention,
         measured=progress.contention if launch.spec.miniature is None else None,
     )
-    of_audits, traffic, averaged = audited(progress), progress.traffic, progress.together
+    of_audits = audited(progress)
     happened = happenings(history, time_factor=launch.time_factor)
     return Report(
         run_id=launch.run_id,
@@ -221,22 +222,14 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
         share_changes=progress.share_changes,
         contention=contention,
         sent=None
-        if traffic is None
+        if not progress.ways
         else Sent(
-            sent_bytes=traffic.sent_bytes,
-            dense_bytes=traffic.dense_bytes,
-            ways=tuple(Way(way=way, steps=steps) for way, steps in traffic.steps.items()),
+            sent_bytes=progress.sent_bytes,
+            dense_bytes=progress.dense_bytes,
+            ways=tuple(Way(way=way, steps=steps) for way, steps in progress.ways.items()),
             changes=progress.exchange_changes,
         ),
-        together=None
-        if averaged is None
-        else BroughtTogether(
-            policy=averaged.policy,
-            synchronised=averaged.synchronised,
-            local=averaged.local,
-            sent_bytes=averaged.sent_bytes,
-            divergence=averaged.divergence / averaged.told if averaged.told else None,
-        ),
+        together=_together([row.sync for row in history.steps if row.sync is not None]),
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
         verdict=(
@@ -255,6 +248,21 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
         rented_cost_usd=rented.cost_usd.value,
         over_time=over_time(history),
         happenings=happened,
+    )
+
+
+def _together(synced: Sequence[SyncTold]) -> BroughtTogether | None:
+    """Return the averages of parameters that steps logged, added up; None where gradients are exchanged."""
+    if not synced:
+        return None
+    apart = [(sync.divergence, sync.synchronised) for sync in synced if sync.divergence is not None]
+    counted = sum(averages for _, averages in apart)
+    return BroughtTogether(
+        policy=synced[0].policy,
+        synchronised=sum(sync.synchronised for sync in synced),
+        local=sum(sync.local for sync in synced),
+        sent_bytes=sum(sync.sent_bytes for sync in synced),
+        divergence=sum(divergence * averages for divergence, averages in apart) / counted if counted else None,
     )
 
 
@@ -331,15 +339,9 @@ def _of_interruptions(interrupted: Interrupted | None) -> list[str]:
         return []
     sentences = []
     if interrupted.sessions > 1:
-        between = ", when nothing ran," if interrupted.launches >= interrupted.sessions else ""
-        inside = (
-            ""
-            if between or not interrupted.launches
-            else f" of {interrupted.launches} launch{'es' * (interrupted.launches > 1)}"
-        )
         sentences.append(
-            f"Its {interrupted.sessions} sessions{inside} are added up, start-ups included; the "
-            f"{formatting.duration(interrupted.idle_s)} between them{between} are no part of its time or cost."
+            f"Its {interrupted.sessions} sessions are added up, start-ups included; the "
+            f"{formatting.duration(interrupted.idle_s)} between them are no part of its time or cost."
         )
     if interrupted.recoveries:
         times = "once" if interrupted.recoveries == 1 else f"{interrupted.recoveries} times"

@@ -26,13 +26,13 @@ from hetopt.reports.document import (
     Tiles,
     columns,
 )
-from hetopt.reports.html import interval_bar, share_bar
+from hetopt.reports.html import interval_bar
 from hetopt.reports.plan_document import bill
 from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
-from hetopt.reports.timeline import Happening, place
+from hetopt.reports.timeline import Happening
 
-WIDEST_RATIOS = (1.25, 1.5, 2.0, 4.0)
-"""Of measured to predicted that are drawn: the first with room for all; beyond the last a mark stays at the edge."""
+WIDEST = 2.0
+"""Ratio of measured to predicted that is drawn; beyond it a mark stays at the edge."""
 
 SHOWN_WAYS = 3
 MOST_HAPPENINGS = 30
@@ -43,7 +43,7 @@ HERE = {"local": "local ", "rehearsal": "rehearsed "}
 
 def document(report: Report, launch: Launch | None = None) -> Document:
     """Return all there is to a run; what a page and its cursor need beside the report comes with its ``launch``."""
-    kind, where = HERE.get(report.on, ""), "" if report.on in HERE else f" {place(report.on)}"
+    kind, where = HERE.get(report.on, ""), "" if report.on in HERE else f" on {report.on}"
     workers = f"{formatting.counted(len(report.workers), f'{kind}worker')}{where}"
     begun = "" if launch is None else f", begun {launch.created[:10]}"
     verdict, rented = list(report.verdict), (report.rented_total_s, report.rented_cost_usd)
@@ -78,22 +78,20 @@ def document(report: Report, launch: Launch | None = None) -> Document:
 def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
     """Yield the run's time and cost, each beside its prediction, and the metrics that it has reached."""
     figures = {compared.name: compared for compared in report.compared}
-    widest = _widest(report.compared)
     if "run time" not in figures and report.over_time.step:
         expected, step = launch.prediction.steps.value, report.over_time.step[-1]
-        done = Html(share_bar("steps done", step / max(expected, 1.0)))
-        yield Tile(name="steps", value=formatting.count(step), below=[f"of about {formatting.count(expected)}", done])
+        yield Tile(name="steps", value=formatting.count(step), below=[f"of about {formatting.count(expected)}"])
     for name in ("run time", "cost at the plan's rate", "cost", "step time"):
         if name in figures:
-            yield _compared_tile(figures[name], widest, launch.plan.goal.budget_usd)
+            yield _compared_tile(figures[name], launch.plan.goal.budget_usd)
     for name, value in report.metrics.items():
         yield Tile(name=name, value=f"{value:.4g}")
 
 
-def _compared_tile(compared: Compared, widest: float, budget_usd: float | None) -> Tile:
+def _compared_tile(compared: Compared, budget_usd: float | None) -> Tile:
     interval = _interval(compared)
     predicted = f"predicted {_figure(compared, 'predicted')}{f' ({interval})' if interval else ''}"
-    below: list[Cell] = [predicted, _drawn(compared, widest)]
+    below: list[Cell] = [predicted, _drawn(compared)]
     if compared.error is not None:
         below.append(f"{formatting.percent(compared.error)} from its prediction")
     if compared.unit == "USD" and budget_usd is not None:
@@ -104,12 +102,11 @@ def _compared_tile(compared: Compared, widest: float, budget_usd: float | None) 
 
 def _compared(figures: Sequence[Compared]) -> Table:
     """Return each figure with its interval; drawn on a logarithmic scale, 1 is the prediction."""
-    widest = _widest(figures)
     return Table(
         name="what was predicted and what was measured",
         columns=[
             *columns(", #predicted, #90 % interval, #measured, #difference"),
-            Column(f"{1 / widest:.2g} to {widest:g} times"),
+            Column(f"{1 / WIDEST:.2g} to {WIDEST:g} times"),
         ],
         rows=[
             [
@@ -118,7 +115,7 @@ def _compared(figures: Sequence[Compared]) -> Table:
                 _interval(compared),
                 _figure(compared, "measured"),
                 "" if compared.error is None else formatting.percent(compared.error),
-                _drawn(compared, widest),
+                _drawn(compared),
             ]
             for compared in figures
         ],
@@ -134,18 +131,8 @@ def _interval(compared: Compared) -> str:
     return f"{_figure(compared, 'low')} – {_figure(compared, 'high')}" if compared.low < compared.high else ""
 
 
-def _drawn(compared: Compared, widest: float) -> Html:
-    return Html(interval_bar(compared.predicted, compared.low, compared.high, compared.measured, widest=widest))
-
-
-def _widest(figures: Sequence[Compared]) -> float:
-    """Return the largest ratio to the prediction that the scale of the figures has room for."""
-    drawn = [figure for figure in figures if figure.predicted > 0 and figure.measured > 0]
-    ratios = [
-        max(value, 1e-12) / figure.predicted for figure in drawn for value in (figure.low, figure.measured, figure.high)
-    ]
-    most = max((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
-    return next((widest for widest in WIDEST_RATIOS if most <= widest), WIDEST_RATIOS[-1])
+def _drawn(compared: Compared) -> Html:
+    return Html(interval_bar(compared.predicted, compared.low, compared.high, compared.measured, widest=WIDEST))
 
 
 def worker_table(workers: Sequence[WorkerReport]) -> Table:

@@ -190,7 +190,7 @@ def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series
             known[number, list(at)] = row
         return known
 
-    hosts = roster.hosts
+    hosts = [worker.host for worker in roster.workers]
     labels = [
         f"{host}/{hosts[:place].count(host)}" if hosts.count(host) > 1 else host for place, host in enumerate(hosts)
     ]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, cast
 
 from pydantic import Field, NonNegativeInt
@@ -32,9 +30,6 @@ from hetopt.core.events.records import (
     WorkersChanged,
 )
 from hetopt.optimizer.launch_record import Launch
-
-AT_ONCE_S = 0.5
-"""Changes of conditions that follow each other so closely were asked for together."""
 
 Kind = Literal[
     "condition_changed",
@@ -88,18 +83,17 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
         history: of the run.
         time_factor: of its miniature, so that link rates are those of the rehearsed cluster.
     """
-    roster, steps = history.run.roster, history.steps
+    steps = history.steps
     happened: list[Happening] = []
     for placed in history.others:
         step, at_s = steps[placed.row - 1].step if placed.row else 0, placed.at_s or 0.0
         if placed.paused_s is not None and isinstance(placed.event, TrainingStarted):
             happened.append(_went_on(placed.event, at_s, paused_s=placed.paused_s, step=step))
             continue
-        host = partial(roster.host, present=placed.present)
-        news = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
+        news = happening(placed.event, at_s=at_s, time_factor=time_factor)
         if news is not None:
             happened.append(news if news.step is not None else news.model_copy(update={"step": step}))
-    return tuple(joined(happened))
+    return tuple(happened)
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
@@ -111,14 +105,11 @@ def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int)
     return Happening(kind="resumed", time_s=round(at_s, 3), step=event.step, text=text)
 
 
-def happening(
-    event: LogEvent, host: Callable[[int], str], *, at_s: float = 0.0, time_factor: float = 1.0
-) -> Happening | None:
+def happening(event: LogEvent, *, at_s: float = 0.0, time_factor: float = 1.0) -> Happening | None:
     """Return the happening that an event of the log is to a person who watches the run; None for everyday events.
 
     Args:
         event: any event.
-        host: of the worker of a rank.
         at_s: when it happened, seconds since training began.
         time_factor: see `happenings`.
     """
@@ -127,8 +118,6 @@ def happening(
         return None
     hosts: tuple[str, ...] = ()
     match event:
-        case MemoryBoundLearned():
-            hosts = (host(event.rank),)
         case ConditionChanged() | WorkerLost() | SupervisorActed(action="replace"):
             hosts = (event.host,)
     kind, step = cast("Kind", event.event), getattr(event, "step", None)
@@ -143,7 +132,7 @@ def _text(event: LogEvent, time_factor: float) -> str | None:
         case Remarked() | WorkerLost():
             return f"{_WHAT.get(event.event, '')}{event.reason}"
         case MemoryBoundLearned():
-            return f"holds no more than {formatting.counted(event.samples, 'sample')} at a time"
+            return f"worker {event.rank} holds no more than {formatting.counted(event.samples, 'sample')} at a time"
         case WorkersChanged():
             return _who_trains(event)
         case ClockJumped():
@@ -195,23 +184,6 @@ def _conditions(event: ConditionChanged, time_factor: float) -> str:
     return ", ".join(parts)
 
 
-def joined(happenings: Iterable[Happening]) -> list[Happening]:
-    """Return happenings with those of several hosts at once as one."""
-    merged: list[Happening] = []
-    for current in happenings:
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and current.kind == last.kind == "condition_changed"
-            and current.text == last.text
-            and current.time_s - last.time_s < AT_ONCE_S
-        ):
-            merged[-1] = last.model_copy(update={"hosts": last.hosts + current.hosts})
-        else:
-            merged.append(current)
-    return merged
-
-
 RECENT_S = 60.0
 """Of steps, whose mean time tells when the run will be over."""
 
@@ -237,33 +209,11 @@ class RecentSteps:
         return sum(count * time_s for _, count, time_s in self.rows) / steps if steps else None
 
 
-def wait_share(progress: RunFold) -> float | None:
-    """Return the share of the newest steps that workers spend waiting for the slowest; None: no step yet."""
-    latest = progress.latest
-    if latest is None or not latest.wait_s or latest.step_time_s <= 0:
-        return None
-    return sum(latest.wait_s) / len(latest.wait_s) / latest.step_time_s
-
-
 def left_s(progress: RunFold, expected_steps: float | None, step_time_s: float | None) -> float | None:
     """Return seconds of stepping that are left at this pace; None: not known, or over."""
     if expected_steps is None or step_time_s is None or progress.finish_reason is not None or progress.clock.awaits:
         return None
     return max(0.0, expected_steps - progress.planned_step) / progress.worth * step_time_s
-
-
-_PLACES = {
-    "local": "on this machine",
-    "rehearsal": "rehearsed on this machine",
-    "ssh": "on your own machines",
-    "slurm": "on Slurm",
-    "ec2": "on EC2",
-}
-
-
-def place(on: str) -> str:
-    """Return where a backend trains, to stand behind its workers: 'on this machine'."""
-    return _PLACES.get(on, f"on {on}")
 
 
 def step_of(step: int, expected: float | None) -> str:
@@ -288,14 +238,15 @@ def figures(
         money: whether to say what it has cost.
     """
     expected = launch.prediction.steps.value if launch is not None else None
-    waiting, left, latest = wait_share(progress), left_s(progress, expected, step_time_s), progress.latest
+    left, latest = left_s(progress, expected, step_time_s), progress.latest
     phrases = [step_of(progress.step, expected)]
     if progress.loss is not None:
         phrases.append(f"loss {progress.loss:.4g}")
     if latest is not None and step_time_s:
         phrases.append(f"{formatting.count(round(sum(latest.local_batch_sizes) / step_time_s))} samples/s")
-    if waiting is not None and latest is not None and len(latest.wait_s) > 1:
-        phrases.append(f"straggler wait {formatting.share(waiting)}")
+    if latest is not None and len(latest.wait_s) > 1 and latest.step_time_s > 0:
+        waiting_s = sum(latest.wait_s) / len(latest.wait_s)
+        phrases.append(f"straggler wait {formatting.share(waiting_s / latest.step_time_s)}")
     if launch is not None and money and progress.elapsed_s is not None:
         phrases.append(formatting.usd(launch.running_usd_per_hour * progress.elapsed_s / SECONDS_PER_HOUR))
     if left is not None:
@@ -333,11 +284,10 @@ def pause(progress: RunFold, now_s: float) -> str | None:
 
 def audited(progress: RunFold) -> str:
     """Return how far gradients are from one machine's by audit steps, in a sentence; empty where none was audited."""
-    audits = progress.audits
-    if audits is None:
+    if not progress.audits:
         return ""
-    times = "once" if audits.count == 1 else formatting.counted(audits.count, "time")
-    what = audits.reason or f"shares differ from one machine by {formatting.distance(audits.distance)}"
-    if not audits.reason and audits.distance > audits.tolerance:
+    times = "once" if progress.audits == 1 else formatting.counted(progress.audits, "time")
+    what = progress.audit_reason or f"shares differ from one machine by {formatting.distance(progress.audit_distance)}"
+    if not progress.audit_reason and progress.audit_distance > progress.audit_tolerance:
         what += ", no further than its own random numbers vary"
     return f"Audited {times}: {what}."

@@ -172,7 +172,7 @@ def test_a_launch_is_followed_to_its_end(
     assert "hello from h0" in hetopt("logs").out
     report = hetopt("report")
     assert report.code == 0, report.err
-    assert "1 worker on EC2" in report.out
+    assert "1 worker on ec2" in report.out
     assert json.loads(hetopt("status", "--json").out)["state"] == "finished"
 
 

@@ -65,8 +65,6 @@ def test_the_later_goes_before_the_earlier(hetopt, home: Path, monkeypatch: pyte
 
 def test_without_files_every_option_has_its_default(hetopt, home: Path) -> None:
     assert shown(hetopt) == {}
-    (home / "project" / PROJECT_FILE).write_text('[recommend]\nregion = "us-east-1"\nseed = 0\n')
-    assert shown(hetopt) == {}
     assert "has its default" in hetopt("config").out
 
 

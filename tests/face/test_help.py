@@ -95,7 +95,6 @@ def test_what_comes_first_is_there() -> None:
         ("gpus 'RTX_4090'", ["no machine here has the RTX 4090.", "T4, T4G, V100"]),
         ("gpus --gpus H100", ["There is no option called '--gpus'.", "write `hetopt gpus [OPTIONS] [GPU]...`"]),
         ("cost", ["There is no command called 'cost'.", "`hetopt -h`"]),
-        ("estimate --model x.json", ["There is no option called '--model'.", "that is --config here"]),
         ("estimate --params 0 --samples 3M", ["got 0.", "for example --params 110M"]),
         ("estimate --samples 3M --took 3d --on A10G", ["what the model is.", "--params 110M and --samples 3M"]),
         ("estimate --params 1M --samples 3M --market own", ["in no region.", "name them with --inventory hosts.toml"]),

@@ -420,7 +420,7 @@ def test_no_damage_ends_a_command(
 
     def all_that_is_read() -> None:
         record = RunRecord.of(folder)
-        events = read_with_decisions(folder).events
+        events = read_with_decisions(folder)[0]
         everything(folder, started, record, events)
         read.append((record, events))
 

@@ -276,7 +276,7 @@ def test_the_cursor_reads_what_was_logged(rehearsed: Launch, text: str) -> None:
     assert data["step"] == [event["step"] for event in steps]
     assert data["series"]["loss"][1] == pytest.approx([event["loss"] for event in steps], rel=1e-4)
     assert data["series"]["compute2"][1] == pytest.approx([event["compute_s"][2] for event in steps], rel=1e-4)
-    assert data["ways"][data["way"][-1] - 1] == "topk 1 % (all-gather)"
+    assert data["ways"][data["way"][-1] - 1] == "topk 0.01 by all-gather"
 
 
 def long_run(steps: int, workers: int) -> list[str]:
@@ -314,7 +314,7 @@ def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Lau
         """Calls that reading the log and drawing the page take."""
         path = tmp_path / f"{steps}.jsonl"
         path.write_text("\n".join([*long_run(steps, 16), ""]), encoding="utf-8")
-        return calls_of(lambda: texts.append(page_of(launch, RunHistory.of(read_log(path).events, launch.starts))))
+        return calls_of(lambda: texts.append(page_of(launch, RunHistory.of(read_log(path), launch.starts))))
 
     fewer, calls = drawn(2_000), drawn(10_000)
     assert calls < 1_000_000

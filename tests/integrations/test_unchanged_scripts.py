@@ -50,7 +50,7 @@ def trained(
 
 
 def samples(folder: Path) -> list[int]:
-    started = next(event for event in read_log(folder / EVENTS_FILE).events if event.event == "run_started")
+    started = next(event for event in read_log(folder / EVENTS_FILE) if event.event == "run_started")
     return [worker.local_batch_size for worker in started.workers]
 
 

@@ -81,14 +81,14 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
         events += session(1000.0 + 100 * number, 2, first=2 * number, hosts=sorted(crew), ends=False)
     history = RunHistory.of(events)
     progress, drawn = history.run, over_time(history)
-    hosts = [worker.host for worker in progress.workers]
+    hosts = [worker.host for worker in progress.roster.workers]
     assert sorted(hosts) == sorted(set().union(*crews))
     assert [curve.label for curve in drawn.series if curve.key.startswith("share")] == hosts
-    for place, worker in enumerate(progress.workers):
+    for place, worker in enumerate(progress.roster.workers):
         there = sum(worker.host in crew for crew in crews)
         assert worker.steps == 2 * there
         assert worker.mean_compute_s == pytest.approx(0.4)
-        assert worker.is_present == (worker.host in crews[-1])
+        assert (place in progress.roster.present) == (worker.host in crews[-1])
         assert sum(drawn.values(f"compute{place}") > 0) == 2 * there
     assert progress.restarts == len(crews) - 1
 
@@ -101,7 +101,7 @@ def test_a_clock_that_was_set_moves_no_time() -> None:
 
 
 def read(name: str) -> tuple[list[LogEvent], RunHistory, tuple[float, ...]]:
-    events = read_log(RUNS / f"{name}.jsonl").events
+    events = read_log(RUNS / f"{name}.jsonl")
     starts = [events[0].time_s - 12.0]
     stops = [place for place, event in enumerate(events) if isinstance(event, TrainingFinished)]
     for place in stops[:-1]:
@@ -123,7 +123,7 @@ def test_however_a_log_grows_and_whatever_else_is_in_it_the_fold_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, name: str, cuts: list[float], strange: list[tuple[float, bytes]]
 ) -> None:
     """Read in parts that end anywhere, looked at in between, with lines that are no events among the others."""
-    whole = RunHistory.of(read_log(RUNS / f"{name}.jsonl").events)
+    whole = RunHistory.of(read_log(RUNS / f"{name}.jsonl"))
     lines = LOGS[name].splitlines()
     for part, line in strange:
         lines.insert(round(part * len(lines)), line)
@@ -135,9 +135,8 @@ def test_however_a_log_grows_and_whatever_else_is_in_it_the_fold_is_the_same(
         path.write_bytes(data[:end])
         for event in reader.read():
             history.take(event)
-        assert len(history.run.workers) == len(history.run.roster.workers)
     assert history == whole
-    assert history.run.workers == whole.run.workers
+    assert history.run.roster == whole.run.roster
     assert reader.unread.lines == len(strange)
     assert (over_time(history), happenings(history)) == (over_time(whole), happenings(whole))
 
@@ -198,11 +197,9 @@ def exchanging(*exchanges: Event | None, steps: int = 10) -> list[Event]:
 @given(st.lists(st.sampled_from([DENSE, THIN, None]), min_size=1, max_size=40))
 def test_what_was_sent_is_added_up(exchanges: list[Event | None]) -> None:
     events = exchanging(*exchanges)
-    told = RunFold.of(events_of(events)).traffic
+    told = RunFold.of(events_of(events))
     known = [exchange for exchange in exchanges if exchange is not None]
-    assert (told is None) == (not known)
-    if told is not None:
-        assert told.sent_bytes == sum(10 * one["sent_bytes"] for one in known)
-        assert told.dense_bytes == 10 * 4000 * len(known)
-        assert sum(told.steps.values()) == 10 * len(known)
-        assert told.way == known[-1]["way"]
+    assert told.sent_bytes == sum(10 * one["sent_bytes"] for one in known)
+    assert told.dense_bytes == 10 * 4000 * len(known)
+    assert list(told.ways) == list(dict.fromkeys(one["way"] for one in known))
+    assert sum(told.ways.values()) == 10 * len(known)

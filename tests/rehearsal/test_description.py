@@ -270,14 +270,6 @@ def test_twelve_hosts_meet_at_the_first_and_start_their_own_workers(tmp_path: Pa
     assert [first_rank(SPEC, host) for host in TWELVE] == [0, 1, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16]
 
 
-def test_a_node_survives_its_command_line() -> None:
-    assert Node.of_arguments(node(3).to_arguments()) == node(3)
-    assert Node.of_arguments([]) is None
-    for arguments in (["--host"], ["--host", "h1"], ["--host", "h1", "--host", "h1", "--meeting", "x"]):
-        with pytest.raises(BadInput, match="describes no node"):
-            Node.of_arguments(arguments)
-
-
 def test_output_is_labelled_by_rank_in_the_run(tmp_path: Path) -> None:
     write_spec(tmp_path, SPEC)
     for relative in (

@@ -397,7 +397,7 @@ def test_the_first_host_of_a_script_dies_and_returns(box: None, tmp_path: Path) 
     assert (paused["reason"], paused["step"]) == ("stopped", both), "nothing is lost by joining"
     assert (finished["reason"], finished["step"]) == ("script", EPOCHS * EPOCH_STEPS)
     assert all(sum(event["local_batch_sizes"]) == 32 for event in course if event["event"] == "step")
-    told = RunFold.of(read_log(tmp_path / EVENTS_FILE).events)
+    told = RunFold.of(read_log(tmp_path / EVENTS_FILE))
     assert (told.step, told.failure) == (EPOCHS * EPOCH_STEPS, None)
     assert told.lost_steps <= 15, "what was done since that checkpoint"
     assert (tmp_path / "model.safetensors").is_file()

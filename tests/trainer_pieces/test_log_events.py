@@ -67,9 +67,9 @@ def test_every_measurement_of_a_probe_is_a_kind() -> None:
 
 @pytest.mark.parametrize("path", sorted(RUNS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_what_real_runs_wrote_is_read_whole(path: Path) -> None:
-    log = read_log(path)
+    log = EventReader(path=path)
+    assert len(log.read()) == len(path.read_text(encoding="utf-8").splitlines())
     assert log.unread.sentence is None
-    assert len(log.events) == len(path.read_text(encoding="utf-8").splitlines())
 
 
 GOOD = b'{"event": "training_started", "time_s": 5.0, "step": 3}\n'
@@ -92,8 +92,8 @@ BAD = {
 def test_a_line_that_is_no_event_is_counted(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(GOOD + line + GOOD)
-    log = read_log(path)
-    assert len(log.events) == 2
+    log = EventReader(path=path)
+    assert len(log.read()) == 2
     assert log.unread.lines == 1
     assert log.unread.first.startswith("line 2")
     assert len(log.unread.sentence or "") < 400
@@ -124,8 +124,8 @@ def test_a_line_that_never_ends_is_not_kept(tmp_path: Path) -> None:
         for _ in range(3):
             stream.write(b"x" * (MOST_LINE_BYTES // 2))
         stream.write(b"\n" + GOOD)
-    log = read_log(path)
-    assert (len(log.events), log.unread.lines) == (2, 2)
+    log = EventReader(path=path)
+    assert (len(log.read()), log.unread.lines) == (2, 2)
     assert log.unread.first == "line 2: longer than 8 MiB"
 
 
@@ -142,7 +142,8 @@ def test_reading_on_finds_what_reading_at_once_does(cuts: list[int], bad: int) -
                 stream.write(data[at : at + cut])
             at += cut
             found += len(reader.read())
-        assert (found, reader.unread) == (len(read_log(path).events), read_log(path).unread)
+        at_once = EventReader(path=path)
+        assert (found, reader.unread) == (len(at_once.read()), at_once.unread)
 
 
 def test_a_log_that_is_a_folder_or_another_users_is_one_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The process that hosts a machine's workers: torchrun's elastic agent, tied to the life of whoever launched it.
 
-``python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [--host NAME --address IP --meeting IP:PORT]]``. With a
+``python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [NODE]]``, the last as JSON. With a
 parent named, the host ends its workers and itself when the parent is gone. With a node named, it is one of several and
 starts the workers that the spec puts there. When workers fail and no restart is left, it makes sure that the event log
 says why.
@@ -153,7 +153,7 @@ def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
 
 def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path, node: Node | None) -> None:
     path = run_dir / EVENTS_FILE
-    if failure_reason(read_log(path).events) is not None:
+    if failure_reason(read_log(path)) is not None:
         return
     reason = died_of(exit_codes, spec)
     if reason is None and node is None:
@@ -173,7 +173,7 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         die_with_parent(int(argv[1]), signal.SIGTERM)
     spec = read_living(run_dir)
-    node = Node.of_arguments(argv[2:])
+    node = Node.model_validate_json(argv[2]) if len(argv) > 2 else None
 
     # Read when torch is loaded, which takes seconds: only after the guard stands and the spec is known to be good.
     os.environ.update(openmp_environment(_workers_here(spec, node)))

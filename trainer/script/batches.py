@@ -48,7 +48,6 @@ from hetopt.core.events.log import EventLog
 from hetopt.core.paths import host_name
 from hetopt.core.run_rules import OF_SESSIONS, checked, why_shares_differ
 from hetopt.core.run_spec import (
-    BatchPolicy,
     Compression,
     RunSpec,
     StopRule,
@@ -444,7 +443,7 @@ def make_plan(
     world_size: int,
     *,
     compression: Compression | str,
-    policy: BatchPolicy,
+    policy: str,
     sync: Synchronization | str,
     spec: RunSpec | Path | str | None,
 ) -> SessionPlan:

@@ -18,7 +18,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
-from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, Synchronization
 from hetopt.trainer.agreement import join_group
 from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
@@ -38,7 +38,7 @@ def session(
     accumulate: int = 1,
     steps: int | None = None,
     scaler: GradScaler | None = None,
-    policy: BatchPolicy = "model",
+    policy: str = "model",
     sync: Synchronization | str = "bsp",
     spec: RunSpec | Path | str | None = None,
     folder: Path | str | None = None,

@@ -134,7 +134,7 @@ class RehearsalConductor(Conductor):
         folder = host_log_folder(self.run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
         module = "hetopt.trainer.standalone_host" if self._comes_and_goes else "hetopt.trainer.host.agent"
-        program = ["-m", module, str(self.run_dir), str(os.getpid()), *node.to_arguments()]
+        program = ["-m", module, str(self.run_dir), str(os.getpid()), node.model_dump_json()]
         environment = {
             **os.environ,
             # Whatever device the caller prefers, a host in the box has one.

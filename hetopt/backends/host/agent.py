@@ -188,7 +188,7 @@ class Agent:
             with (host_log_folder(run_dir, placement.node.host) / "host.log").open("a", encoding="utf-8") as log:
                 log.write(f"hetopt: {sentence}\n")
         self._last_uploads(uploads)
-        events = read_log(run_dir / EVENTS_FILE).events
+        events = read_log(run_dir / EVENTS_FILE)
         # Whoever hears that the first host has ended must know by then whether anything follows: the run came to an end
         # of its own, or failed by what no other machine can mend.
         if placement.leads and (is_finished(events) or code not in (0, RunFailed.exit_code)):
@@ -221,7 +221,7 @@ class Agent:
         command = [sys.executable, "-m", "hetopt.trainer.host.agent", str(run_dir), str(os.getpid())]
         with (log / "host.log").open("ab") as output:
             return subprocess.Popen(
-                [*command, *node.to_arguments()],
+                [*command, node.model_dump_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

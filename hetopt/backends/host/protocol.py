@@ -47,7 +47,7 @@ from hetopt.core import budget_law
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.errors import CloudRefused
 from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 
@@ -202,7 +202,7 @@ def placement_of(data: bytes | None, instance_id: str, spec_sha256: str | None =
         return None
     try:
         node = Node(host=mine.host, address=mine.address, meeting=placements.meeting)
-    except BadInput:
+    except ValidationError:
         return None
     if node.host not in {worker.host for worker in placements.spec.workers}:
         return None

@@ -5,8 +5,6 @@ The same on the command line and in a script; ``topk:0.01,momentum=0.9`` is unde
 
 from __future__ import annotations
 
-import re
-
 from hetopt.core.comm.composition import AUTO, METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import FRACTION, call, record, written
@@ -75,15 +73,6 @@ def _options(compression: Compression) -> dict[str, object]:
     return {key: value for key, value in said.items() if value != fields[key].default}
 
 
-_WAY = re.compile(r"(?P<name>\S+?)(?: (?P<ratio>[\d.e+-]+))? by (?P<collective>[a-z_]+)(?P<rest>,? .*)?")
-
-
 def way_in_words(key: str) -> str:
-    """Describe the key of an exchange in a log for people: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
-    match = _WAY.fullmatch(key)
-    if match is None:
-        return key
-    name = "uncompressed" if match["name"] == "identity" else match["name"]
-    amount = f" {float(match['ratio']) * 100:.4g} %" if match["ratio"] and match["name"] != "identity" else ""
-    rest = (match["rest"] or "").removeprefix(",")
-    return f"{name}{amount} ({match['collective'].replace('_', '-')}{',' if rest else ''}{rest})"
+    """Describe the key of an exchange in a log for people: 'uncompressed by all-reduce', 'topk 0.01 by all-gather'."""
+    return key.replace("identity by", "uncompressed by").replace("all_", "all-")

@@ -11,8 +11,8 @@ ran; each worker that ever trained keeps one place in every table, whoever else 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from hetopt.core.events.records import (
@@ -22,7 +22,6 @@ from hetopt.core.events.records import (
     ConditionChanged,
     Evaluated,
     ExchangeChanged,
-    ExchangeTold,
     LogEvent,
     ProbeEvent,
     Remarked,
@@ -30,7 +29,6 @@ from hetopt.core.events.records import (
     RunStarted,
     SharesChanged,
     StepsLogged,
-    SyncTold,
     TrainingFinished,
     TrainingStarted,
 )
@@ -58,28 +56,21 @@ class RunClock:
 
     def take(self, event: LogEvent) -> bool:
         """Advance to an event, never backwards; return whether a session begins with it."""
-        time_s = event.time_s
-        begins = False
-        if self._is_over or not self.sessions or self._next < len(self.starts):
-            began_s = self._begun(event)
-            if began_s is not None:
-                begins = True
-                if self.sessions:
-                    gap_s = max(0.0, began_s - self._newest_s)
-                    self.idle_s += gap_s
-                    self._left_out_s += gap_s
-                else:
-                    self._left_out_s = began_s
-                self.sessions += 1
-                self._is_over = False
+        began_s = self._begun(event)
+        if began_s is not None:
+            gap_s = max(0.0, began_s - self._newest_s)
+            self._left_out_s += gap_s
+            self.idle_s += gap_s if self.sessions else 0.0
+            self.sessions += 1
+            self._is_over = False
         if isinstance(event, ClockJumped):
             self._left_out_s += event.by_s
             self._newest_s += event.by_s
         elif isinstance(event, TrainingFinished):
             self._is_over = True
-        self._newest_s = max(self._newest_s, time_s)
-        self.now_s = max(self.now_s, time_s - self._left_out_s)
-        return begins
+        self._newest_s = max(self._newest_s, event.time_s)
+        self.now_s = max(self.now_s, event.time_s - self._left_out_s)
+        return began_s is not None
 
     @property
     def awaits(self) -> bool:
@@ -96,17 +87,17 @@ class RunClock:
             # A start that left no event is followed by the one that did.
             if not self.sessions or start_s >= self._newest_s:
                 began_s = start_s
-        if began_s is not None:
-            return began_s
         # Of runs of older versions, only the last start is known.
-        return event.time_s if not self.sessions or (self._is_over and isinstance(event, RunStarted)) else None
+        if began_s is None and (not self.sessions or (self._is_over and isinstance(event, RunStarted))):
+            return event.time_s
+        return began_s
 
 
 @dataclass(kw_only=True)
 class WorkerTotals:
     """One worker as it was last announced, and its totals over the logged steps that it took part in.
 
-    ``local_batch_size`` is that of its last step; ``is_present`` says whether it was there at the end.
+    ``local_batch_size`` is that of its last step.
     """
 
     host: str
@@ -118,7 +109,6 @@ class WorkerTotals:
     wait_s: float = 0.0
     sync_s: float = 0.0
     steps: int = 0
-    is_present: bool = True
 
     @property
     def mean_compute_s(self) -> float:
@@ -159,93 +149,9 @@ class Roster:
             self.workers.append(WorkerTotals(host=f"worker {len(self.workers)}"))
         return tuple(range(count))
 
-    def host(self, rank: int, present: Sequence[int] | None = None) -> str:
-        """Return the host of a rank among the present workers, or among those of ``present``."""
-        places = self.present if present is None else present
-        return self.workers[places[rank]].host if rank < len(places) else f"worker {rank}"
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of every worker that ever took part, in the order in which they first came."""
-        return tuple(worker.host for worker in self.workers)
-
-
-@dataclass(kw_only=True)
-class Traffic:
-    """The bytes that one worker (the mean of all) contributed to exchanges of gradients so far.
-
-    Attributes:
-        way: of the newest steps: compressor, ratio and collective.
-        steps: in each way, in the order of first use.
-        sent_bytes: altogether.
-        dense_bytes: what everything in fp32 would have come to.
-    """
-
-    way: str = ""
-    steps: dict[str, int] = field(default_factory=dict)
-    sent_bytes: float = 0.0
-    dense_bytes: float = 0.0
-
-    def take(self, told: ExchangeTold, steps: int) -> None:
-        """Add the exchanges of ``steps`` more steps."""
-        self.way = told.way
-        self.steps[told.way] = self.steps.get(told.way, 0) + steps
-        self.sent_bytes += steps * told.sent_bytes
-        self.dense_bytes += steps * told.dense_bytes
-
-
-@dataclass(kw_only=True)
-class Together:
-    """The number of parameter averages of local SGD workers so far, and the bytes that they took.
-
-    Attributes:
-        policy: by which.
-        synchronised, local: steps that averaged parameters, and that did not.
-        sent_bytes: by one worker.
-        divergence: sum over the averages of how far apart workers were, relative to the norm of the parameters.
-        told: averages that told how far.
-    """
-
-    policy: str
-    synchronised: int = 0
-    local: int = 0
-    sent_bytes: float = 0.0
-    divergence: float = 0.0
-    told: int = 0
-
-    def take(self, told: SyncTold) -> None:
-        """Add the averages that further steps logged."""
-        self.synchronised += told.synchronised
-        self.local += told.local
-        self.sent_bytes += told.sent_bytes
-        if told.divergence is not None:
-            self.divergence += told.divergence * told.synchronised
-            self.told += told.synchronised
-
-
-@dataclass(kw_only=True)
-class Audits:
-    """The gradient differences that the audit steps of a run measured so far.
-
-    Attributes:
-        count: of them.
-        distance: relative distance of the shares' gradient from one machine's, the largest.
-        tolerance: that the run accepts.
-        reason: the run's own sentence, where shares compute something else than one machine.
-    """
-
-    count: int = 0
-    distance: float = 0.0
-    tolerance: float = 0.0
-    reason: str = ""
-
-    def take(self, event: Audited | Remarked) -> None:
-        """Add one more audit, or the run's sentence on the audits so far."""
-        if isinstance(event, Remarked):
-            self.reason = event.reason
-            return
-        self.count += 1
-        self.distance, self.tolerance = max(self.distance, event.distance), event.tolerance
+    def host(self, rank: int) -> str:
+        """Return the host of a rank among the present workers."""
+        return self.workers[self.present[rank]].host if rank < len(self.present) else f"worker {rank}"
 
 
 @dataclass(kw_only=True)
@@ -262,10 +168,14 @@ class RunFold:
         latest: the newest logged steps.
         latest_places: of their workers, in the roster; none since others train.
         stepping_s: time of the logged steps; evaluations and checkpoints are no part of it.
-        traffic: None: a single worker, or a log of an older version.
-        together: None: gradients are exchanged in every step.
+        ways: steps in each way to exchange gradients (compressor, ratio and collective), in the order of first use.
+        sent_bytes: that one worker (the mean of all) contributed to these exchanges.
+        dense_bytes: what everything in fp32 would have come to.
         stream_wait_s: for samples to arrive, of the worker that waited longest.
-        audits: None: no step was audited.
+        audits: steps that were audited.
+        audit_distance: relative distance of the shares' gradient from one machine's in them, the largest.
+        audit_tolerance: that the run accepts.
+        audit_reason: the run's own sentence, where shares compute something else than one machine.
         startup_s: from each launch to its first step, all sessions together; None: no step began yet.
         recovery_s: from the last step before workers were lost to the first one after it, altogether.
         lost_steps: that were done again, from a checkpoint.
@@ -294,10 +204,14 @@ class RunFold:
     stepping_s: float = 0.0
     share_changes: int = 0
     exchange_changes: int = 0
-    traffic: Traffic | None = None
-    together: Together | None = None
+    ways: dict[str, int] = field(default_factory=dict)
+    sent_bytes: float = 0.0
+    dense_bytes: float = 0.0
     stream_wait_s: float = 0.0
-    audits: Audits | None = None
+    audits: int = 0
+    audit_distance: float = 0.0
+    audit_tolerance: float = 0.0
+    audit_reason: str = ""
     startup_s: float | None = None
     recovery_s: float = 0.0
     lost_steps: int = 0
@@ -347,9 +261,12 @@ class RunFold:
                 self._change_shares(event)
             case ExchangeChanged():
                 self.exchange_changes += 1
-            case Audited() | Remarked(event="audit_differs"):
-                self.audits = self.audits or Audits()
-                self.audits.take(event)
+            case Audited():
+                self.audits += 1
+                self.audit_distance = max(self.audit_distance, event.distance)
+                self.audit_tolerance = event.tolerance
+            case Remarked(event="audit_differs"):
+                self.audit_reason = event.reason
             case Evaluated():
                 self.metrics, self.epoch, self.step = event.metrics, event.epoch, event.step
                 self._worked_s = self.clock.now_s
@@ -381,12 +298,6 @@ class RunFold:
         return None if self.latest is None else self.latest.loss
 
     @property
-    def workers(self) -> tuple[WorkerTotals, ...]:
-        """The totals of all workers that ever trained, in the order of the roster."""
-        present = set(self.roster.present)
-        return tuple(replace(row, is_present=place in present) for place, row in enumerate(self.roster.workers))
-
-    @property
     def step_time_s(self) -> float | None:
         """Mean time of a step over everything logged, in seconds."""
         return self.stepping_s / self.logged_steps if self.logged_steps else None
@@ -404,7 +315,7 @@ class RunFold:
     @property
     def contention(self) -> float | None:
         """Wall over processor time of computing, by all workers that never waited on purpose; None: nobody tells."""
-        free = [worker for worker in self.workers if worker.slowdown == 1 and worker.processor_s > 0]
+        free = [worker for worker in self.roster.workers if worker.slowdown == 1 and worker.processor_s > 0]
         processor_s = math.fsum(worker.processor_s for worker in free)
         return max(1.0, math.fsum(worker.compute_s for worker in free) / processor_s) if free else None
 
@@ -442,14 +353,12 @@ class RunFold:
             self.furthest_step = event.step
         self.logged_steps += event.steps
         self.stepping_s += event.steps * event.step_time_s
-        if event.exchange is not None:
-            self.traffic = self.traffic or Traffic()
-            self.traffic.take(event.exchange, event.steps)
+        if (exchange := event.exchange) is not None:
+            self.ways[exchange.way] = self.ways.get(exchange.way, 0) + event.steps
+            self.sent_bytes += event.steps * exchange.sent_bytes
+            self.dense_bytes += event.steps * exchange.dense_bytes
         if event.stream is not None:
             self.stream_wait_s += max(event.stream.wait_s, default=0.0)
-        if event.sync is not None:
-            self.together = self.together or Together(policy=event.sync.policy)
-            self.together.take(event.sync)
 
     def _workers_start(self, event: RunStarted) -> None:
         was_there = bool(self.roster.workers)
@@ -506,14 +415,12 @@ class PlacedEvent:
     Attributes:
         at_s: seconds since training began; None: it had not.
         row: lines of steps before it.
-        present: places in the roster of the workers that trained then, in rank order.
         paused_s: of the ``training_started`` of a later session: for how long nothing had run.
     """
 
     event: LogEvent
     at_s: float | None
     row: int
-    present: tuple[int, ...]
     paused_s: float | None = None
 
 
@@ -558,5 +465,4 @@ class RunHistory:
             if had_begun and run.sessions > self._session:
                 paused_s = run.clock.idle_s - self._idle_s
             self._session, self._idle_s = run.sessions, run.clock.idle_s
-        row, present = len(self.steps), run.roster.present
-        self.others.append(PlacedEvent(event=event, at_s=at_s, row=row, present=present, paused_s=paused_s))
+        self.others.append(PlacedEvent(event=event, at_s=at_s, row=len(self.steps), paused_s=paused_s))

@@ -184,14 +184,6 @@ class Unread:
         return Unread(lines=self.lines + other.lines, first=self.first or other.first)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventsRead:
-    """The events of a log in their order, and its unread lines."""
-
-    events: list[LogEvent]
-    unread: Unread = Unread()
-
-
 @dataclass(kw_only=True)
 class EventReader:
     """The reader of a log that grows, from where it last stopped; it counts the lines that are no events.
@@ -254,15 +246,13 @@ class EventReader:
         return events
 
 
-def read_log(path: Path) -> EventsRead:
+def read_log(path: Path) -> list[LogEvent]:
     """Read all events that a log holds so far; none where there is no log yet.
 
     Raises:
         BadInput: the file cannot be read.
     """
-    reader = EventReader(path=path)
-    events = reader.read()
-    return EventsRead(events=events, unread=reader.unread)
+    return EventReader(path=path).read()
 
 
 DECISIONS_FILE = "decisions.jsonl"
@@ -274,15 +264,12 @@ def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None
         decisions.write(event, **fields)
 
 
-def read_with_decisions(run_dir: Path) -> EventsRead:
-    """Read the run's events and the supervisor's, in the order of their times; none of a run that has not begun.
+def read_with_decisions(run_dir: Path) -> tuple[list[LogEvent], Unread]:
+    """Read the run's events and the supervisor's, in the order of their times, and the lines that are no events.
 
     Raises:
         BadInput: a log cannot be read.
     """
-    decisions = read_log(run_dir / DECISIONS_FILE)
-    run = read_log(run_dir / EVENTS_FILE)
-    if not decisions.events:
-        return EventsRead(events=run.events, unread=run.unread + decisions.unread)
-    merged = list(heapq.merge(run.events, decisions.events, key=lambda event: event.time_s))
-    return EventsRead(events=merged, unread=run.unread + decisions.unread)
+    run, decisions = EventReader(path=run_dir / EVENTS_FILE), EventReader(path=run_dir / DECISIONS_FILE)
+    events = heapq.merge(run.read(), decisions.read(), key=lambda event: event.time_s)
+    return list(events), run.unread + decisions.unread

@@ -199,7 +199,6 @@ class CheckpointSaved(Happened):
     """A saved checkpoint: training stood still for ``save_s`` seconds, and writing took ``written_s`` altogether."""
 
     event: Literal["checkpoint_saved"]
-    step: Count
     written_s: Seconds = 0.0
 
 

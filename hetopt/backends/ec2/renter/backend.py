@@ -333,7 +333,7 @@ class Prober(ordering.Orders):
                 hint=status.next_step(f"read what its machines printed in {folder}"),
             )
         seen = last_seen(folder)
-        sample = read_sample(probe, read_log(folder / EVENTS_FILE).events)
+        sample = read_sample(probe, read_log(folder / EVENTS_FILE))
         return sample, order.fixed_usd + seen.spent_usd(seen.time_s)
 
 
