@@ -20,6 +20,9 @@ from tests.disturbance import PATIENCE_S
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 ALSO_NEEDED = (
+    "hetopt.api.account",
+    "hetopt.cli.launch",
+    "hetopt.cli.main",
     "hetopt.trainer.session",
     "hetopt.trainer.host.agent",
     "hetopt.backends.emulation.conductor",
@@ -31,7 +34,7 @@ ALSO_NEEDED = (
     "tests.ready_to_fork",
     "torch.distributed.launcher.api",
 )
-"""By scripts and examples, by those who host workers, and by those who rehearse."""
+"""By commands, scripts and examples, by those who host workers, and by those who rehearse."""
 
 
 @cache

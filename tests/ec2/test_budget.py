@@ -175,7 +175,7 @@ changes_in_price = st.lists(st.tuples(st.floats(0, 60 * 3600), st.floats(0.01, 1
 @given(
     left_usd=st.floats(0.05, 20.0),
     pools=st.lists(st.tuples(st.booleans(), st.floats(0.05, 1.2), changes_in_price), min_size=1, max_size=3),
-    gaps=st.lists(st.floats(1.0, 4000.0), min_size=1, max_size=8),
+    gaps=st.lists(st.floats(15.0, 4000.0), min_size=1, max_size=8),
     deaf=st.lists(st.booleans(), min_size=1, max_size=7),
     lost_at=st.floats(0.0, 1.0),
 )

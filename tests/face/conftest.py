@@ -30,9 +30,10 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.trainer.host.forks import ForkedProcess
 from tests.disturbance import PATIENCE_S
 from tests.few_types import few_types
-from tests.forks import Forked
+from tests.forks import Forked, server
 from tests.logs import recorded_run
 from tests.once import once
 
@@ -94,19 +95,30 @@ def on_a_terminal(
     folder: Path | None = None,
     columns: int = 80,
     code: int = 0,
+    forks: bool = False,
 ) -> str:
-    """What the command writes to a terminal of 24 lines, until it has ended with this exit code."""
+    """What the command writes to a terminal of 24 lines, until it has ended with this exit code.
+
+    A fork has torch, and so have those that it starts; it writes in the encoding of the tests, not of `environment`.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hetopt.cli.main", *map(str, arguments)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=folder,
-        env=environment,
-        start_new_session=True,
-    )
+    command = ["-m", "hetopt.cli.main", *map(str, arguments)]
+    process: ForkedProcess | subprocess.Popen[bytes]
+    if forks:
+        process = server().start(
+            command, environment=environment, stdin=theirs, stdout=theirs, stderr=theirs, folder=folder
+        )
+    else:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
     os.close(theirs)
     said = b""
     with suppress(OSError):  # what Linux says when the other end is closed

@@ -108,22 +108,15 @@ def summed(found: Tensor, targets: Tensor) -> Tensor:
 
 SCRIPTS = {
     "plain": Script(),
-    "drop_last": Script(drop_last=True),
-    "groups": Script(groups=True, wide_weight_decay=0.1),
-    "clip": Script(clip=0.1),
-    "accumulate": Script(accumulate=3),
+    "groups, dictionaries, no rest": Script(groups=True, wide_weight_decay=0.1, collate=as_dictionary, drop_last=True),
     "autocast": Script(autocast=True),
-    "collate": Script(collate=as_dictionary),
     "readers": Script(readers=1),
-    "stream": Script(data=Stream, shuffle=False),
-    "own_backward": Script(own_backward=True),
-    "scaled": Script(loss_scale=2.0**8),
-    "unused": Script(model=Half, wide_weight_decay=0.5),
-    "sum": Script(loss=summed, weight=lambda targets: "sum"),
+    "a stream, a part unused": Script(data=Stream, shuffle=False, model=Half, wide_weight_decay=0.5),
+    "own backward, scaled": Script(own_backward=True, loss_scale=2.0**8),
     "sum accumulated": Script(loss=summed, weight=lambda targets: "sum", accumulate=2),
-    "chosen": Script(loss=chosen, weight=many, clip=0.1),
-    "chosen accumulated": Script(loss=chosen, weight=many, accumulate=3),
+    "chosen, clipped": Script(loss=chosen, weight=many, clip=0.1),
 }
+"""Traits that have nothing to do with each other share a script; `tests/trainer/cases` has more forms."""
 
 
 def train(script: Script, wrap: Callable[..., Session] | None, epochs: int = EPOCHS) -> tuple[list[float], Tensor]:

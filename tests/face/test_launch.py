@@ -1,4 +1,4 @@
-"""The main job as a person does it: plan a recorded profile, train it on unequal processes, stop, resume, report.
+"""The main job as a person does it: plan a recorded profile, train it on unequal processes, report.
 
 Rehearsals likewise: launched, disturbed, reported, stopped and cleaned up from the command line.
 """
@@ -6,7 +6,6 @@ Rehearsals likewise: launched, disturbed, reported, stopped and cleaned up from 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import read_events
 from tests.disturbance import PATIENCE_S
 from tests.docs.shown import assert_shown
-from tests.face.conftest import RECORDED, Answer, forked, processes_of, start, until
+from tests.face.conftest import RECORDED, Answer, forked, until
 
 Hetopt = Callable[..., Answer]
 
@@ -126,10 +125,10 @@ STOPPED = "training_finished"
 def finished(home: Path) -> tuple[Path, str, str]:
     """One whole run of two unequal workers: its folder, and what launch printed on stdout and stderr."""
     plan = home / "short.json"
-    planning = start("recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 4, "-o", plan)
+    planning = forked("recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 4, "-o", plan)
     _, err = planning.communicate(timeout=PATIENCE_S)
     assert planning.returncode == 0, err
-    process = start("launch", plan, "--on", "local", "--slowdown", "1,3", "--yes")
+    process = forked("launch", plan, "--on", "local", "--slowdown", "1,3", "--yes")
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return sorted((home / "runs").iterdir())[-1], out, err
@@ -158,21 +157,3 @@ def test_report_status_and_logs_from_another_process(hetopt: Hetopt) -> None:
     assert_shown("quickstart.md", "hetopt report", hetopt("report").out)
     assert json.loads(hetopt("logs", "--events").out.splitlines()[0])["event"] == "run_started"
     assert hetopt("logs").code == 0
-
-
-@pytest.mark.slow  # tests/api/test_backends.py stops and resumes by the library
-def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path, finished: tuple[Path, str, str]) -> None:
-    process = start("launch", home / "short.json", "--on", "local", "--slowdown", "1,2", "--steps", 10**6, "--yes")
-    known = set((home / "runs").iterdir())
-    [run] = until(lambda: set((home / "runs").iterdir()) - known)
-    until(lambda: (run / "events.jsonl").exists() and '"step"' in (run / "events.jsonl").read_text())
-    assert json.loads(hetopt("stop", run.name, "--json").out)["is"] == "stopped"
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 7, err
-    assert processes_of(run) == []
-    again = start("launch", "--on", "local", "--resume", run.name, "--yes")
-    until(lambda: (run / "events.jsonl").read_text().count('"training_started"') == 2)
-    again.send_signal(signal.SIGINT)  # Ctrl-C in the terminal that follows the run
-    _, err = again.communicate(timeout=PATIENCE_S)
-    assert again.returncode == 130, err
-    assert json.loads(hetopt("status", run.name, "--json").out)["sessions"] == 2

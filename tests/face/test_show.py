@@ -26,6 +26,7 @@ from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, reco
 from hetopt.reports import html, plan_document
 from tests.browser import WIDTHS, browser
 from tests.face.conftest import RECORDED, hetopt
+from tests.few_types import few
 
 __all__ = ["hetopt"]
 
@@ -128,7 +129,7 @@ def drawn() -> Plan:
     return recommend(
         PlanRequest(
             Profile.load(RESNET20),
-            load_catalog(),
+            few(load_catalog()),
             Goal(ends="epochs", amount=164, budget_usd=0.5),
             Options(max_workers=8, trials=40),
         ),

@@ -20,7 +20,7 @@ from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S
-from tests.forks import server
+from tests.forks import Forked, server
 
 from .conftest import processes_of, until
 
@@ -197,13 +197,8 @@ def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: sig
     task = f"{Path(__file__).resolve().parents[1] / 'profiler' / 'tiny_task.py'}:task"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    command = ["hetopt.cli.main", "profile", task, "-o", str(tmp_path / "p.json")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--time-budget", "60", "--workers", "2"],
-        env={**os.environ, "TMPDIR": str(temporary)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = ["-m", "hetopt.cli.main", "profile", task, "-o", str(tmp_path / "p.json"), "--time-budget", "60"]
+    process = Forked([*command, "--workers", "2"], {**os.environ, "TMPDIR": str(temporary)})
     until(lambda: list(temporary.glob(f"hetopt-measure-*/{EVENTS_FILE}")), lambda: process.poll() is None)
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE_S)
@@ -212,21 +207,6 @@ def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: sig
     assert list(temporary.glob("hetopt-*")) == []
     assert not (tmp_path / "p.json").exists()
     assert processes_of(temporary) == []
-
-
-@pytest.mark.skipif(why_not() is not None, reason="needs network namespaces")
-def test_a_signal_ends_a_rehearsal_and_its_network_goes(launched: Callable[..., Launched]) -> None:
-    before = {network.id for network in find_networks()}
-    run = launched("--on", "rehearsal", "--hosts", "speed=1,rate=1gbit x2")
-    run.until(lambda: run.events("run_started"))
-    run.process.send_signal(signal.SIGTERM)
-    run.until(lambda: "stopping run" in run.told)
-    run.process.send_signal(signal.SIGINT)
-    ended, told = run.ended()
-    assert ended == 143, told
-    assert run.left() == []
-    own = [one for one in find_networks() if one.id not in before and str(run.home) in one.purpose]
-    assert own == []
 
 
 HARNESS = """

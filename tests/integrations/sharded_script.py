@@ -74,7 +74,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     workers = dist.get_world_size()
     torch.manual_seed(0)
-    tokens = torch.randint(WORDS, (batch * 10, LENGTH + 1))
+    tokens = torch.randint(WORDS, (batch * 6, LENGTH + 1))
     model = Language(kind)
     if kind == "frozen":
         model.blocks[0].requires_grad_(requires_grad=False)

@@ -40,7 +40,7 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.fixed_dictionaries({}, optional=WISHES))
 def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
     def kept(some: dict[str, Any]) -> set[tuple[str, str]]:

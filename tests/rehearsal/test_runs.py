@@ -23,8 +23,7 @@ from hetopt.backends.emulation.namespaces import find_leftovers, find_networks, 
 from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_hosts
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
-from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, Event, read_events, read_log
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import Change, DeclaredTime, RunSpec, ScaledEmulation, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
@@ -344,11 +343,11 @@ def test_a_host_that_is_cut_off_stands_still_until_it_reaches_the_others_again(t
     assert {len(event["local_batch_sizes"]) for event in told(log, "step")} == {2, 3}
 
 
-# A rehearsed script whose hosts die and return: its workers start again with whoever is there, from a checkpoint.
+# What may happen to the hosts of a rehearsed script, whose workers start again with whoever is there.
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 TWO = ["h0", "h1"]
-EPOCHS, EPOCH_STEPS = 30, 10
+EPOCHS = 30
 
 
 def spec_of_script(schedule: str, **changes: Any) -> RunSpec:
@@ -367,40 +366,6 @@ def spec_of_script(schedule: str, **changes: Any) -> RunSpec:
         },
     }
     return RunSpec.model_validate_json(json.dumps({**usual, **changes}))
-
-
-def ended_as(run: RunSpec, run_dir: Path) -> RunState:
-    launcher = RehearsalLauncher(grace_s=10.0)
-    handle = launcher.start(run, run_dir, {})
-    try:
-        until(lambda: launcher.poll(handle).state.is_over)
-        return launcher.poll(handle).state
-    finally:
-        launcher.stop(handle)
-
-
-def hosts_of(event: Event) -> list[str]:
-    return [worker["host"] for worker in event["workers"]]
-
-
-@pytest.mark.slow
-def test_the_first_host_of_a_script_dies_and_returns(box: None, tmp_path: Path) -> None:
-    """It has the log's writer and the meeting. Who returns joins at a checkpoint that all save for it."""
-    assert ended_as(spec_of_script("step 40 h0 dies\nstep 80 h0 returns"), tmp_path) is RunState.FINISHED
-    course = read_events(tmp_path / EVENTS_FILE)
-    begun = [event for event in course if event["event"] == "run_started"]
-    assert [hosts_of(event) for event in begun] == [["h0", "h1"], ["h1"], ["h0", "h1"]]
-    first, alone, both = (event["resumed_step"] for event in begun)
-    assert first == 0
-    assert 5 <= alone <= 50, "from the newest checkpoint before the loss"
-    [paused, finished] = [event for event in course if event["event"] == "training_finished"]
-    assert (paused["reason"], paused["step"]) == ("stopped", both), "nothing is lost by joining"
-    assert (finished["reason"], finished["step"]) == ("script", EPOCHS * EPOCH_STEPS)
-    assert all(sum(event["local_batch_sizes"]) == 32 for event in course if event["event"] == "step")
-    told = RunFold.of(read_log(tmp_path / EVENTS_FILE))
-    assert (told.step, told.failure) == (EPOCHS * EPOCH_STEPS, None)
-    assert told.lost_steps <= 15, "what was done since that checkpoint"
-    assert (tmp_path / "model.safetensors").is_file()
 
 
 def test_a_host_of_a_script_is_not_cut_off() -> None:

@@ -22,8 +22,8 @@ from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.plain_text import typed_script
 from hetopt.core.search_path import INSTALLED_ONLY, code_folder
 from hetopt.profiler.script.order import ORDER_FILE, ScriptOrder
-
-from .warm import FORKS, PATIENCE_S, alone
+from tests.disturbance import PATIENCE_S
+from tests.forks import Forked
 
 HEAD = """import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -36,15 +36,6 @@ STEP = """    opt.zero_grad()
     opt.step()
 """
 FOREVER = HEAD + "import itertools\nfor (x,) in itertools.chain.from_iterable(itertools.repeat(loader)):\n"
-
-
-def _alone(folder: str) -> None:
-    """What `hetopt profile` starts, in a process that has torch already."""
-    from hetopt.profiler.script.child import main
-
-    alone(Path(folder, "said"))
-    os.environ.pop("DISPLAY", None)
-    os._exit(main([folder, "0"]))
 
 
 def profiled(folder: Path, text: str, *arguments: str, startup_s: float = 600.0) -> tuple[int | None, Event | None]:
@@ -60,13 +51,10 @@ def profiled(folder: Path, text: str, *arguments: str, startup_s: float = 600.0)
         startup_s=startup_s,
     )
     (folder / ORDER_FILE).write_text(order.model_dump_json())
-    process = FORKS.Process(target=_alone, args=(str(folder),))
-    process.start()
-    process.join(PATIENCE_S)
-    if process.is_alive():
-        process.kill()
+    with Forked(["-m", "hetopt.profiler.script.child", str(folder), "0"], os.environ) as process:
+        process.communicate(PATIENCE_S)
     failed = [event for event in read_events(folder / EVENTS_FILE) if event["event"] == "run_failed"]
-    return process.exitcode, failed[0] if failed else None
+    return process.returncode, failed[0] if failed else None
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,29 @@
 """A session is written into a script as a person would write it, or the four lines are printed, and nothing is written.
 
-The forms of scripts are run before and after, alone and on two workers, in forks of a process that has torch.
+The forms of scripts are run before and after, alone and on two workers.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import tokenize
 from collections import Counter
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 from typer.testing import CliRunner
 
 from hetopt.api.converting import convert, convert_text
-from hetopt.api.exactness import unequal
+from hetopt.api.exactness import _record, unequal
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.profiler.script import gradients
+from tests.disturbance import PATIENCE_S
 from tests.thinned import few
 
 from .forms import BY_HAND, DIFFERS, FORMS
-from .warm import FORKS, PATIENCE_S, alone
 
 ROUNDING = 1e-5
 
@@ -43,35 +41,21 @@ def test_the_example_of_the_documentation_is_what_comes_out() -> None:
     assert converted.diff.startswith("--- a/train.py\n+++ b/train.py\n")
 
 
-def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) -> None:
-    """One process of a script whose gradients are kept."""
-    alone(folder / f"{name}-{rank}.said")
-    os.chdir(folder)
-    os.environ.update({one: str(rank) for one in ("RANK", "LOCAL_RANK")}, WORLD_SIZE=str(workers))
-    if workers > 1:
-        os.environ[SPEC_VARIABLE] = str(folder / "spec.json")
-        store = dist.FileStore(str(folder / "store"), workers)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
-    torch.seed()  # as processes begin
-    gradients.main([str(folder), name, str(script)])
-
-
 def _distances(folder: Path, before: str, after: str) -> list[list[float]]:
     """Return how far the new script is from the old one at each step, alone and on two workers."""
     for name, text in (("before", before), ("after", after)):
         (folder / f"{name}.py").write_text(text)
     (folder / "spec.json").write_text(unequal().model_dump_json())
-    started = [
-        FORKS.Process(target=_recorded, args=(folder, label, folder / f"{script}.py", rank, workers))
-        for label, script, workers in (("before", "before", 1), ("alone", "after", 1), ("shared", "after", 2))
-        for rank in range(workers)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(PATIENCE_S)
-    said = "".join(path.read_text() for path in folder.glob("*.said"))
-    assert [process.exitcode for process in started] == [0] * len(started), said
+    shares = {SPEC_VARIABLE: str(folder / "spec.json")}
+    runs: tuple[tuple[str, str, dict[str, str], int], ...] = (
+        ("before", "before", {}, 1),
+        ("alone", "after", {}, 1),
+        ("shared", "after", shares, 2),
+    )
+    for label, script, environment, workers in runs:
+        path = folder / f"{script}.py"
+        with chdir(folder):
+            _record(folder, label, path, (), environment, workers=workers, patience_s=PATIENCE_S)
     right, told = gradients.recorded(folder, "before")
     found = []
     for name in ("alone", "shared"):

@@ -23,7 +23,7 @@ from tests.face.conftest import Answer, hetopt, until
 __all__ = ["hetopt"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
-EPOCHS = 5
+EPOCHS = 3
 BATCH = 32
 """Half of what the script has by itself."""
 

@@ -183,6 +183,8 @@ raise ValueError("enough")
 """
     (tmp_path / "train.py").write_text(text)
     typed = ("profile", "--workers", 1, "--", "train.py")
-    said = on_a_terminal(*typed, environment=os.environ, folder=tmp_path, columns=97, code=RunFailed.exit_code)
+    said = on_a_terminal(
+        *typed, environment=os.environ, folder=tmp_path, columns=97, code=RunFailed.exit_code, forks=True
+    )
     assert (tmp_path / "seen").read_text() == "24 97", said
     assert "line 4: ValueError: enough" in " ".join(said.split())

@@ -45,12 +45,12 @@ STARTERS = {
     "from hetopt.core.interruption import Reporter\n"
     "print(profile_script(Path('before.py'), dataset_size=None, workers=1, accelerators=0, time_budget_s=1.0, seed=0,"
     " machine_type='local', told=Reporter()).job.parameters)",
-    "exactness": RECORD % "'shared', Path('after.py'), (), {}, workers=2",
+    "exactness alone": RECORD % "'alone', Path('before.py'), (), {}",
     "local": RUN % "" + "from hetopt.backends.processes import LocalLauncher\nlauncher = LocalLauncher()" + WAIT,
     "rehearsal": RUN % MINIATURE
     + "from hetopt.backends.emulation.conductor import RehearsalLauncher\nlauncher = RehearsalLauncher()"
     + WAIT,
-    "exactness alone": RECORD % "'alone', Path('before.py'), (), {}",
+    "exactness": RECORD % "'shared', Path('after.py'), (), {}, workers=2",
 }
 DIGITS = "from sklearn.datasets import load_digits\n"
 AS_LARGE = """from types import SimpleNamespace as Digits
@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("starter", few(4, STARTERS))
+@pytest.mark.parametrize("starter", few(3, STARTERS))
 def test_no_stranger_is_imported_for_a_module_of_ours(starter: str, folder: Path) -> None:
     if starter == "rehearsal" and (reason := why_not()) is not None:
         pytest.skip(reason)

@@ -13,7 +13,6 @@ import random
 import re
 import signal
 import time
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,10 @@ from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
+from tests.disturbance import PATIENCE_S
 from tests.face.conftest import until
+from tests.forks import server
 from tests.launched import worker_processes
-
-from .warm import FORKS, PATIENCE_S, alone
 
 SCRIPT = str(Path(__file__).with_name("resumable.py"))
 DDP = """
@@ -156,16 +155,6 @@ LOOP = "with session(model, opt) as run:\n    for number, (x,) in enumerate(run.
 BARE = "run = session(model, opt)\nif True:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
 
 
-def _worker(run_dir: str, rank: int, address: str, port: int) -> None:
-    """What torchrun starts, in a process that has torch already."""
-    from hetopt.trainer.worker import main
-
-    alone(Path(run_dir, f"said-{rank}"))
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ.update(place, MASTER_ADDR=address, MASTER_PORT=str(port), DISPLAY=":0")
-    os._exit(main([run_dir]))
-
-
 def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
     """Exit codes of two workers of a script, and why it failed, as the log has it.
 
@@ -176,22 +165,26 @@ def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
     workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=4, threads=1) for n in range(2))
     write_spec(folder, RunSpec(task="train.py", script=(str(script),), workers=workers, stop=StopRule(max_steps=12)))
     address, port = own_port()
-    processes: list[ForkServerProcess] = [
-        FORKS.Process(target=_worker, args=(str(folder), rank, address, port)) for rank in range(2)
-    ]
-    for one in processes:
-        one.start()
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    processes = []
+    for rank in range(2):
+        environment = {**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank), "DISPLAY": ":0"}
+        with (folder / f"said-{rank}").open("w") as said:
+            command = ["-m", "hetopt.trainer.worker", str(folder)]
+            processes.append(server().start(command, environment=environment, stdout=said))
     end_s = time.monotonic() + PATIENCE_S
-    while any(one.is_alive() for one in processes) and time.monotonic() < end_s:
-        if any(one.exitcode for one in processes):
+    while None in (codes := [process.poll() for process in processes]) and time.monotonic() < end_s:
+        if any(codes):
             end_s = min(end_s, time.monotonic() + 1.0)
         time.sleep(0.02)
-    for one in processes:
-        one.kill()
-        one.join()
+    for process in processes:
+        process.kill()
+        process.wait()
     path = folder / EVENTS_FILE
     events = read_events(path) if path.exists() else []
-    return [one.exitcode for one in processes], [str(one["reason"]) for one in events if one["event"] == "run_failed"]
+    return [process.returncode for process in processes], [
+        str(one["reason"]) for one in events if one["event"] == "run_failed"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     },
 ]
 CRITICAL = {"batch_policy": "critical", "control_period_steps": 5, "learning_rate_scale": 0.2}
-CRITICAL_EPOCHS = (9, 18)
+CRITICAL_EPOCHS = (5, 10)
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "dense", "spec": toy_spec()},
     {"name": "dense-resumed", "spec": toy_spec(**HALF)},

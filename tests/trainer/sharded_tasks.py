@@ -17,9 +17,9 @@ from tests.integrations.sharded_script import LENGTH, WORDS, Block, Language
 
 
 def _data(folder: Path | None) -> TaskData:
-    tokens = torch.randint(WORDS, (203, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+    tokens = torch.randint(WORDS, (107, LENGTH + 1), generator=torch.Generator().manual_seed(3))
     pairs = TensorPairs(tokens[:, :-1], tokens[:, 1:])
-    return TaskData(train=pairs, evaluation=TensorPairs(tokens[:37, :-1], tokens[:37, 1:]))
+    return TaskData(train=pairs, evaluation=TensorPairs(tokens[:19, :-1], tokens[:19, 1:]))
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

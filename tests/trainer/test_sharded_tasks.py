@@ -19,7 +19,7 @@ from tests.integrations.sharded_script import Language
 from .scenarios import Crew, run_crew, toy_spec
 
 TASKS = Path(__file__).with_name("sharded_tasks.py")
-HOSTS, SHARES, STEPS = ("a", "a", "b", "b"), (12, 12, 4, 4), 10
+HOSTS, SHARES, STEPS = ("a", "a", "b", "b"), (12, 12, 4, 4), 6
 
 
 def spec(task: str, *, shares: tuple[int, ...] = SHARES, hosts: tuple[str, ...] = HOSTS, **changes: Any) -> Any:
