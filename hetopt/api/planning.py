@@ -602,8 +602,8 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         job.assumed.append(f"you may rent up to {' and '.join(amounts)} (yours: {yours})")
         quotas = {**quotas, **obtainable_gpus(places.catalogs)}
         if not (asked.gpus or asked.types):
-            names = dict.fromkeys(name for catalog in places.catalogs for name in catalog.instance_types)
-            exclude = (*exclude, *(name for name in names if any(fnmatch(name, pattern) for pattern in patterns)))
+            names = {name for catalog in places.catalogs for name in catalog.instance_types}
+            exclude = (*exclude, *(pattern for pattern in patterns if any(fnmatch(name, pattern) for name in names)))
     limits = search_options(
         asked,
         gpus=asked.gpus or ("any",),

@@ -16,8 +16,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column
 
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
@@ -114,6 +112,9 @@ def progress(description: str) -> Iterator[Reporter]:
         plain = PlainProgress(write=lambda line: out.print(_shown(f"{description}: {line}"), markup=False, style="dim"))
         yield Reporter(progress=plain.tell, note=note)
         return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
     said = TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=out.width < NARROW))
     shown = (
         TextColumn("{task.description}", markup=False),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -97,46 +98,50 @@ class PossibleRuns:
 
 def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAWS) -> PossibleRuns:
     """Simulate ``draws`` runs on each finalist; the same arguments give the same result."""
-    shared = np.random.default_rng(seed)
-    time_error, steps_error, start_error, price_error = shared.standard_normal((4, draws))
-    totals, costs = np.empty((2, len(finalists), draws))
-    for row, run in enumerate(finalists):
-        # The same stream for each, so that a finalist's draws depend neither on the others nor on its place among them.
-        generator = np.random.default_rng((seed, 1))
-        start_factor = np.exp(run.start_up_log_sd * start_error)
-        work = run.work_s * np.exp(run.step_time_log_sd * time_error + run.steps_log_sd * steps_error)
-        machines = sum(pool.machines for pool in run.pools)
-        per_hour, hourly, away_s = np.zeros((3, draws))
-        for pool in run.pools:
-            if pool.belief is not None:
-                hazard, outage_h = pool.belief.sample(draws, generator)
-                per_hour += hazard * SHOCKS.effective_machines(pool.machines)
-                waits_s = waits(work, hazard, SECONDS_PER_HOUR * outage_h, pool.machines, generator)
-                away_s += pool.machines / machines * waits_s[0]
-                away_s += waits_s[1]
-            hourly += pool.machines * pool.usd_per_hour * np.exp(pool.price_log_sd * price_error)
-        few = per_hour[None, :_INTERVAL_DRAWS]
-        planned = _NEVER_S
-        if few.any() and run.resumes:
-            best = interval_under_belief_s(few, 1 / few.shape[1], run.checkpoint_s, run.restart_s + run.written_s)
-            planned = float(bounded_interval_s(best, run.written_s)[0])
-        count, checkpoints, added_s = losses(
-            work, per_hour, planned, run.checkpoint_s, run.restart_s * start_factor + run.written_s, generator
-        )
-        start_up = run.start_up_s * start_factor
-        totals[row] = start_up + work + added_s + away_s
-        usage = Usage(
-            start_up_s=start_up,
-            work_s=work,
-            interruption_s=added_s,
-            checkpoint_bytes=run.checkpoint_bytes,
-            checkpoints=checkpoints + 1,
-            restores=count * machines,
-        )
-        costs[row] = run.before_usd + total_usd(
-            usage, run.billing, machine_usd_per_hour=hourly, machines=machines, disk_gb=run.disk_gb
-        )
+    drawn = [_runs_of(run, seed, draws) for run in finalists]
+    totals, costs = np.array(drawn).reshape(len(drawn), 2, draws).swapaxes(0, 1)
     return PossibleRuns(total_s=totals, cost_usd=costs)
+
+
+@lru_cache(maxsize=256)
+def _runs_of(run: Finalist, seed: int, draws: int) -> tuple[Array, Array]:
+    """Return total seconds and USD of a finalist's draws, which a plan asks for under several of its names."""
+    time_error, steps_error, start_error, price_error = np.random.default_rng(seed).standard_normal((4, draws))
+    # The same stream for each, so that a finalist's draws depend neither on the others nor on its place among them.
+    generator = np.random.default_rng((seed, 1))
+    start_factor = np.exp(run.start_up_log_sd * start_error)
+    work = run.work_s * np.exp(run.step_time_log_sd * time_error + run.steps_log_sd * steps_error)
+    machines = sum(pool.machines for pool in run.pools)
+    per_hour, hourly, away_s = np.zeros((3, draws))
+    for pool in run.pools:
+        if pool.belief is not None:
+            hazard, outage_h = pool.belief.sample(draws, generator)
+            per_hour += hazard * SHOCKS.effective_machines(pool.machines)
+            waits_s = waits(work, hazard, SECONDS_PER_HOUR * outage_h, pool.machines, generator)
+            away_s += pool.machines / machines * waits_s[0]
+            away_s += waits_s[1]
+        hourly += pool.machines * pool.usd_per_hour * np.exp(pool.price_log_sd * price_error)
+    few = per_hour[None, :_INTERVAL_DRAWS]
+    planned = _NEVER_S
+    if few.any() and run.resumes:
+        best = interval_under_belief_s(few, 1 / few.shape[1], run.checkpoint_s, run.restart_s + run.written_s)
+        planned = float(bounded_interval_s(best, run.written_s)[0])
+    count, checkpoints, added_s = losses(
+        work, per_hour, planned, run.checkpoint_s, run.restart_s * start_factor + run.written_s, generator
+    )
+    start_up = run.start_up_s * start_factor
+    usage = Usage(
+        start_up_s=start_up,
+        work_s=work,
+        interruption_s=added_s,
+        checkpoint_bytes=run.checkpoint_bytes,
+        checkpoints=checkpoints + 1,
+        restores=count * machines,
+    )
+    cost = run.before_usd + total_usd(
+        usage, run.billing, machine_usd_per_hour=hourly, machines=machines, disk_gb=run.disk_gb
+    )
+    return start_up + work + added_s + away_s, cost
 
 
 def losses(

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from benchmarks._ssh_servers import SSHD, Servers
 from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
-from hetopt.backends.host.protocol import OUTCOME_OBJECT, Placements, outcome_json
+from hetopt.backends.host.protocol import OUTCOME_OBJECT, Outcome, Placements
 from hetopt.backends.ssh import conductor
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory, check_hosts
 from hetopt.backends.ssh.gpus import environment, places
@@ -431,7 +431,7 @@ class Crashing:
                 log.close()
         if life == "ends":
             with self.lock:
-                self.objects.put(OUTCOME_OBJECT, outcome_json(generation))
+                self.objects.put(OUTCOME_OBJECT, Outcome(generation=generation).model_dump_json().encode())
         self.is_over = True
 
     def complaint(self) -> str:
