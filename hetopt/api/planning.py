@@ -370,7 +370,7 @@ class Estimate:
         job: as it was counted.
         fits: what the GPUs of the ways to go hold.
         timed: the training by which it was foretold, such as '3d on 1 x A10G'; None: by its operations alone.
-        beside: what one's own machines would take, or rented ones in their place; None: one has none.
+        beside: what is known of the machines that it was not taken from, one's own or rented ones.
         presumed: whether nothing is known of what the account may rent.
     """
 
@@ -383,7 +383,7 @@ class Estimate:
 
     @property
     def document(self) -> Document:
-        """Return what was counted, the ways to go, and what both rest on: at most 22 lines of 80 columns."""
+        """Return what was counted, the ways to go, and what both rest on: the most important first."""
         from hetopt.reports.document import Document, Line, Remarks
         from hetopt.reports.plan_document import choices, limits_of, quota_notes, warnings
 
@@ -405,6 +405,8 @@ class Estimate:
             "times the time shown (90 %); profiling narrows that."
         )
         yield from job.remarks
+        if job.assumed:
+            yield f"Assumed: {', '.join(job.assumed)}."
         yield (
             f"Memory: {bytes_(job.state_bytes)} for weights, gradients and {job.recipe.optimizer}, "
             f"{bytes_(job.sample_bytes)} a sample; samples that fit at once: {', '.join(map(str, self.fits))}."
@@ -416,8 +418,6 @@ class Estimate:
             )
         if self.beside is not None:
             yield self.beside
-        if job.assumed:
-            yield f"Assumed: {', '.join(job.assumed)}."
         yield from region_notes(self.plan)
 
     def __str__(self) -> str:
@@ -624,7 +624,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         job=job,
         fits=tuple(_fits(plan, job)),
         presumed=presumed,
-        beside=plan.reasons[0] if places.hosts and asked.market != "own" else None,
+        beside=next(iter(plan.reasons), None) if places.hosts and asked.market != "own" else None,
         timed=None if asked.took is None else f"a training of {duration(asked.took)} on {asked.on}",
     )
 

@@ -228,13 +228,13 @@ def followed(difference: float, log_sd: float) -> float:
 def _notes(slower: float, factor: float, reach: float) -> Iterator[str]:
     if max(slower, 1 / slower) >= 1 + WORTH_SAYING:
         yield (
-            f"The same arithmetic takes this machine {slower:.2f} times the processor time that it took when the job "
-            f"was profiled: the prediction is for {factor:.2f} times, without what is scatter."
+            f"This machine now computes {slower:.2f} times as long as when the job was profiled; the prediction counts "
+            f"{factor:.2f} times, as part of that is chance."
         )
     if reach >= 1 + WORTH_SAYING:
         yield (
-            f"Other programs share the processors: computing was seen to take up to {reach:.1f} times its processor "
-            "time, and the interval reaches as far."
+            f"Other programs use this machine's processors: computing takes up to {reach:.1f} times as long as alone, "
+            "and the interval reaches as far."
         )
 
 

@@ -14,6 +14,7 @@ from functools import cache
 OTHERS: Mapping[str, str] = {
     "account": "--account",
     "everybody": "--everybody",
+    "explain": "--explain",
     "on": "--on",
 }
 """Options of parameters that are no field of a record of options."""

@@ -47,6 +47,9 @@ CatalogFolder = Annotated[
     Path | None,
     typer.Option("--catalog", metavar="DIR", help="Folder of another catalogue, in the format of the bundled one."),
 ]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Show all there is to it: more than a screen of 24 lines has room for.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

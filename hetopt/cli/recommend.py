@@ -11,12 +11,13 @@ import typer
 import hetopt
 from hetopt.api.options import Described, Search
 from hetopt.cli import parse, render
-from hetopt.cli.options import Json, with_options
+from hetopt.cli.options import Explain, Json, with_options
 from hetopt.cli.show import show_plan
 from hetopt.core import plain_text
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.interruption import Reporter
-from hetopt.reports.plan_document import next_commands
+from hetopt.reports.document import Line
+from hetopt.reports.plan_document import details, next_commands
 
 if TYPE_CHECKING:
     from hetopt.api.planning import Estimate
@@ -35,9 +36,7 @@ def recommend(
             help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes.",
         ),
     ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Also show machines, bill, alternatives, and why.")
-    ] = False,
+    explain: Explain = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
@@ -94,6 +93,7 @@ def estimate(
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file: it can be rehearsed.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False,
+    explain: Explain = False,
     as_json: Json = False,
     **typed: Any,
 ) -> None:
@@ -116,10 +116,12 @@ def estimate(
     if as_json:
         render.print_json(_facts(estimated))
     else:
-        render.whole(estimated.document)
-        render.line(f"next: {next_commands(estimated.plan, 'plan.json')[0]}", style="strong")
+        commands = [Line(f"next: {next_commands(estimated.plan, 'plan.json')[0]}", "strong", is_copied=True)]
         if output is not None:
-            render.line(f"or:   hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200", style="strong")
+            rehearse = f"hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200"
+            commands.append(Line(f"or:   {rehearse}", "strong", is_copied=True))
+        render.answer([*estimated.document.under_title, *commands], explain=explain)
+        render.show(details(estimated.plan) if explain else [])
     _refuse_a_risk(estimated.plan)
 
 

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,8 @@ from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
 from hetopt.core.interruption import PIECES, Reporter
 from hetopt.core.paths import shortened
-from hetopt.reports.document import Block, Document, Line, Remarks, Style
-from hetopt.reports.text import BAR, lines, shown
+from hetopt.reports.document import Block, Line, Remarks, Style
+from hetopt.reports.text import BAR, lines, on_one_screen, shown
 
 STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
 """Styles of documents as rich names them."""
@@ -71,14 +71,9 @@ def show(blocks: Iterable[Block]) -> None:
         out.print(text, style=STYLES.get(style, style), markup=False, soft_wrap=True)
 
 
-def whole(document: Document) -> None:
-    """Print a document under its title on stdout."""
-    show((Line(document.title, "strong"), *document.about, *document.blocks))
-
-
-def height(blocks: Iterable[Block]) -> int:
-    """Return the number of terminal lines that a document takes."""
-    return len(lines(blocks, console().width, _shown))
+def answer(blocks: Sequence[Block], *, explain: bool) -> None:
+    """Print a document's blocks, the most important first: as many as one screen holds, or to ``explain`` all."""
+    show(blocks if explain else on_one_screen(blocks, console().width, _shown))
 
 
 def line(text: str = "", *, style: Style = "") -> None:

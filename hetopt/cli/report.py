@@ -9,7 +9,7 @@ import typer
 
 import hetopt
 from hetopt.cli import render, terminal
-from hetopt.cli.options import NewestRun
+from hetopt.cli.options import Explain, NewestRun
 from hetopt.cli.parse import ready_to_write
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
@@ -28,6 +28,7 @@ def report(
     learn: Path | None = typer.Option(
         None, help="Fold what the run measured into this profile; a new file begins with the plan's."
     ),
+    explain: Explain = False,
     force: bool = typer.Option(False, "--force", help="Replace the files that are written."),
     json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
@@ -59,7 +60,7 @@ def report(
     if json_:
         terminal.write(comparison.to_json())
     else:
-        render.whole(document(comparison))
+        render.answer(document(comparison).under_title, explain=explain)
 
 
 def _learn(path: Path, launch: Launch, history: RunHistory) -> None:

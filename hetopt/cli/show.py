@@ -9,14 +9,13 @@ import typer
 
 import hetopt
 from hetopt.cli import render, terminal
+from hetopt.cli.options import Explain
 from hetopt.core.errors import BadInput
 
 
 def show(
     plan: Annotated[Path, typer.Argument(help="Plan made by `hetopt recommend`.")],
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Also show machines, bill, alternatives, and why.")
-    ] = False,
+    explain: Explain = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show a plan as it was shown when it was made.
@@ -45,7 +44,7 @@ def show_plan(
     if as_json:
         terminal.write(plan.to_json())
         return
-    render.show(answer(plan, height=render.height, plan_file=path, inventory=inventory))
+    render.answer(answer(plan, plan_file=path, inventory=inventory), explain=explain)
     if explain:
         render.show(details(plan))
         render.note(f"searched {plan.searched}")

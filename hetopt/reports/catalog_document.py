@@ -143,7 +143,9 @@ def instance_page(catalog: Catalog, listing: Listing, everywhere: Mapping[str, L
             name="prices",
             columns=columns("market, #price, !date, source"),
             rows=[[price.market, _usd(price), price.date.isoformat(), price.source] for price in prices],
-            caption="~ is an estimate from a monthly regional mean, not a quote" if listing.spot else "",
+            caption="~ is an estimate, not a quote: on demand less what spot saved in a month"
+            if listing.spot and listing.spot.is_estimate
+            else "",
         )
     else:
         yield Line(f"none is known in {catalog.region}")

@@ -11,39 +11,41 @@ from hetopt.reports.plan_document import asked
 
 
 def comparison(plans: Mapping[str, Plan]) -> list[Block]:
-    """Return plans as columns of one table, rows that are the same in all of them left out.
+    """Return plans as the ways to go are shown: figures in columns, and below them all that is not alike.
 
     Args:
         plans: at least two, by the names to show.
     """
-    rows = [list(row) for row in zip(*map(_figures, plans.values()), strict=True)]
-    names = (name for name, _ in _figures(next(iter(plans.values()))))
-    shown = [
-        [name, *(value for _, value in row)]
-        for name, row in zip(names, rows, strict=True)
-        if name in ("time (90 %)", "cost (90 %)") or len({str(value) for _, value in row}) > 1
-    ]
-    table = Table(name="plans", columns=[Column("", "word"), *(Column(name, "word") for name in plans)], rows=shown)
+    facts = [tuple(_facts(plan)) for plan in plans.values()]
+    differ = [len(set(values)) > 1 for values in zip(*facts, strict=True)]
+    table = Table(
+        name="plans",
+        columns=[Column(name, "word") for name in ("", "time (90 %)", "cost (90 %)", "chance")],
+        rows=[[name, *_figures(plan)] for name, plan in plans.items()],
+        notes=["; ".join(fact for fact, is_shown in zip(row, differ, strict=True) if is_shown) for row in facts],
+    )
     return [table, Line(""), Remarks(list(_differences(plans)))]
 
 
-def _figures(plan: Plan) -> Iterator[tuple[str, Cell]]:
-    """Yield the figures that a plan is compared by, each with its name."""
-    chosen, seen = plan.chosen, plan.insight
-    prediction = chosen.prediction
-    yield "machines", plan.machines(chosen)
-    yield "each with", chosen.hardware_in_words
-    yield "region", "+".join(dict.fromkeys("your own" if group.is_own else group.region for group in chosen.groups))
-    yield "time (90 %)", Figure.of(prediction.total_s, "s", "total_s")
-    yield "cost (90 %)", Figure.of(prediction.cost_usd, "USD", "cost_usd")
-    yield "chance", "" if seen is None or seen.chance is None else formatting.chance(seen.chance)
-    yield "step time", formatting.duration(prediction.step_time_s.value)
-    yield "steps", f"{prediction.steps.value:,.0f}"
-    yield "batch size", f"{chosen.global_batch_size:,}"
-    yield "exchange", formatting.method(chosen.compression, chosen.sync, chosen.precision)
-    yield "collective", chosen.collective
-    yield "job", plan.run.task
-    yield "asked for", asked(plan.goal)
+def _figures(plan: Plan) -> Iterator[Cell]:
+    """Yield time, cost and the chance to keep the limits."""
+    prediction, seen = plan.chosen.prediction, plan.insight
+    yield Figure.of(prediction.total_s, "s", "total_s")
+    yield Figure.of(prediction.cost_usd, "USD", "cost_usd")
+    yield "" if seen is None or seen.chance is None else formatting.chance(seen.chance)
+
+
+def _facts(plan: Plan) -> Iterator[str]:
+    """Yield what else a plan is compared by, in words."""
+    chosen, run = plan.chosen, plan.run
+    yield f"{plan.machines(chosen)}; {chosen.hardware_in_words}"
+    yield "+".join(dict.fromkeys("at home" if group.is_own else f"in {group.region}" for group in chosen.groups))
+    yield f"{chosen.prediction.steps.value:,.0f} steps of {formatting.duration(chosen.prediction.step_time_s.value)}"
+    yield f"batch size {chosen.global_batch_size:,}"
+    yield f"learning rate x {run.learning_rate_scale:.3g}"
+    yield f"exchange {formatting.method(chosen.compression, chosen.sync, chosen.precision)}"
+    yield f"by {chosen.collective}"
+    yield f"{run.task}, {asked(plan.goal)}"
 
 
 def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:
@@ -56,6 +58,11 @@ def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:
         yield f"{name} is {_against(time, 'slower', 'faster')} than {first_name} and {money}."
     if len({(plan.run.task, plan.profile.created) for plan in plans.values()}) > 1:
         yield "They are of different profiles: the jobs, or what was measured of one, are not the same."
+    elif len({plan.chosen.global_batch_size for plan in plans.values()}) > 1:
+        yield (
+            "Another batch size learns otherwise: to a target the steps count that, in a run of given length the "
+            "result may differ."
+        )
     goals = (plan.goal for plan in plans.values())
     if len({(goal.ends, goal.amount, goal.target_metric, goal.target_value) for goal in goals}) > 1:
         yield "They train to different ends."

@@ -187,3 +187,8 @@ class Document:
     blocks: Sequence[Block] = ()
     below: Cell = ""
     script: str = ""
+
+    @property
+    def under_title(self) -> list[Block]:
+        """Return all blocks, the title first."""
+        return [Line(self.title, "strong"), *self.about, *self.blocks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from hetopt.core import formatting
@@ -27,12 +27,6 @@ from hetopt.reports.document import (
     columns,
 )
 from hetopt.reports.html import cell, parts_bar
-
-MOST_SENTENCES = 3
-"""Of the answer, beside what has to be asked for first."""
-
-MOST_LINES = 22
-"""Of the answer: what a terminal of 24 lines shows with the command above and the prompt below."""
 
 AS_SURE = 0.02
 """Chances that differ by no more are as high."""
@@ -80,18 +74,11 @@ def page(plan: Plan) -> Document:
     )
 
 
-def answer(
-    plan: Plan,
-    *,
-    height: Callable[[Sequence[Block]], int],
-    plan_file: Path | None = None,
-    inventory: Path | None = None,
-) -> list[Block]:
-    """Return the plan on one screen of 80 columns: goal, answer, alternatives, reasons and the next command.
+def answer(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None = None) -> list[Block]:
+    """Return the plan: goal, answer, alternatives, reasons, the first the most important, and the next command.
 
     Args:
         plan: to show.
-        height: lines that blocks take.
         plan_file: where it was written.
         inventory: whose machines it is for, where it is.
     """
@@ -116,25 +103,14 @@ def answer(
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)
     commands = [f"next: {unsaved}{first}", *(f"then: {command}" for command in others)]
-    quotas = list(quota_notes(plan))
-
-    def screen(reasons: Sequence[str]) -> list[Block]:
-        return [
-            *head,
-            *choices(plan),
-            Line(""),
-            Remarks([*reasons, *quotas]),
-            *(Line(command, "strong", is_copied=True) for command in commands),
-        ]
-
-    reasons: list[str] = []
-    decided = (*_memory_bound(chosen), *plan.reasons)[:MOST_SENTENCES]
-    for reason in (*decided, *region_notes(plan)):
-        # As many as the screen holds: the first say most, of each what is before a semicolon.
-        short = f"{reason.partition('; ')[0].rstrip('.')}."
-        fitting = (text for text in (reason, short) if height(screen([*reasons, text])) <= MOST_LINES)
-        reasons += [text for text in [next(fitting, None)] if text is not None]
-    return screen(reasons)
+    return [
+        *head,
+        *(Line(text, "warning") for text in quota_notes(plan)),
+        *choices(plan),
+        Line(""),
+        Remarks([*_memory_bound(chosen), *plan.reasons, *region_notes(plan)]),
+        *(Line(command, "strong", is_copied=True) for command in commands),
+    ]
 
 
 def warnings(plan: Plan) -> Iterator[Line]:

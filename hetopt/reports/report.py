@@ -371,10 +371,13 @@ def _verdict(
             "The run was resumed or stopped, so its total time has no prediction to be held against.",
             *_of_interruptions(interrupted),
         )
+    inside = run_time.low <= run_time.measured <= run_time.high
     sentences = [
         f"The run took {formatting.duration(run_time.measured)} where {formatting.duration(run_time.predicted)} were "
         "predicted "
-        f"({formatting.percent(run_time.error)}): {'within' if within else 'not within'} 10 %, which is the goal."
+        f"({formatting.percent(run_time.error)}): {'within' if within else 'not within'} 10 %, and "
+        f"{'in' if inside else 'outside'} the 90 % interval, {formatting.duration(run_time.low)} to "
+        f"{formatting.duration(run_time.high)}."
     ]
     kinds = {happening.kind for happening in happenings}
     changes = [text for kind, text in _CHANGES.items() if kind in kinds]
@@ -391,11 +394,6 @@ def _verdict(
     if changes:
         sentences.append(f"The prediction does not count: {'; '.join(changes)}.")
     sentences += _of_interruptions(interrupted)
-    inside = run_time.low <= run_time.measured <= run_time.high
-    sentences.append(
-        f"It {'lies' if inside else 'does not lie'} in the predicted 90 % interval, "
-        f"{formatting.duration(run_time.low)} to {formatting.duration(run_time.high)}."
-    )
     return tuple(sentences)
 
 
@@ -423,7 +421,7 @@ def _logged(
         if progress.stream_wait_s:
             yield f"steps waited {formatting.duration(progress.stream_wait_s)} for samples to arrive"
         if contention is not None and contention >= _SHARED:
-            yield f"computing took {contention:.1f} times its processor time"
+            yield f"other programs used the processors, so that computing took {contention:.1f} times as long"
     elif part == "steps" and progress.finish_reason is not None:
         yield f"the run ended after step {formatting.count(progress.step)}{formatting.ending(progress.finish_reason)}"
     elif interrupted is not None:

@@ -34,7 +34,6 @@ from hetopt.reports.timeline import Happening
 WIDEST = 2.0
 """Ratio of measured to predicted that is drawn; beyond it a mark stays at the edge."""
 
-SHOWN_WAYS = 3
 MOST_HAPPENINGS = 30
 
 HERE = {"local": "local ", "rehearsal": "rehearsed "}
@@ -211,9 +210,7 @@ def _sent(sent: Sent) -> str:
     if sent.sent_bytes == sent.dense_bytes:
         return f"sent {formatting.bytes_(sent.sent_bytes)} per worker, uncompressed"
     ways = sorted(sent.ways, key=lambda way: -way.steps)
-    phrases = [f"{way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways[:SHOWN_WAYS]]
-    others = sum(way.steps for way in ways[SHOWN_WAYS:])
-    phrases += [f"others in {formatting.counted(others, 'step')}"] if others else []
+    phrases = [f"{way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways]
     return (
         f"sent {formatting.share(sent.sent_bytes / sent.dense_bytes)} of dense bytes "
         f"({formatting.bytes_(sent.sent_bytes)} of {formatting.bytes_(sent.dense_bytes)} per worker): "

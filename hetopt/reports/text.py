@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,9 @@ BAR = 24
 
 COLUMNS = 80
 """Of a document whose terminal nobody knows."""
+
+SCREEN = 21
+"""Lines of an answer: a terminal of 24 has a remark on the age of prices above it, and the prompt below."""
 
 _GLUE = "\xa0"
 _GLUED = re.compile(r"(?<=\d) (?=%|×|(?:min|h|s|d|ms|µs|GiB|MiB|GB|MB|kB|vCPUs?)\b)|(?<=×) ")
@@ -69,8 +73,42 @@ def lines(blocks: Iterable[Block], width: int, spell: Spell = shown) -> list[Sty
 
 def whole(document: Document, width: int = COLUMNS) -> str:
     """Return a document as text."""
-    blocks = (Line(document.title), *document.about, *document.blocks)
-    return "\n".join(line for line, _ in lines(blocks, width))
+    return "\n".join(line for line, _ in lines(document.under_title, width))
+
+
+def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown) -> list[Block]:
+    """Return the blocks that a terminal of 24 lines has room for, and a line on how to see the others.
+
+    The last go first: remarks sentence by sentence, then what stands under headings. Commands stay.
+
+    Args:
+        blocks: the most important first.
+        width: columns of the terminal.
+        spell: see `lines`.
+    """
+
+    def height(some: Sequence[Block]) -> int:
+        return sum(max(1, math.ceil(len(text) / width)) for text, _ in lines(some, width, spell))
+
+    commands = [block for block in blocks if isinstance(block, Line) and block.is_copied]
+    end = [Line("More: the same command with `explain`.", "soft"), *commands]
+    shown = [block for block in blocks if block not in commands]
+    first = next((place for place, block in enumerate(shown) if isinstance(block, Heading)), len(shown))
+
+    def is_long() -> bool:
+        return height([*shown, *end]) > SCREEN
+
+    if height(blocks) <= SCREEN:
+        return list(blocks)
+    for place in reversed(range(len(shown))):
+        block = shown[place]
+        while isinstance(block, Remarks) and block.sentences and is_long():
+            block = shown[place] = Remarks(block.sentences[:-1], block.mark)
+        if place >= first and is_long():
+            del shown[place]
+    while isinstance(shown[-1], Heading):
+        shown.pop()
+    return [*shown, *end]
 
 
 def _lines(block: Block, width: int, spell: Spell) -> Iterator[Styled]:

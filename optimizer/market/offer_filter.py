@@ -137,7 +137,8 @@ class Unpriced:
     @property
     def counted(self) -> str:
         """The count in words: '1,301 of 1,331 instance types have no price in eu-west-1'."""
-        return f"{self.missing:,} of {self.types:,} instance types have no price in {self.where}"
+        what = "offers (a type in a region)" if self.refresh == "all" else "instance types"
+        return f"{self.missing:,} of {self.types:,} {what} have no price in {self.where}"
 
     @property
     def in_words(self) -> str:

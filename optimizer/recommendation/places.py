@@ -15,7 +15,7 @@ from typing import get_args
 import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.formatting import cluster as cluster_words, duration, usd
+from hetopt.core.formatting import cluster as cluster_words
 from hetopt.core.hosts import Host, placeable
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.clouds import owned
@@ -256,24 +256,12 @@ def better_of(
         ),
     )
     other: ChoiceName | None = next((name for name in plans if name != best), None)
-    beside, plan = _beside(best, plans, other), plans[best]
+    plan, missing = plans[best], "Rented machines" if best == "own" else "Your own machines"
+    alone = [f"{missing} do not keep these limits."] * (other is None)
     ways = [way for way in plan.choices if way.candidate is not None]
     if other is not None:
         taken = (way for way in plans[other].choices if way.candidate == plans[other].chosen)
         ways += [way.model_copy(update={"names": (other,)}) for way in taken]
     here = (way for way in plan.choices if way.candidate is None)
     listed = (*here, *truly_named(ways, plan.chosen))
-    return plan.model_copy(update={"reasons": (beside, *plan.reasons[:2]), "choices": listed})
-
-
-def _beside(best: ChoiceName, plans: dict[ChoiceName, Plan], other: ChoiceName | None) -> str:
-    """Return the plan not taken, in a sentence: 'Rented machines (2 × g6.xlarge) would do it in 2 h for $1.40.'"""
-    if other is None:
-        missing = "Rented machines" if best == "own" else "Your own machines"
-        return f"{missing} do not keep these limits."
-    plan = plans[other]
-    took, cost = plan.chosen.prediction.total_s.value, plan.chosen.prediction.cost_usd.value
-    who = "Your own machines" if other == "own" else "Rented machines"
-    machines = ", ".join(f"{group.machines} × {group.instance_type}" for group in plan.chosen.groups)
-    planned = ': `market="own"` plans for them' if other == "own" else ""
-    return f"{who} ({machines}) would do it in {duration(took)} for {usd(cost)}{planned}."
+    return plan.model_copy(update={"reasons": (*alone, *plan.reasons[:2]), "choices": listed})

@@ -52,6 +52,7 @@ from hetopt.reports.learn import learn
 from hetopt.reports.live_run import LiveRun
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
+from hetopt.reports.text import lines
 from tests.disturbance import PATIENCE_S
 from tests.logs import recorded_run
 from tests.work import calls_of
@@ -86,7 +87,7 @@ def blocks(text: str) -> list[Block]:
 
 SHOW: dict[str, Callable[[str], object]] = {
     "show": lambda text: render.show(blocks(text)),
-    "whole": lambda text: render.whole(Document(kind="k", title=text, blocks=blocks(text))),
+    "answer": lambda text: render.answer(blocks(text), explain=False),
     "line": render.line,
     "bullet": render.bullet,
     "note": render.note,
@@ -370,7 +371,7 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     assert watched.progress.step == record.progress.step
     going = RunStatus(state=RunState.RUNNING)
     now_s = events[-1].time_s if events else 0.0
-    assert render.height(status_document.status(watched.facts(folder, going, now_s=now_s)))
+    assert lines(status_document.status(watched.facts(folder, going, now_s=now_s)), 80)
     supervision = Supervision.of(started, folder, record.progress)
     for event in events:
         supervision.take(event)

@@ -37,6 +37,7 @@ from hetopt.reports.live_run import resume_command
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
 from hetopt.reports.series import envelope, over_time, stretches
+from hetopt.reports.text import COLUMNS, SCREEN, lines, on_one_screen
 from hetopt.reports.timeline import pause
 from tests.browser import WIDTHS, browser
 from tests.logs import an_event, history_of
@@ -80,7 +81,7 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
     cited = {
         "its conditions changed": changes,
         f"steps waited {formatting.duration(waited_s)} for samples to arrive": bool(waited_s),
-        f"computing took {contention or 0:.1f} times its processor time": contention is not None and slowdown > 1,
+        f"computing took {contention or 0:.1f} times as long": contention is not None and slowdown > 1,
     }
     assert "in the step time" in report.verdict[1]
     assert {text: text in report.verdict[1] for text in cited} == cited
@@ -384,9 +385,9 @@ def page_text(document: Document) -> str:
 
 
 def test_a_plan(plan: Plan, shown: Shown, golden: Golden) -> None:
-    answer = plan_document.answer(plan, height=render.height)
+    answer = on_one_screen(plan_document.answer(plan), COLUMNS)
     shown("plan", answer)
-    assert render.height(answer) <= plan_document.MOST_LINES
+    assert len(lines(answer, COLUMNS)) <= SCREEN
     shown("plan-explained", plan_document.details(plan))
     golden("plan-page.txt", page_text(plan_document.page(plan)))
 

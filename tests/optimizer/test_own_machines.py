@@ -97,7 +97,9 @@ def test_the_plan_is_never_worse_than_the_better_of_either_alone(hosts: list[Hos
     except NoFeasiblePlan:
         pass
     assert score(plan) <= min(alone) * (1 + 1e-9)
-    assert any("Rented machines" in reason or "our own machines" in reason for reason in plan.reasons)
+    assert {"own", "rented"} & {name for way in plan.choices for name in way.names} or any(
+        reason.endswith("do not keep these limits.") for reason in plan.reasons
+    )
 
 
 def test_hours_count_where_the_run_does_not_end_in_them() -> None:

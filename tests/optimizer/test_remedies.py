@@ -291,7 +291,7 @@ def printed(plan: Plan) -> str:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
         patch.setenv("COLUMNS", "250")
         patch.setenv("NO_COLOR", "1")
-        render.show((*plan_document.answer(plan, height=render.height), *plan_document.details(plan)))
+        render.show((*plan_document.answer(plan), *plan_document.details(plan)))
     return told.getvalue()
 
 
