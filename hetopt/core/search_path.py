@@ -109,7 +109,7 @@ def install_command(extra: str) -> str:
 
 
 def requirement(package: str) -> str:
-    """Return hetopt's declared requirement of a package, such as ``torch==2.13.0``; else the package alone."""
+    """Return hetopt's declared requirement of a package, such as ``torch<2.15,>=2.11``; else the package alone."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
     return next((line for line in declared if _name(line) == package), package)
 

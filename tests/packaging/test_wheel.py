@@ -81,11 +81,11 @@ def test_two_builds_are_the_same(sources: Path, tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
-def test_torch_and_boto3_are_extras_and_torch_is_pinned(metadata: Message) -> None:
+def test_torch_and_boto3_are_extras_and_several_versions_of_torch_will_do(metadata: Message) -> None:
     requirements = metadata.get_all("Requires-Dist", [])
     plain = [text for text in requirements if "extra ==" not in text]
     assert not [text for text in plain if text.startswith(("torch", "boto3", "safetensors", "scikit-learn"))]
-    assert any(text.startswith("torch==2.13.0;") and 'extra == "train"' in text for text in requirements)
+    assert any(text.startswith("torch<2.15,>=2.11;") and 'extra == "train"' in text for text in requirements)
 
 
 def test_the_source_distribution_is_the_repository(distributions: Path, tracked: list[Path]) -> None:
@@ -277,7 +277,7 @@ def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Pat
 def test_measuring_without_torch_says_what_to_install(planning_bin: Path, tmp_path: Path) -> None:
     result = hetopt(planning_bin, tmp_path, "profile", "digits", "-o", "profile.json")
     assert result.returncode == 2
-    assert "pip install torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5'" in " ".join(result.stderr.split())
+    assert "pip install 'torch<2.15,>=2.11' 'safetensors>=0.5' 'scikit-learn>=1.5'" in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -654,7 +654,11 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             )
         if mesh is None or mesh.ndim == 1:
             if not meshes:
-                kind = str(torch.accelerator.current_accelerator() or "cpu") if mesh is None else mesh.device_type
+                kind = (
+                    str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+                    if mesh is None
+                    else mesh.device_type
+                )
                 meshes.append(replica_mesh([worker.host for worker in plan.spec.workers], kind))
             mesh = meshes[0][SHARD]
         done = shard(module, *args, mesh=mesh, **options)
