@@ -199,6 +199,13 @@ def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -
         assert float((first[key] - value).norm()) <= 1e-5 * float(value.norm())
 
 
+def test_the_log_tells_what_compressed_buckets_sent(tmp_path: Path) -> None:
+    trained("plain", tmp_path, (14, 5, 5), Compression(name="int8"))
+    exchanges = [event["exchange"] for event in read_events(tmp_path / EVENTS_FILE) if event["event"] == "step"]
+    assert exchanges
+    assert all(0 < exchange["sent_bytes"] < 0.6 * exchange["dense_bytes"] for exchange in exchanges)
+
+
 NOISE_SAMPLES, NOISE_EPOCHS, SHARES = 512, 8, (24, 8)
 
 

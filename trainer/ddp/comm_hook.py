@@ -82,6 +82,11 @@ class GradientState:
         """Return the cost of a step's exchange; None: there was none."""
         return None
 
+    @property
+    def is_under_backward(self) -> bool:
+        """True where gradients travel while the backward pass goes on."""
+        return self.exchange.is_dense
+
     def audited(self) -> tuple[Tensor, float] | None:
         """Return the gradient difference of the last backward pass, if that was an audit; else None."""
         return None
@@ -237,8 +242,14 @@ class CommState(GradientState):
         return (torch.cat(pieces), math.sqrt(squares)) if pieces else None
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return the cost of the last exchange of the whole gradient."""
-        return self.stats
+        """Return the cost of the last exchange, in buckets of all since the last call; None: there was none."""
+        stats, self.stats = self.stats, None
+        return self._by_bucket.take_stats() if stats is None and self._by_bucket is not None else stats
+
+    @property
+    def is_under_backward(self) -> bool:
+        """See `GradientState`."""
+        return self.exchange.is_dense or self._by_bucket is not None
 
     def _exchange_whole(self) -> None:
         """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""

@@ -513,7 +513,7 @@ class DdpRun:
         trace = periods.trace(
             loss * samples,
             stats,
-            hidden=state.exchange.is_dense,
+            hidden=state.is_under_backward,
             waited_s=waited_s,
             norms=state.norms.take(part.samples),
         )
@@ -593,9 +593,12 @@ class LoneRun(DdpRun):
             self._modules, self.steps = [(_module_of(parameters), GradientState(exchange))], 1
             self._part = Part(samples=samples, batch=samples, shares=(samples,))
             self._begin(samples, (samples,))
-        else:
+            self._optimizer = optimizer
+        elif optimizer is self._optimizer:
             self.reach(1.0)
             super().stepped(optimizer)
+        else:
+            return  # one more of the same step
         self._periods.samples_seen += samples
         self._periods.pace.begin(samples)
 
