@@ -154,7 +154,8 @@ def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[
         BadInput: one names no price above 0.
     """
     if not isinstance(given, Mapping):
-        given = {machine: usd for machine, (usd, *_) in pairs(given, name, "TYPE=USD", "p4d.24xlarge=9.5").items()}
+        read = pairs(given, name, "TYPE=USD", "p4d.24xlarge=9.5")
+        given = {machine: ",".join(amount) for machine, amount in read.items()}  # a comma is no decimal point
     return {machine: positive(usd, name, unit="USD an hour") for machine, usd in given.items()}
 
 

@@ -123,7 +123,10 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
         )
     if not explore:
         return
+    from hetopt.api.exploring import check_place
+
     asked = Measurement(**typed)
+    check_place(task, asked)
     if asked.explore_on == "ec2" and not yes:
         most = f"${asked.probe_budget_usd:.2f}"
         follow.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")

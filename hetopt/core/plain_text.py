@@ -176,12 +176,14 @@ def either(names: Iterable[object]) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return what has a name within; else the name that is most alike, if one is close."""
+    """Return the names that are most alike, equally so; none where none is close. Before those, what has it within."""
     letters = "".join(filter(str.isalnum, name))
     having = [candidate for candidate in names if letters in "".join(filter(str.isalnum, candidate))]
     if len(letters) > 2 and having:
         return sorted(having, key=len)[:2]
-    return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name, names, cutoff=0.7)
+    alike = [difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in near]
+    return [candidate for candidate, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
 
 
 def typed(*words: object) -> str:

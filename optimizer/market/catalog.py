@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PositiveFloat
+from pydantic import BeforeValidator, Field, PositiveFloat
 
 from hetopt import catalogs
 from hetopt.core.artifact import Record
@@ -62,8 +62,8 @@ REGION_PRICE_LOG_SD = 0.19
 region and type in skypilot-catalog v7 (in the median of the pairs 0.09)."""
 
 
-class RegionRow(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """One line of a catalogue's regions/REGION.csv, whose texts `read_rows` has checked: zones, prices, band."""
+class RegionRow(Record):
+    """One line of a catalogue's regions/REGION.csv: an instance type's zones, prices and interruption band there."""
 
     instance_type: Name
     zones: Whole | None = None
