@@ -1,4 +1,4 @@
-"""Small facts that all workers must share: gathered vectors and texts. Everything here travels on the CPU.
+"""Collectives for small facts that all workers share: rows of numbers, texts, versions, parameters; all on the CPU.
 
 A run of one worker has no process group and agrees with itself.
 """
@@ -21,15 +21,15 @@ _TEXT_BYTES = 256
 
 
 def meet_one_version(store: Store, rank: int, world_size: int, own: str | None = None) -> None:
-    """Refuse a group whose workers run different versions of hetopt: they would not mean the same by a message.
+    """Raise BadInput on all workers unless all have one version of hetopt, ``own`` (None: installed); all must call it.
 
-    Called at the door, before the process group is made, by every worker of it.
+    Called before the process group is made: other versions would not mean the same by a message.
 
     Args:
         store: that they meet in.
         rank: of this worker.
         world_size: workers of the group.
-        own: this worker's version. Absent: that which is installed.
+        own: this worker's version; None: the installed one.
 
     Raises:
         BadInput: versions differ. All workers raise it.
@@ -44,7 +44,7 @@ def meet_one_version(store: Store, rank: int, world_size: int, own: str | None =
 
 
 def choose_backend(devices: list[str]) -> str:
-    """Return the collective backend for workers on these devices, each named ``machine/device``, in rank order.
+    """Return the backend for ``devices``, ``machine/device`` by rank: NCCL and gloo if each has a GPU alone; else gloo.
 
     NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
     tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
@@ -54,14 +54,14 @@ def choose_backend(devices: list[str]) -> str:
 
 
 def join_group(store: Store, rank: int, world_size: int, device: object, timeout_s: float) -> None:
-    """Open the default process group, over the backend that suits the devices of all workers.
+    """Open torch's default process group, by NCCL or gloo as all workers' devices allow; every worker must call it.
 
     Args:
         store: that they meet in.
         rank: of this worker.
         world_size: workers of the group.
         device: of this worker, by a name that no other device of its machine has.
-        timeout_s: that an operation may take.
+        timeout_s: that a collective may take.
 
     Raises:
         BadInput: versions differ (see `meet_one_version`).
@@ -74,7 +74,7 @@ def join_group(store: Store, rank: int, world_size: int, device: object, timeout
 
 
 def take_parameters(tensors: Iterable[Tensor]) -> None:
-    """Copy rank 0's values of parameters and buffers to all workers."""
+    """Overwrite parameters and buffers, in place, with rank 0's values; every worker must call it with equal shapes."""
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         staged = real.cpu().contiguous()
@@ -83,15 +83,16 @@ def take_parameters(tensors: Iterable[Tensor]) -> None:
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
-    """Gather a row of numbers from every worker, in rank order, bit for bit (NaN included); rows have one length."""
+    """Return all workers' rows, bit for bit, [workers][numbers] by rank; all must call it, with rows of one length."""
     return Gathering(row, world_size).wait()
 
 
 class Gathering:
-    """The rows of all workers on their way: `gather_numbers`, with something else done in between.
+    """A started all-gather of a row of numbers per worker, whose result `wait` returns; every worker must start it.
 
-    Begun and waited for at the same points of the program on all ranks, like every collective. Others may be begun and
-    finished in between: gloo carries out what is begun in that order, and keeps the messages of each apart.
+    It does what `gather_numbers` does, with something else done in between. Begun and waited for at the same points of
+    the program on all ranks, like every collective. Others may be begun and finished in between: gloo carries out what
+    is begun in that order, and keeps the messages of each apart.
     """
 
     def __init__(self, row: Sequence[float], world_size: int) -> None:
@@ -103,7 +104,7 @@ class Gathering:
             self._work = dist.all_gather(self._rows, numbers, async_op=True)
 
     def wait(self) -> list[list[float]]:
-        """Return the rows of all workers, in rank order."""
+        """Wait for the rows of all workers, and return them, [workers][numbers], in rank order."""
         if self._work is None:
             return [self._row]
         self._work.wait()
@@ -112,7 +113,7 @@ class Gathering:
 
 
 def gather_texts(text: str, world_size: int, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Gather a short text from every worker of a group, in rank order; cut to 256 bytes."""
+    """Return all workers' texts by rank, cut to 256 bytes; every worker of ``group`` (None: all) must call it."""
     if world_size == 1:
         return [text]
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")

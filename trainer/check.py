@@ -1,6 +1,6 @@
-"""What would go wrong with a task on many workers, found on this one before anything is measured or rented.
+"""Checks a user's task on this machine for what would go wrong on many workers, before anything is measured or rented.
 
-What a check of a task finds, and the lines of the user's files that it points at.
+Each finding names the line of the user's files that it is about.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A finding about a task: an error or a remark.
+    """An error or warning about a user's task: a sentence, a hint, and the ``file:line`` of the user's code.
 
     Attributes:
         level: ``error``: it cannot be trained, or not rightly; ``warning``: it can, at a price that is told.
@@ -50,7 +50,7 @@ warning = partial(Finding, level="warning")
 
 
 class Ended(Exception):  # carries the finding that ends the look
-    """An error that leaves nothing to go on with: what comes next needs what just failed."""
+    """The exception that ends the check of a task, whose next parts need what just failed; it carries the finding."""
 
     def __init__(self, text: str, *, hint: str, where: str = "") -> None:
         super().__init__(text)
@@ -58,7 +58,14 @@ class Ended(Exception):  # carries the finding that ends the look
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
-    """Run the user's code; raise its exception as a finding with the line of its own file."""
+    """Return ``do()``, which calls the user's ``part``, named ``what``; raise its exception as `Ended`, with the line.
+
+    Args:
+        part: function or class of the user's that ``do`` calls.
+        do: calls it.
+        what: names the part, as the subject of the finding's sentence.
+        where: ``file:line`` to point at where no line of that file is at fault; empty: that of the definition.
+    """
     try:
         return do()
     except Ended:
@@ -87,15 +94,20 @@ def place(*written: object) -> str:
 
 
 SAMPLES = 4
-_CPU = torch.device("cpu")
 """In a trial batch."""
+_CPU = torch.device("cpu")
 
 _SUMS = "return sums over samples, as scalars: {'correct': ..., 'loss': ...}; the sums of all workers are added up"
 _MEAN = "return the mean over the samples of the batch, or the tuple (sum, count): workers add both up"
 
 
 def check(reference: str, folder: Path | None) -> list[Finding]:
-    """Try all parts of a task on a few samples, as a worker would; nothing is written."""
+    """Return the problems of the task ``reference`` on data in ``folder``, tried on at most 16 samples; writes nothing.
+
+    Args:
+        reference: names the task, as `load_task` reads it.
+        folder: of its data; None: the task needs none.
+    """
     findings: list[Finding] = []
     try:
         for finding in _look(load_task(reference), folder):

@@ -1,7 +1,4 @@
-"""What a worker process knows about itself and the run: its rank, device, pace, event log and the wish to stop.
-
-And where torch's random sequences of it stand.
-"""
+"""What a worker knows of itself and its run (spec, rank, device, log, stop request), and random generators' states."""
 
 from __future__ import annotations
 
@@ -23,9 +20,20 @@ from hetopt.core.run_spec import RunSpec, WorkerSpec
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """One worker's place in the run. The default process group is initialised whenever ``world_size > 1``.
+    """One worker's context in a run: spec, rank, device, folder, event log, stop request, clock and the group's store.
 
-    ``store`` is what the group met through; absent: nobody can be asked who is missing when the group falls apart.
+    torch's default process group is initialised whenever ``world_size > 1``.
+
+    Attributes:
+        spec: of the run.
+        rank: of this worker.
+        world_size: workers.
+        device: of this worker.
+        run_dir: folder of the run.
+        events: the run's log, which rank 0 alone writes.
+        stop_requested: returns whether somebody asked the run to stop.
+        store: through which the group met; None: nobody can be asked who is missing when the group falls apart.
+        clock: seconds; only differences count.
     """
 
     spec: RunSpec
@@ -51,27 +59,27 @@ class WorkerContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Generators:
-    """States of torch's random generators: the CPU's, and the GPU's of a worker that has one."""
+    """Saved states of torch's random generators: the CPU's and the worker's GPU's (None without a GPU)."""
 
     cpu_generator: Tensor
     cuda_generator: Tensor | None
 
     @staticmethod
     def at(device: torch.device) -> Generators:
-        """Return the present states of the random generators of the CPU and of a device."""
+        """Return the present states of torch's CPU generator and, if ``device`` is a GPU, of that GPU's generator."""
         return Generators(
             cpu_generator=torch.get_rng_state(),
             cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         )
 
     def restore_generators(self, device: torch.device) -> None:
-        """Continue the random sequences; a device that the state does not know keeps its own."""
+        """Set torch's generators of CPU and ``device`` to these states; a GPU without a saved state keeps its own."""
         torch.set_rng_state(self.cpu_generator)
         if device.type == "cuda" and self.cuda_generator is not None:
             torch.cuda.set_rng_state(self.cuda_generator, device)
 
     def has_drawn(self, device: torch.device) -> bool:
-        """Return whether random numbers of torch were drawn since these states were taken."""
+        """Return whether torch has drawn random numbers, on the CPU or on ``device``, since these states were taken."""
         now = Generators.at(device)
         pairs = ((now.cpu_generator, self.cpu_generator), (now.cuda_generator, self.cuda_generator))
         return any(
@@ -85,7 +93,7 @@ _WORDS = 625, 624
 
 @dataclass
 class States:
-    """The states of the three generators that scripts draw from: torch's, Python's and NumPy's."""
+    """Saved states of the three generators that scripts draw from on the CPU: torch's, Python's and NumPy's."""
 
     torch: Tensor
     python: Any
@@ -93,11 +101,11 @@ class States:
 
     @classmethod
     def now(cls) -> States:
-        """Return the present states of torch's, Python's and NumPy's generators."""
+        """Return the present states of torch's CPU generator, Python's and NumPy's; draws nothing."""
         return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
 
     def vector(self) -> Tensor:
-        """Return the states as float64 numbers, which checkpoints keep and workers send."""
+        """Return the states as one float64 vector, which checkpoints keep and workers send; `of` reads it."""
         _, words, gauss = self.python
         _, keys, place, has_gauss, cached = self.numpy
         rest = [float("nan") if gauss is None else gauss, place, has_gauss, cached]
@@ -105,7 +113,7 @@ class States:
 
     @classmethod
     def of(cls, vector: Tensor) -> States:
-        """Return the states that `vector` gave."""
+        """Return the generator states in a float64 vector that `vector` made."""
         words, keys, rest, torch_state = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
         gauss, place, has_gauss, cached = rest.tolist()
         python = (3, tuple(map(int, words.tolist())), None if gauss != gauss else gauss)
@@ -113,7 +121,7 @@ class States:
         return cls(torch=torch_state.byte(), python=python, numpy=numpy)
 
     def use(self) -> None:
-        """Set the generators to these states."""
+        """Set torch's CPU generator, Python's and NumPy's to these states."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         np.random.set_state(self.numpy)

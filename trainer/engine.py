@@ -1,4 +1,4 @@
-"""The engine: the training step, and the control period of some steps after which all workers decide alike.
+"""The engine of training: control periods of a few steps, after each of which all workers read the same figures.
 
 Two fronts drive it. A task's loop has `train_step` (`hetopt.trainer.training`) do whole steps: the feed gives samples,
 and `hetopt.trainer.steps` computes their gradient and sums it. A script drives it by what it does anyway: a session
@@ -7,7 +7,7 @@ exchange, and each step that the script has done goes through the same `Engine.a
 `share` as a task's.
 
 Inside a period the only communication is the gradient's. At its end one row of numbers of each worker is gathered;
-every rank reads the same rows, and so concludes the same.
+every rank reads the same rows, and so decides the same.
 
 With the first events of a run: what is trained, on whom, and over which network. With the shares in use, and when
 things are due in a run: its end, the next evaluation, the next look at the gathered statistics. Progress is counted in
@@ -52,7 +52,7 @@ _WORD = {4: torch.int32, 8: torch.int64}
 
 
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
-    """Return a checksum of tensors in their order, for comparison between workers."""
+    """Return a checksum below 2^52 of tensors in their order; tensors that are equal bit for bit have the same."""
     total: Tensor | None = None
     for index, tensor in enumerate(tensors):
         flat = tensor.detach().contiguous().reshape(-1)
@@ -63,7 +63,7 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
 
 
 def options_of(optimizer: Any) -> list[tuple[str, float]]:
-    """Return an optimizer's numbers by name: learning rates, momenta and so on of every group."""
+    """Return the numeric options (learning rates, momenta, ...) of all an optimizer's groups, as (name, value)."""
     numbers = []
     for index, group in enumerate(optimizer.param_groups):
         for key in sorted(group.keys() - {"params"}):
@@ -77,17 +77,20 @@ def options_of(optimizer: Any) -> list[tuple[str, float]]:
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
-    """Return all parameters of an optimizer, in the order of its groups."""
+    """Return all parameters of a torch optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class Balance:
-    """The batch policy of a run with its state, the same on every rank.
+    """The batch policy of a run with its state, and the local batch sizes it last decided on; the same on every rank.
 
     Args:
         spec: of the run.
-        policy: decides.
-        minimum: least share of a worker, in samples.
+        policy: decides on local batch sizes.
+        minimum: least local batch size of a worker, in samples.
+
+    Attributes:
+        shares: local batch sizes of the next step, in rank order.
     """
 
     def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], *, minimum: int = 1) -> None:
@@ -99,7 +102,7 @@ class Balance:
         self.shares = first_shares(spec, minimum=minimum)
 
     def is_due(self, period: Period) -> bool:
-        """Return whether shares are to be judged now, after one more period."""
+        """Count one more control period; return whether it is time to judge local batch sizes, and if so count anew."""
         self._unjudged_steps += period.steps
         self._unjudged_s += period.steps * period.step_time_s
         enough = min(_STEPS_TO_JUDGE, self._spec.control_period_steps)  # a period may be very short
@@ -109,7 +112,7 @@ class Balance:
         return True
 
     def judge(self, period: Period, epoch: int, samples_seen: int) -> Event | None:
-        """Let the policy judge a period; return the change of shares as an event, if any.
+        """Let the policy set local batch sizes by a control period; return the change as an event; None: no change.
 
         Args:
             period: the last one, whose medians are over all steps since shares were last judged.
@@ -130,16 +133,22 @@ class Balance:
         return self._state.worth if isinstance(self._state, CriticalState) else None
 
     def progress(self, samples_seen: int) -> float:
-        """Return the samples that the planned batch would have taken to get as far as the run is."""
+        """Return the samples that the planned batch would have taken for the progress made in ``samples_seen``."""
         state = self._state
         return state.progress(samples_seen, sum(self.shares)) if isinstance(state, CriticalState) else samples_seen
 
     def state(self) -> Mapping[str, object]:
-        """Return the state of the batch policy, as plain JSON."""
+        """Return the state of the batch policy for a checkpoint, as plain JSON."""
         return self._state.model_dump(mode="json")
 
     def resume(self, *, policy: str, shares: tuple[int, ...], state: Mapping[str, object]) -> None:
-        """Restore the state in a checkpoint, where it suits the cluster and the policy that the run has now."""
+        """Restore shares and policy state of a checkpoint, if they suit this run's policy, workers and batch.
+
+        Args:
+            policy: name of the batch policy in the checkpoint.
+            shares: local batch sizes there, in rank order.
+            state: of the policy there.
+        """
         spec = self._spec
         workers = len(spec.workers)
         if policy != spec.batch_policy or (len(shares) != workers and policy != "critical"):
@@ -171,7 +180,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Milestones:
-    """The steps at which a run ends and is evaluated.
+    """The rules for when a run ends, is evaluated and gathers its workers' figures, by steps and samples done.
 
     Attributes:
         stop: when it ends.
@@ -190,7 +199,7 @@ class Milestones:
     behind: float = 0.0
 
     def ended_by(self, step: int, samples_seen: float) -> str | None:
-        """Return the limit that has been reached, by progress in samples: "steps", "epochs" or none."""
+        """Return which limit is reached by steps or progress in samples, "steps" or "epochs"; None: neither."""
         if self.stop.max_steps is not None and step >= self.stop.max_steps:
             return "steps"
         if self.stop.max_epochs is not None and samples_seen >= self._samples(self.stop.max_epochs):
@@ -198,27 +207,27 @@ class Milestones:
         return None
 
     def steps_left(self, step: int, samples_seen: int) -> int | None:
-        """Return the steps until a limit is reached, at least 1; None where a target may end the run before."""
+        """Return the steps to the nearest limit, at least 1; None: no limit, or a target may end the run before."""
         limits = self._limits(step, samples_seen)
         return None if self.stop.target or not limits else max(1, min(limits))
 
     def evaluation_due(self, samples_before: int, samples_seen: int) -> bool:
-        """Return whether an evaluation point was passed between two positions."""
+        """Return whether an evaluation became due between two numbers of samples done, the second included."""
         return self._evaluations(samples_seen) > self._evaluations(samples_before)
 
     def all_meet(self, step: int, samples_seen: int, steps: int) -> bool:
-        """Return whether the run ends or is evaluated after ``steps`` more steps: then all workers meet anyway."""
+        """Return whether the run ends or is evaluated after ``steps`` more steps, so that all workers meet anyway."""
         seen = samples_seen + steps * self.global_batch_size
         is_last = self.ended_by(step + steps, seen - self.behind) is not None
         return is_last or self.evaluation_due(samples_seen, seen)
 
     def period_steps(self, step: int, samples_seen: int, step_time_s: float | None) -> int:
-        """Return the steps of the next period, which ends at the latest with the run or at an evaluation point.
+        """Return the steps of the next control period: 2 s at most (no time: 1 step), up to an evaluation or the end.
 
         Args:
             step: steps done.
             samples_seen: samples done.
-            step_time_s: time of a recent step; None: unknown, so look after the first.
+            step_time_s: seconds of a recent step; None: not known, and the period has one step.
         """
         steps = 1 if step_time_s is None else self.control_period_steps
         if step_time_s is not None and steps * step_time_s > LONGEST_PERIOD_S:
@@ -246,7 +255,7 @@ class Milestones:
 
 
 class Engine:
-    """The steps of a run in control periods, after each of which all workers decide alike.
+    """One worker's control periods: it logs its steps, then all workers gather their figures and decide alike.
 
     A period goes `begin`, a step and `after` until it `is_over`, `gather`; then, of the rows of all workers, `tell`,
     `steer` and `share`. What a front cannot do it does not call, or is not given: no synchroniser, nothing to steer.
@@ -254,7 +263,7 @@ class Engine:
     Args:
         context: this worker.
         exchange: how gradients travel.
-        balance: the shares.
+        balance: the local batch sizes.
         stopwatch: of the device.
         synchroniser: brings models together that workers train for themselves; None: gradients are exchanged.
         step: done before.
@@ -262,7 +271,7 @@ class Engine:
     Attributes:
         step: steps done.
         is_over: whether the period's last step is done.
-        control_s: spent on control since the last ``step`` event.
+        control_s: seconds spent on control since the last ``step`` event.
         shards: of the model.
         log: of the steps that no row tells about yet.
     """
@@ -290,11 +299,11 @@ class Engine:
         self._steps = self._told = self._done = 0
 
     def period_steps(self, steps: int) -> int:
-        """Return the steps of the next control period: ``steps``, or fewer where the ratio policy asks."""
+        """Return the steps of the next control period: ``steps``, or fewer if the ratio is to be judged sooner."""
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:
-        """Begin a control period of ``steps`` steps.
+        """Begin a control period of ``steps`` steps; its figures are sent before the last one unless ``all_meet``.
 
         A message of a few numbers takes as long as a small gradient does: where it can, it travels under the last step,
         and tells about the steps before that one.
@@ -332,12 +341,12 @@ class Engine:
         return summed_whole and left >= 0 and left % every == 0
 
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
-        """Log a step that the optimizer has done on every worker, and average parameters where the policy says so.
+        """Log a step that every worker has made, and average parameters where local SGD is due; every worker calls it.
 
         Args:
             trace: of the step.
-            samples: of the step, of every worker.
-            counts: whether it is like others: else nobody is told of it.
+            samples: of the step, of every worker, in rank order.
+            counts: whether the step is like others; if not, its times are left out.
         """
         self.step += 1
         if self.synchroniser is not None:
@@ -350,7 +359,7 @@ class Engine:
         self.is_over = self._done == self._steps
 
     def gather(self, **reported: float) -> Gathering:
-        """Send this worker's control row to all workers.
+        """Start the all-gather of figures on this worker's steps since the last call; every worker must call it.
 
         Args:
             **reported: fields of this worker besides its steps (see `PeriodLog.close`).
@@ -370,11 +379,18 @@ class Engine:
         return gathering
 
     def read(self, gathering: Gathering) -> Period:
-        """Return the period that the workers' rows tell of; waits for the rows."""
+        """Wait for all workers' rows, and return the control period that they describe."""
         return Period.of(gathering.wait(), local_batch_sizes=self.balance.shares, devices=self.shards.devices)
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
-        """Write the ``step`` event."""
+        """Write the ``step`` event of a period to the run's log, with the fields ``more``.
+
+        Args:
+            period: read last.
+            epoch: passes over the data completed, with fractions.
+            samples_seen: by all workers.
+            **more: fields of the event besides.
+        """
         step, noise = self.step - self.log.unread, period.noise
         self.context.events.write(
             "step",
@@ -388,10 +404,10 @@ class Engine:
         self.control_s = 0.0
 
     def steer(self, period: Period, *, epoch: float, learning_rate: float, steps_left: int | None) -> None:
-        """Decide the exchange of gradients from now on, and log a change.
+        """Decide by a control period how gradients are exchanged, and log a change; without a policy do nothing.
 
         Args:
-            period: that was gathered last.
+            period: read last.
             epoch: passes over the data completed, with fractions.
             learning_rate: of the first parameter group.
             steps_left: until training ends by its own rules; None: that is not known.
@@ -405,7 +421,13 @@ class Engine:
             self.context.events.write("exchange_changed", step=self.step, **change)
 
     def share(self, period: Period, epoch: int, samples_seen: int = 0) -> bool:
-        """Judge the shares if it is time to; return whether they change from the next step on."""
+        """Judge local batch sizes by a period if it is time to; log a change; return whether the next step has others.
+
+        Args:
+            period: read last.
+            epoch: completed epochs.
+            samples_seen: by all workers.
+        """
         if not self.balance.is_due(period):
             return False
         change = self.balance.judge(period, epoch, samples_seen)
@@ -419,13 +441,13 @@ class Engine:
 def announce(
     context: WorkerContext, model: nn.Module, exchange: ExchangeConfig, *, shares: Sequence[int], step: int
 ) -> None:
-    """Write ``run_started``, and the network's speed where it was measured; called by every rank.
+    """Log ``run_started`` with all workers' devices, and the network if it was measured; every worker must call it.
 
     Args:
         context: this worker.
         model: what is trained.
         exchange: how its gradients travel.
-        shares: of the first step, in rank order.
+        shares: local batch sizes of the first step, in rank order.
         step: steps done by earlier attempts.
     """
     spec = context.spec

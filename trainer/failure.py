@@ -1,4 +1,4 @@
-"""How a worker that cannot go on tells the run why, in one sentence, before it ends.
+"""Tells the run in one sentence why a worker cannot go on: its error, and the line of the user's code.
 
 Which line of the user's own files is at work, and what an error there means: sentences about a script name it.
 """
@@ -34,14 +34,18 @@ MOST_SAID = 240
 
 
 class Lines:
-    """The lines of a script and of the modules beside it."""
+    """The finder of the user's line that runs now or that raised an error, in a script and the modules beside it.
+
+    Args:
+        script: path of the script, as sentences name it.
+    """
 
     def __init__(self, script: str) -> None:
         self._script = Path(script).resolve()
         self._name = script
 
     def now(self, *, not_by: str = "-") -> str | None:
-        """Return the innermost line of the user's that is being executed: ``train.py, line 12``; None where none is.
+        """Return the user's line being executed, as ``train.py, line 12``; None: none, or ``not_by`` runs further in.
 
         Args:
             not_by: a package; None as well where it stands between that line and this call.
@@ -55,7 +59,7 @@ class Lines:
         return None
 
     def of(self, error: BaseException) -> str:
-        """Return the user's innermost line that an error went through; the script alone where it went through none.
+        """Return the user's innermost line that an error went through, ``train.py, line 12``; none: the script alone.
 
         An error of a reader process quotes its traceback as text; what is quoted lies further in than what caught it.
         """
@@ -77,7 +81,7 @@ class Lines:
 
 
 def reason_of(error: BaseException) -> str:
-    """Format an error's type and words on one line, with the module of a system call that names no file.
+    """Return an error's type and message on one line, shortened; a system call's without a file names its module.
 
     Of an error that quotes the traceback of another process: what that process ended with.
     """
@@ -116,15 +120,21 @@ _MEMORY_REFUSED = (
 
 
 class OthersFailed(RunFailed):
-    """The end of this worker because another one ended, who or whose host says why."""
+    """The error of a worker that ends only because another one has ended, which (or whose host) logs the reason."""
 
 
 class FailureReport(AbstractContextManager["FailureReport"]):
-    """The context of a worker's whole life, which logs ``run_failed`` when that ends with an error.
+    """A context around all that a worker does, which logs and suppresses the exception that ends the worker.
 
-    Every rank may write (one short line is appended whole); the first reason of an attempt is the one that counts. A
-    worker that merely lost a peer says nothing: the peer, or the host that saw it die, knows why.
-    ``exit_code`` is what the process should exit with.
+    Every rank may log ``run_failed`` (a short line is appended whole); the first reason of an attempt counts. A worker
+    that merely lost a peer logs nothing: the peer, or the host that saw it die, knows why.
+
+    Args:
+        run_dir: folder of the run.
+        rank: of the worker.
+
+    Attributes:
+        exit_code: that the process should exit with; 0: no error ended the worker.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -162,26 +172,26 @@ class FailureReport(AbstractContextManager["FailureReport"]):
 
 
 def is_peer_loss(error: Exception) -> bool:
-    """Return whether an error only says that another worker is gone."""
+    """Return whether an error only means that another worker is gone, so that this one is not the cause."""
     if isinstance(error, (OthersFailed, dist.DistNetworkError, dist.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_LOST)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that there was not enough memory."""
+    """Return whether an error says that memory ran out, on the GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_REFUSED)
 
 
 def explain(error: Exception, who: str = "", lines: Lines | None = None) -> HetoptError:
-    """Turn an error into one with a sentence and an exit code: the line of the user's code, and the message.
+    """Return an error as a HetoptError, with worker, user's line and message in a sentence, a hint and an exit code.
 
     Args:
         error: of a worker, or of a script that is measured.
-        who: the worker; empty: there is one.
-        lines: of the user's files; None: they are not known.
+        who: the worker, as "worker 3"; empty: there is a single one.
+        lines: finds those of the user's files; None: they are not known.
     """
     if isinstance(error, HetoptError):
         return error

@@ -1,4 +1,4 @@
-"""Trains: steps in control periods, and between periods everything that all workers decide together.
+"""Trains a task: steps in control periods, and between periods what all workers decide: shares, evaluation, checkpoint.
 
 Inside a period the only communication is the gradient's. At its end one control vector is gathered; every rank reads
 the same numbers and so decides the same: new shares, an evaluation, a checkpoint, the end. The vector travels while the
@@ -44,14 +44,14 @@ from hetopt.trainer.training import Training, build_sharded, try_twins
 
 @dataclass(frozen=True)
 class Material:
-    """The task and data that a worker loads before it joins a group, so that no other worker waits for them."""
+    """The task and data of a run, which a worker loads before it joins the others, so that they need not wait."""
 
     task: Task
     data: TaskData
 
     @classmethod
     def load(cls, spec: RunSpec) -> Material:
-        """Load the task of a run and its data.
+        """Load the task that a run's spec names, and its data, with torch's generator seeded by the spec.
 
         Raises:
             BadInput: they cannot be used.
@@ -62,12 +62,12 @@ class Material:
 
 
 def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Material | None = None) -> None:
-    """Train the task of the spec until its stop rule, its target or somebody's wish ends it; resumes a checkpoint.
+    """Train the spec's task to its limit, target or a stop request, from the newest checkpoint; every worker calls it.
 
     Args:
         context: this worker.
-        crew: finds the others again when some of them are lost; None: then the run has failed.
-        material: what was loaded before; None: it is loaded now.
+        crew: finds the others again when some workers are lost; None: the loss of a worker ends the run.
+        material: task and data, loaded before; None: they are loaded now.
 
     Raises:
         BadInput: the task, its data or the checkpoint cannot be used.
@@ -367,7 +367,7 @@ class _Run(Training):
 
 
 def conclude(training: Training, period: Period) -> None:
-    """Decide shares, exchange and learning rate from now on by a period's numbers, the same on every rank.
+    """Decide exchange and local batch sizes of the next steps by a period's figures; every worker must call it.
 
     Raises:
         RunFailed: the workers do not train the same model in the same way any more.

@@ -32,19 +32,19 @@ REPLICA, SHARD = "replica", "shard"
 
 
 def replica_devices(hosts: Sequence[str]) -> int:
-    """Return the devices of a replica: the largest number that divides the devices of every machine.
+    """Return the devices that hold a model replica: the largest number that divides every host's; ``hosts`` by rank.
 
     Args:
-        hosts: of the devices, in rank order; those of a machine are neighbours.
+        hosts: host of each device, in rank order; devices of a machine are neighbours.
     """
     return math.gcd(*(len(list(same)) for _, same in groupby(hosts)))
 
 
 def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
-    """Make the device mesh of a run, [replicas, devices of a replica]; called by all of its workers.
+    """Return torch's device mesh [replicas, devices of a replica], by the ranks' hosts; every worker must call it.
 
     Args:
-        hosts: of the devices, in rank order.
+        hosts: host of each device, in rank order.
         device_type: such as "cuda".
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -54,12 +54,12 @@ def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
 
 
 def held(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this device holds: all of it where it is not sharded."""
+    """Return the part of a tensor that this device holds, as a plain tensor: all of it where it is not sharded."""
     return tensor.detach().to_local() if is_sharded([tensor]) else tensor  # type: ignore[attr-defined]  # of a DTensor
 
 
 def viewed_as(parameter: Tensor, part: Tensor) -> Tensor:
-    """Return a part of a flat vector with the shape of a parameter; sharded where that is."""
+    """Return ``part``, a piece of a flat vector, in the shape of a parameter, sharded as that is; shares the memory."""
     view = part.view_as(held(parameter))
     if not is_sharded([parameter]):
         return view
@@ -70,16 +70,16 @@ def viewed_as(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Return whether any tensor is sharded over several devices."""
+    """Return whether any of these tensors is sharded over several devices (a DTensor)."""
     return any(hasattr(tensor, "to_local") for tensor in tensors)
 
 
 def gathered(value: Any, *, keep: bool = True) -> Any:
-    """Replace the sharded tensors in nested values by whole ones on the CPU; called by all devices of a replica.
+    """Return nested values with sharded tensors whole on the CPU (not ``keep``: empty); all of a replica must call it.
 
     Args:
         value: dictionaries, lists and tuples.
-        keep: whether this device wants them; else empty tensors take their place.
+        keep: whether this device wants the whole tensors; else empty ones take their place.
     """
 
     def whole(tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def gathered(value: Any, *, keep: bool = True) -> Any:
 
 
 def cut_like(tensor: Tensor, reference: Tensor) -> Tensor:
-    """Return this device's part of a whole tensor where the reference, of the same shape, is sharded; else as it is."""
+    """Return this device's shard of a whole tensor, cut as ``reference`` is; whole if that is, or has another shape."""
     if not is_sharded([reference]) or tensor.shape != reference.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -104,7 +104,7 @@ def cut_like(tensor: Tensor, reference: Tensor) -> Tensor:
 def cut_states(
     model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any], updates: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the whole states of a model and its optimizer, cut as both are now.
+    """Return saved whole states of a model and its optimizer (``updates``), cut to this device's shards of both.
 
     Args:
         model: sharded or not.
@@ -128,11 +128,11 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 
 
 def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.Module]:
-    """Return the blocks that a model is sharded by: those of the class that holds most parameters among repeated ones.
+    """Return a model's blocks to shard, the modules of class ``kind``; None: the repeated class with most parameters.
 
     Args:
         model: not sharded yet.
-        kind: class of the blocks; None: found.
+        kind: class of the blocks; None: the class that holds most parameters among those that occur twice or more.
 
     Raises:
         BadInput: the model has none of that class, or no class that occurs twice.
@@ -154,14 +154,14 @@ def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.
 
 
 def recompute(blocks: Iterable[nn.Module]) -> None:
-    """Keep the inputs of blocks alone for the backward pass, which computes the blocks again (Chen et al. 2016)."""
+    """Make blocks keep only their inputs for backward, which then computes each again (Chen et al. 2016); in place."""
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """The place of this device among those that hold a sharded model.
+    """The layout of a model's shards: how many devices hold a replica, and which hold the same part as this device.
 
     Attributes:
         devices: that hold a replica.
@@ -175,12 +175,12 @@ class Shards:
     def of(
         cls, model: nn.Module, blocks: Sequence[nn.Module], hosts: Sequence[str], device: torch.device, *, whole: bool
     ) -> Shards:
-        """Shard a model block by block; called by all workers.
+        """Shard a model in place by ``blocks`` (``whole``: weights, too); return the layout; every worker must call it.
 
         Args:
             model: on the CPU, the same on all workers.
             blocks: of it.
-            hosts: of the workers, in rank order.
+            hosts: host of each worker, in rank order.
             device: of this worker.
             whole: whether weights stay sharded between forward and backward as well; else gradients and optimizer
                 state alone are sharded from then on.
@@ -198,7 +198,7 @@ WHOLE = Shards()
 
 
 def replica_bytes(model: nn.Module) -> int:
-    """Return the bytes that a whole replica keeps: weights, buffers, and gradient and two moments of what is trained.
+    """Return the bytes to train a whole replica: weights, buffers, and of trained weights gradient and two moments.
 
     16 a parameter for Adam in single precision (Rajbhandari et al. 2020).
     """
@@ -207,21 +207,21 @@ def replica_bytes(model: nn.Module) -> int:
 
 
 def device_bytes(device: torch.device, sharing: int) -> int:
-    """Return the bytes that a worker may use of its GPU, or of the main memory that so many workers share."""
+    """Return the bytes that a worker may use: 90 % of its GPU, or of main memory divided by ``sharing`` workers."""
     is_cuda = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return memory_limit_bytes(total, workers=1 if is_cuda else sharing, fraction=0.9)
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the weights that a forward pass without a backward pass has gathered."""
+    """Free the weights that a sharded model has gathered for a forward pass without backward; else do nothing."""
     for module in model.modules():
         if callable(free := getattr(module, "reshard", None)):
             free()
 
 
 def whole_states(optimizer: Optimizer) -> list[str]:
-    """Return the names of optimizer states that are tensors, of sharded parameters, and not sharded themselves."""
+    """Return the names of optimizer states that are whole tensors though their parameter is sharded; empty: none."""
     return [
         name
         for parameter, state in optimizer.state.items()

@@ -35,7 +35,7 @@ def _live_placed(run_dir: Path, spec: RunSpec, node: Node, warden: int, place: i
 
 
 def main(arguments: list[str]) -> int:
-    """Host the workers of one host until they end; return the exit code of the first that failed.
+    """Run this host's workers as forks, and a store to meet in, until all end; return the first failed exit code or 0.
 
     Raises:
         BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.

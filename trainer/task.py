@@ -38,7 +38,7 @@ Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 
 
 def mean_of(told: Loss) -> Tensor:
-    """Return the mean loss of a task, also where it gives a sum and its count."""
+    """Return a task's loss as a scalar mean; of a tuple ``(sum, count)`` their quotient."""
     if not isinstance(told, tuple):
         return told
     summed, count = told
@@ -53,13 +53,13 @@ Schedule: TypeAlias = Callable[[float], float]
 
 
 def constant(epoch: float) -> float:
-    """Return 1 for every epoch: the schedule that keeps the learning rate."""
+    """Return 1, the factor on the learning rate at every epoch: the schedule of a constant rate."""
     return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The metric value at which a model is good enough, and which direction is better."""
+    """The metric, and the value of it, at which a model is good enough, and whether higher values are better."""
 
     metric: str
     value: float
@@ -74,7 +74,7 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether ``metrics`` is at least as good as the target (NaN never is).
+        """Return whether evaluation metrics, by name, are at least as good as the target (NaN never is).
 
         Raises:
             BadInput: the target's metric is not among them.
@@ -93,12 +93,12 @@ NO_TARGET = Target(metric="loss", value=0.0, higher_is_better=False)
 
 
 def judged_by_loss(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    """Raise NotImplementedError: a task without its own evaluation puts its summed loss in this place."""
+    """Raise NotImplementedError: the default of `Task.evaluate`, which every task replaces by its own summed loss."""
     raise NotImplementedError("a task replaces it")
 
 
 def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """Return the mean evaluation loss as the metric ``loss``, per counted item or per sample."""
+    """Return the metric ``loss`` from evaluation sums: the mean per item that the loss counts, else per sample."""
     count = sums.get(_COUNT, float(samples))
     return {"loss": sums["loss"] / count if count else math.nan}
 
@@ -115,13 +115,19 @@ def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, bat
 
 
 def is_judged_by_loss(task: Task) -> bool:
-    """Return whether a task has no `evaluate` of its own."""
+    """Return whether a task has no ``evaluate`` of its own, and so is evaluated by its training loss."""
     return isinstance(task.evaluate, partial) and task.evaluate.func is _summed_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """The training and evaluation data of a task. ``description`` says in one line what was found, for people."""
+    """The training and the evaluation data of a task, both map-style, with a line for people that says what was found.
+
+    Attributes:
+        train: training data.
+        evaluation: evaluation data.
+        description: one line on what was found, for people.
+    """
 
     train: MapDataset
     evaluation: MapDataset
@@ -140,7 +146,7 @@ class TaskData:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model, its data, and what counts as done.
+    """A user's training job: model, data, loss, optimizer, batch size, and what counts as done.
 
     The trainer splits a global batch over workers in unequal shares that may change between steps, so the parts are
     written per batch and know nothing of workers.
@@ -162,8 +168,8 @@ class Task:
         evaluate: per-batch SUMS, scalars (for instance how many are correct, the summed loss), so that sums over any
             partition of the evaluation data add up to the same whole. Runs in eval mode without gradients.
         metrics: named metrics from the summed values and the number of samples.
-        target: which of those metrics has to reach what; the usual one is never reached, so that such a task is
-            planned for epochs or steps.
+        target: which of those metrics has to reach what; the usual one, a mean loss of at most 0, stands for none:
+            such a task is planned for epochs or steps.
         batch_size: samples of the global batch that the learning rate was tuned at.
         learning_rate_rule: how the learning rate follows the global batch size: in proportion ("linear", Goyal et
             al. 2017), by its square root ("sqrt", Krizhevsky 2014), or not at all ("none").
@@ -240,11 +246,19 @@ def evaluation_sums(
     *,
     passes: int = 0,
 ) -> dict[str, float]:
-    """Return the sums of ``task.evaluate`` over ``indices``, with the model in eval mode and then back in its own.
+    """Return ``task.evaluate``'s sums by name over samples ``indices``, in eval mode, in at least ``passes`` batches.
 
     Over any partition of the data the results of the parts add up to the result of the whole (to rounding), so workers
-    evaluate a part each. An empty part gives an empty dictionary. Replicas must agree on buffers as well as parameters.
-    Devices that share a model compute so many ``passes``, of which those beyond their part count nothing.
+    evaluate a part each. Replicas must agree on buffers as well as parameters. The model's mode is restored.
+
+    Args:
+        task: how to evaluate.
+        model: on the device.
+        dataset: the evaluation data.
+        indices: of the samples to evaluate.
+        device: where to compute.
+        passes: batches to compute at least, as all devices that share a model do; those beyond ``indices`` count
+            nothing. Without samples and passes the dictionary is empty, with passes alone its sums are 0.
     """
     was_training = model.training
     model.eval()
@@ -262,7 +276,7 @@ def evaluation_sums(
 
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Add up the evaluation sums of several parts, key by key, in double precision."""
+    """Return the total of several parts' evaluation sums, name by name, in double precision."""
     total: Any = Counter()  # of numbers of any kind
     for part in parts:
         total.update(part)
@@ -270,7 +284,7 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def make_model(task: Task) -> nn.Module:
-    """Make the task's model; its embeddings give dense gradients: the same numbers, which can be summed as they are."""
+    """Return a new model of the task, with dense embedding gradients; its blocks recompute if the task says so."""
     model = task.model()
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -281,7 +295,7 @@ def make_model(task: Task) -> nn.Module:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
-    """Make the task's optimizer for a model.
+    """Return a new optimizer of the task for a model, at the learning rate that the task sets.
 
     Raises:
         BadInput: it is none, or steps by a function that computes the loss.
@@ -307,7 +321,7 @@ _SCALAR_STEPS = 16
 
 
 def cross_entropy_weight(loss: Tensor) -> Tensor | None:
-    """Return the total weight of the targets of one mean cross entropy; None where the loss is anything else."""
+    """Return the targets' total weight that a mean cross entropy was divided by, from its graph; None: another loss."""
     node: Any = loss.grad_fn
     for _ in range(_SCALAR_STEPS):
         name = "" if node is None else node.name()
@@ -328,22 +342,22 @@ LEAST_SAMPLES = 2
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model that normalise over the samples of a batch."""
+    """Return the BatchNorm layers of a model, which normalise over the samples of a batch."""
     return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
 def least_samples(model: nn.Module) -> int:
-    """Return the samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
+    """Return the fewest samples that a worker can train a step with: 2 if the model has BatchNorm, else 1."""
     return LEAST_SAMPLES if batch_norms(model) else 1
 
 
 def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
-    """Return a worker's minimum share of a batch: what the model needs, where the batch has as many."""
+    """Return the minimum local batch size in samples: what the model needs, or 1 where the batch is too small."""
     return least_within(least_samples(model), batch_size, workers)
 
 
 def normalises_apart(model: nn.Module) -> bool:
-    """Return whether BatchNorm in a model normalises each worker's samples by themselves."""
+    """Return whether a model has BatchNorm other than SyncBatchNorm, which normalises each worker's samples alone."""
     return any(not isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model))
 
 
@@ -354,7 +368,7 @@ class LearningRate:
     Attributes:
         task: for its schedule.
         base: rates of the parameter groups, as a fresh optimizer came with them.
-        stretch: epochs that the schedule takes for one of the task's.
+        stretch: epochs of the run that count as one in the schedule.
     """
 
     task: Task
@@ -363,11 +377,11 @@ class LearningRate:
 
     @classmethod
     def of(cls, task: Task, optimizer: Optimizer, stretch: float = 1.0) -> LearningRate:
-        """Remember the rates that a fresh optimizer came with."""
+        """Return the rule for a fresh optimizer's learning rates, with a schedule ``stretch`` times as long."""
         return cls(task=task, base=tuple(float(group["lr"]) for group in optimizer.param_groups), stretch=stretch)
 
     def apply(self, optimizer: Optimizer, epoch: float, scale: float) -> None:
-        """Set the rates for the step that begins after ``epoch`` epochs."""
+        """Set an optimizer's learning rates, in place, after ``epoch`` epochs: own rate x ``scale`` x schedule."""
         factor = scale * self.task.schedule(epoch / self.stretch)
         for group, rate in zip(optimizer.param_groups, self.base, strict=True):
             group["lr"] = rate * factor
@@ -376,13 +390,13 @@ class LearningRate:
 def evaluate(
     task: Task, model: nn.Module, dataset: MapDataset, *, shares: Sequence[float], rank: int, device: torch.device
 ) -> dict[str, float]:
-    """Compute the task's metrics over the whole data set, the same on every rank.
+    """Return the task's metrics, by name, of the whole evaluation data; each worker computes a part and must call it.
 
     Args:
         task: how to evaluate.
         model: the same on every rank, buffers included (see `average_buffers`).
         dataset: the evaluation data.
-        shares: how fast the workers are, in rank order; each evaluates its proportion of the samples.
+        shares: local batch sizes, or other weights of the workers, in rank order; each evaluates samples in proportion.
         rank: this worker's.
         device: this worker's.
 
@@ -408,12 +422,12 @@ def evaluate(
 
 
 def averages(model: nn.Module) -> list[Tensor]:
-    """Return the buffers of a model that are averages over samples: those of BatchNorm."""
+    """Return the floating-point buffers of a model, taken to be averages over samples as BatchNorm's statistics are."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
 
 
 def average_buffers(model: nn.Module, weight: float, world_size: int) -> None:
-    """Replace floating-point buffers (running statistics of BatchNorm) by their weighted mean over the workers.
+    """Replace a model's floating-point buffers, in place, by a weighted mean over workers; every worker must call it.
 
     Every worker's statistics come from its own samples; ``weight`` is its share of the batch, and the weights sum to 1.
     Counters are the same everywhere and stay.

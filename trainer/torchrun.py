@@ -22,7 +22,7 @@ _CHOSEN = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def main(arguments: list[str]) -> None:
-    """Start the workers of one machine, and stay until they end.
+    """Start this machine's workers by torchrun's ``arguments``, meeting by hetopt's rendezvous; wait until they end.
 
     Raises:
         BadInput: the arguments are for a rendezvous of another kind, or the secret is missing.

@@ -1,4 +1,4 @@
-"""All that a worker trains with, made for one group of workers; and the state in which another group takes it over.
+"""The training of a task on one worker: its model, data feed, gradient exchange and steps, and the state to resume.
 
 The engine as a task's loop drives it: it computes the steps, too.
 
@@ -125,7 +125,7 @@ MOST_SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class LossTest:
-    """The denominator of a task's loss, and the gradient difference between unequal parts of a batch and the batch.
+    """The result of `probe_loss`: what a task's loss is a mean over, and how far parts differ from the whole batch.
 
     Attributes:
         kind: ``mean``: over samples; ``counted``: over what the loss returns, or over the targets of its cross entropy;
@@ -177,13 +177,16 @@ class LossTest:
 def probe_loss(
     model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
 ) -> LossTest:
-    """Compute the first samples whole and in two parts, and compare; model and random numbers are restored.
+    """Return what a loss is a mean over, by comparing gradients of the first samples and of two parts of them.
+
+    Buffers, modes and torch's random state are restored, and gradients removed; random numbers that ``read`` draws
+    stay drawn.
 
     Args:
         model: on its device.
         loss: of the task.
         read: gives the batch of some samples, by their places in the first batch.
-        samples: of the first batch, or as many as fit.
+        samples: of the first batch, or as many as fit; at most 16 are tried.
     """
     samples = min(samples, MOST_SAMPLES)
     if samples < 2:
@@ -284,7 +287,7 @@ FEWEST_TRIED = 4
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
-    """Build the task's model on the device, the same on every rank: seeded alike, then as rank 0 has it."""
+    """Return the task's new model on ``device``, in training mode, with rank 0's values; every worker must call it."""
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
@@ -294,7 +297,7 @@ def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
 
 
 def make_feed(context: WorkerContext, dataset: MapDataset, *, is_sharing: bool = False) -> SampleFeed:
-    """Make this worker's feed of training samples, from the start; workers may share a model with others."""
+    """Return this worker's feed of micro-batches, at the start of the data; ``is_sharing``: devices share a model."""
     spec, limits = context.spec, [worker.max_local_batch_size for worker in context.spec.workers]
     reader = BatchReader(
         dataset=dataset,
@@ -316,13 +319,13 @@ def make_feed(context: WorkerContext, dataset: MapDataset, *, is_sharing: bool =
 
 
 def shard_wish(spec: RunSpec, task: Task) -> Sharding:
-    """Return what the devices of a machine share of a task's model; where machines have a single one, nothing."""
+    """Return what devices share of a task's model, by run or else task; "none" where a replica has one device."""
     wish = spec.shard or task.shard
     return "none" if replica_devices([worker.host for worker in spec.workers]) == 1 else wish
 
 
 def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards]:
-    """Build the task's model as task and run share it out.
+    """Return the task's model, sharded if run or task say so, and the layout of its shards; every worker must call it.
 
     Raises:
         BadInput: something in the run does not go with a sharded model.
@@ -347,7 +350,7 @@ def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
-    """Make the cursor at the start of the training samples: one order for all workers, parts, or a stream.
+    """Return a cursor at the start of the training data: of one order, parts or a stream; every worker must call it.
 
     Raises:
         BadInput: the data cannot be partitioned like that.
@@ -374,7 +377,7 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:
-    """Make the slowdown of this worker."""
+    """Return the waits that make this worker as slow as its spec says, by a factor or a declared time."""
     return make_pace(
         context.worker,
         context.device,
@@ -395,7 +398,7 @@ def make_step(
     samples: int,
     shards: Shards = WHOLE,
 ) -> tuple[ExchangeConfig, FusedStep]:
-    """Make the exchange of a run and its step, warmed up: what a device does only once is not training.
+    """Return a run's gradient exchange and training step, warmed up, and test the loss; every worker must call it.
 
     Args:
         context: this worker.
@@ -405,7 +408,7 @@ def make_step(
         feed: of the training data; learns here already if a share does not fit into memory.
         stopwatch: of the device.
         pace: of this worker.
-        samples: how many to warm up with; this worker's share.
+        samples: how many to warm up with: this worker's local batch size.
         shards: of the model.
 
     Raises:
@@ -530,15 +533,23 @@ def _fit(feed: SampleFeed, compute: Callable[[MicroBatch], None], samples: int, 
 
 
 class Training(Engine):
-    """The training of one worker; everything but generators and residuals is alike on all ranks.
+    """The training of a task on one worker, step by step; what it decides is alike on all ranks.
+
+    Args:
+        context: this worker.
+        task: to train.
+        data: of the task.
+        model: on the device, the same on all workers; sharded as ``shards`` says.
+        saver: of checkpoints.
+        shards: of the model.
 
     Attributes:
         milestones: when things are due; they change when the samples of a step do.
-        replay: the stream that samples come out of; None: they are there.
+        replay: the cursor of a stream on which samples arrive in time; None: all samples are there.
         feed: of training samples.
-        pace: how fast this worker may be.
+        pace: makes this worker as slow as its spec says.
         optimizer: applies gradients.
-        form: how a step is done.
+        computes: the step, up to the gradient of all workers.
         unfinished: what a step changes before it is done, where the data stood and the random generators when it
             began; None: none is under way, or nobody would go on from there.
         loss_scale: of fp16.
@@ -629,7 +640,12 @@ class Training(Engine):
         torch.manual_seed(spec.seed + 7919 * (context.rank + 1))
 
     def take_over(self, shared: SharedState, own: RankState, source: str) -> None:
-        """Restore the training state of a checkpoint or of other workers.
+        """Restore training from the common and this worker's own state; ``source`` says in errors where they are from.
+
+        Args:
+            shared: state of all workers.
+            own: state of this worker alone.
+            source: names where the states are from, for errors.
 
         Raises:
             BadInput: it does not fit the task, its data or the exchange.
@@ -667,9 +683,9 @@ class Training(Engine):
         self.target_reached = shared.target_reached
 
     def shared_state(self) -> SharedState:
-        """Return the state that all workers share; its tensors are those that training changes.
+        """Return the training state common to all workers, not copied; of a sharded model every worker must call it.
 
-        Of a sharded model they are whole, on the leader alone; called by all workers.
+        Its tensors are those that training changes; of a sharded model they are whole, on the leader alone.
         """
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self.shards.devices > 1:
@@ -690,7 +706,7 @@ class Training(Engine):
         )
 
     def own_state(self) -> RankState:
-        """Return the state of this worker alone: its residual, random generators and synchronizer."""
+        """Return the training state of this worker alone: compression residual, random generators and local SGD."""
         return RankState.now(
             self.computes.residual.state(),
             self.context.device,
@@ -698,7 +714,7 @@ class Training(Engine):
         )
 
     def one_model(self) -> AbstractContextManager[None]:
-        """Make all workers' models the same inside: the average, running statistics included, of local SGD workers."""
+        """Average local SGD's models inside, else buffers at once, so that all are equal; every worker calls it."""
         if self.synchroniser is not None:
             return self.synchroniser.averaged()
         shares = self.balance.shares
@@ -707,7 +723,7 @@ class Training(Engine):
         return nullcontext()
 
     def ended(self) -> str | None:
-        """Return why the run is over, "target", "steps" or "epochs"; None while it is not."""
+        """Return why the run is over by now, "target", "steps" or "epochs"; None: it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
         return self.milestones.ended_by(self.step, self.balance.progress(self.feed.cursor.position))
@@ -728,7 +744,7 @@ class Training(Engine):
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     def follow_shares(self) -> None:
-        """Reckon with steps of the present shares from here on."""
+        """Set the steps to the run's end and evaluations anew, after local batch sizes have changed."""
         position, drawn = self.feed.cursor.position, self.feed.drawn(self.balance.shares)
         behind = position - self.balance.progress(position)
         self.milestones = replace(self.milestones, global_batch_size=sum(drawn), behind=behind)
@@ -739,11 +755,11 @@ class Training(Engine):
         return self.earlier_s + self.context.clock() - self.begun_s
 
     def run_period(self, steps: int, *, learning_rate_scale: float, all_meet: bool, checkpoint_s: float) -> Gathering:
-        """Train a period's steps; return the gathering of all workers' rows.
+        """Train ``steps`` steps; return the started all-gather of all workers' figures. Every worker must call it.
 
         Args:
             steps: see `begin`.
-            learning_rate_scale: of these steps.
+            learning_rate_scale: factor on the task's learning rate in these steps.
             all_meet: see `begin`.
             checkpoint_s: when the last checkpoint was saved, on this worker's clock.
         """
@@ -756,10 +772,10 @@ class Training(Engine):
         return gathering or self.gather_all(checkpoint_s)
 
     def gather_all(self, checkpoint_s: float) -> Gathering:
-        """Send this worker's control row, with all that a task's loop decides by.
+        """Start the all-gather of all figures that a task's loop decides by; every worker must call it.
 
         Args:
-            checkpoint_s: as of `run_period`.
+            checkpoint_s: when the last checkpoint was saved, on this worker's clock.
         """
         begun_s = self.context.clock()
         mark = 0 if self.synchroniser is not None else tensors_mark(map(held, parameters_of(self.optimizer)))
@@ -775,7 +791,7 @@ class Training(Engine):
         )
 
     def train_step(self, learning_rate_scale: float) -> None:
-        """Train one optimizer step over this rank's part of the global batch.
+        """Train one optimizer step on this worker's share of the batch, at a scaled learning rate; all must call it.
 
         The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
         ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
@@ -814,12 +830,14 @@ class Training(Engine):
             )
 
     def close(self) -> None:
-        """End the threads and processes of this worker."""
+        """End the thread that reads samples ahead."""
         self.feed.close()
 
 
 def try_twins(training: Training, ratio: float) -> Verdict:
-    """Train two copies of the model for some steps, and compare; the training itself stays. Called by all ranks.
+    """Train a dense copy of the model and one sparsified to ``ratio``, and compare their losses; every worker calls it.
+
+    The training itself stays as it is.
 
     A worker whose memory does not hold two more models says so by a loss that is not a number.
     """

@@ -50,19 +50,19 @@ from hetopt.trainer.host.forks import only_imports
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 Ended = Callable[[int, int, int], None]
-"""Told of a worker's end: its place, the signal that ended it, and how many times it may still be replaced."""
+"""Told of a worker's end: its place, the signal that ended it, and how many replacements it has left, with this one."""
 
 
 def keep(works: Mapping[int, Callable[[], int]], *, replacements: int, tell: Ended) -> int:
-    """Run workers' work in forks, and replace those that a signal kills.
+    """Run each worker in a fork, again when a signal has killed it; return the first exit code of a failure, or 0.
 
-    Returns the exit code of the first that failed, or 0, once all have ended. When a signal kills one once too often
+    Returns once all have ended. When a signal kills one once too often
     this process ends by the same signal, so that whoever watches sees why.
 
     Args:
         works: by place; each is done in a process of its own, and gives its exit code.
         replacements: of each worker that is killed, at most.
-        tell: hears of each.
+        tell: called for each worker that is about to be replaced.
     """
     left = dict.fromkeys(works, replacements)
     asked_to_end: list[int] = []
@@ -154,7 +154,7 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """Return the place that torchrun's environment names; without torchrun that of a run of one worker."""
+        """Return rank, local rank and world size from torchrun's variables; without them 0, 0 and 1."""
         return cls(
             rank=int(environment.get("RANK", "0")),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
@@ -163,7 +163,7 @@ class Place:
 
 
 def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
-    """Return the device of this worker: its turn among the workers of this machine that may use CUDA.
+    """Return this worker's device, "cpu" or "cuda:INDEX", by its spec and its turn among the machine's workers.
 
     ``auto`` takes a CUDA device of its own while there are any and the CPU after that; ``cuda`` shares devices when
     there are more workers than devices.
@@ -187,7 +187,7 @@ def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
 
 
 class StopWish(StopSignal):
-    """The wish to end this run: by SIGTERM or SIGINT to this worker, or by the run folder's stop file.
+    """A callable that tells whether the run is asked to stop: by SIGTERM or SIGINT to this worker, or by its stop file.
 
     A second signal ends the process at once.
     """
@@ -205,18 +205,19 @@ class StopWish(StopSignal):
 
 
 def training() -> Callable[[WorkerContext], None]:
-    """Return `train`, importing no more than that needs: imports are most of a short run's start-up."""
+    """Return the function `train`, imported only now: imports are most of a short run's start-up."""
     from hetopt.trainer.loop import train
 
     return train
 
 
 def main(arguments: list[str], work: Imports = training) -> int:
-    """Run one worker; return the exit code.
+    """Run a worker of the run in ``arguments[0]`` by the function that ``work()`` returns; return the exit code.
 
     Args:
         arguments: of the command line: the run's folder.
-        work: imports and returns what the worker does once it has joined the others.
+        work: imports and returns what the worker does once it has joined the others; where workers may be lost, `train`
+            in any case.
     """
     host = os.environ.get(HOST_PID_VARIABLE)
     if host is not None:
@@ -251,11 +252,11 @@ def _keep_alive(run_dir: Path, meeting: str) -> int:
 
 
 def live_supervised(run_dir: Path, meeting: str, warden: int) -> int:
-    """Run a worker in a fork of its warden; return the exit code.
+    """Run a worker in this fork of the process ``warden``, with which it ends; return the exit code.
 
     Args:
         run_dir: of the run.
-        meeting: where workers meet.
+        meeting: where workers meet, ``address:port``, of several hosts with commas between.
         warden: number of the process that this one is a fork of, and ends with.
     """
     die_with_parent(warden, signal.SIGKILL)
@@ -263,7 +264,7 @@ def live_supervised(run_dir: Path, meeting: str, warden: int) -> int:
 
 
 def tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacements: int) -> None:
-    """Log that a signal has killed a worker, which may be replaced ``replacements`` times more."""
+    """Log that signal ``number`` killed the worker of rank ``place``; ``replacements`` are left, this one included."""
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
             "worker_lost",
@@ -282,7 +283,7 @@ LARGEST_KEPT_BYTES = 32 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Keep memory that a step has freed for the next step; return whether this process's C library can.
+    """Make glibc keep freed memory in this process, which spares page faults in each step; return whether it does.
 
     glibc returns freed memory to the kernel once there is more of it than a threshold, and a training step frees as
     much as it takes. The kernel then hands out every page anew in every step, zeroed, at the price of a fault. Four
@@ -412,7 +413,7 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End the process without tearing the interpreter down.
+    """End this process at once with ``exit_code``, after flushing its output; the interpreter is not torn down.
 
     Everything that matters is on disk by now. Whatever still refers to the process group (DistributedDataParallel, a
     module that torch imported while the group existed) keeps its threads alive past `destroy_process_group`, and then
@@ -432,7 +433,7 @@ HOST_SAYS_S = 3.0
 
 
 class ScriptExited(RunFailed):
-    """The script said itself that it failed, by its exit code.
+    """The error that the user's script called ``sys.exit`` with a code of failure, which becomes the worker's.
 
     Args:
         place: its worker, file and line.
@@ -502,7 +503,7 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
 
 
 def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
-    """Return the environment variables of a script besides torchrun's: the visible device and its local rank.
+    """Return the variables that a script is given: its worker's GPU alone (or none), local rank, and no display.
 
     A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
     alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.

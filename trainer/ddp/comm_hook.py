@@ -55,18 +55,18 @@ from hetopt.trainer.task import normalises_apart
 
 
 class GradientState:
-    """The state of gradient exchange that every kind of script has; that of a script on one worker.
+    """The state of a script's gradient exchange on one worker, where nothing is sent; the base of those of several.
 
     Args:
         exchange: how gradients travel.
 
     Attributes:
-        weight: what this worker's gradient counts; None: its share of the batch.
-        record: what audits found; None: there are none.
-        is_audit: whether the step at hand is one, on all workers.
-        differences: over earlier audits, see `hetopt.trainer.script.batches.Found`.
-        waited_s: for other workers in a step, before the last part of the gradient was sent.
-        norms: of the gradient of a step, where they are wanted.
+        weight: factor on this worker's gradient, or ``"sum"``; None: its share of the batch (see `CommState`).
+        record: settings and results of audits; None: there are none.
+        is_audit: whether the step at hand is an audit, on all workers.
+        differences: sums over earlier audits, see `hetopt.trainer.script.batches.Found`.
+        waited_s: seconds of a step spent waiting for other workers before the last part of the gradient was sent.
+        norms: squared norms of a step's gradient, where they are wanted.
     """
 
     def __init__(self, exchange: ExchangeConfig) -> None:
@@ -79,7 +79,7 @@ class GradientState:
         self.waited_s = 0.0
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return the cost of a step's exchange; None: there was none."""
+        """Return the bytes and seconds of the last step's gradient exchange; None: there was none, as always here."""
         return None
 
     @property
@@ -88,11 +88,11 @@ class GradientState:
         return self.exchange.is_dense
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return the gradient difference of the last backward pass, if that was an audit; else None."""
+        """Return the last pass's audit, gradient difference [elements] and norm; None: it was none, as always here."""
         return None
 
     def ended(self) -> None:
-        """End a backward pass."""
+        """Note that a backward pass has ended; does nothing but for a sharded model."""
 
 
 _KEPT: list[DistributedDataParallel] = []
@@ -100,7 +100,7 @@ _KEPT: list[DistributedDataParallel] = []
 
 @functools.cache
 def keep_modules() -> None:
-    """Keep every module that is made from here on until the process ends; once is enough."""
+    """Keep every DistributedDataParallel module that is made from here on alive until the process ends."""
     init: Any = DistributedDataParallel.__init__
 
     @functools.wraps(init)
@@ -116,7 +116,7 @@ _FLOAT32 = torch.float32
 
 
 class CommState(GradientState):
-    """The gradient exchange of one DDP module, and the weight of this worker's gradients.
+    """The state of hetopt's communication hook for one DDP module: compression, and weight of this worker's gradient.
 
     Args:
         ddp: the module whose hook this is for.
@@ -134,8 +134,8 @@ class CommState(GradientState):
         exchange: how gradients travel.
         weight: as above; may be set before each backward pass.
         record: what audits found.
-        is_audit: whether the step at hand is one, on all workers.
-        differences: over earlier audits, see `hetopt.trainer.script.batches.Found`.
+        is_audit: whether the step at hand is an audit, on all workers.
+        differences: sums over earlier audits, see `hetopt.trainer.script.batches.Found`.
         stats: of the last step's exchange, where the whole gradient is exchanged.
 
     Raises:
@@ -168,7 +168,9 @@ class CommState(GradientState):
         self._squares = 0.0
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
-        """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
+        """Set up the exchange anew by a run's spec, before its first step; ``reach`` hears what part is made.
+
+        See the arguments of the class."""
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
         shapes = [tuple(parameter.shape) for parameter in self._parameters]
         self.exchange = make_exchange(spec, spec.compression, shapes, device)
@@ -190,7 +192,7 @@ class CommState(GradientState):
         self._made = 0
 
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
-        """Return a future of the weighted sum of a bucket over all workers."""
+        """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content."""
         buffer, is_last = bucket.buffer(), bucket.is_last()
         self._made = buffer.numel() + (0 if bucket.index() == 0 else self._made)
         self._reach(1.0 if is_last else min(1.0, self._made / self._elements))
@@ -232,10 +234,10 @@ class CommState(GradientState):
         self.stats = ExchangeStats(sent_bytes=2 * self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return the leader's gradient minus the shares', [elements], and the norm of the leader's.
+        """Return and forget the leader's gradient minus the shares' sum, [elements], and the norm of the leader's.
 
         Returns:
-            None where the backward pass that ended exchanged no audited gradient.
+            Both, on the CPU; None where the backward pass that ended exchanged no audited gradient.
         """
         apart, squares, self._apart, self._squares = self._apart, self._squares, {}, 0.0
         pieces = [apart[id(parameter)] for parameter in self._parameters if id(parameter) in apart]
@@ -281,7 +283,7 @@ class CommState(GradientState):
 
 
 def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket of gradients over all workers, weighted and compressed as ``state`` says.
+    """Return a future of a gradient bucket summed over all workers, weighted and compressed as ``state`` says.
 
     For ``DistributedDataParallel.register_comm_hook(state, hetopt.comm_hook)``.
 
@@ -296,7 +298,7 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
 
 
 class ShardedState(GradientState):
-    """The gradient exchange of one sharded model between replicas.
+    """The state of a sharded model's gradient exchange: each device averages its shard of the gradient over replicas.
 
     Args:
         module: the outermost that was sharded.
@@ -306,7 +308,7 @@ class ShardedState(GradientState):
 
     Attributes:
         dtype: of the parameters.
-        sums: whether replicas are summed here.
+        sums: whether the gradient is averaged over replicas here.
     """
 
     def __init__(
@@ -330,12 +332,12 @@ class ShardedState(GradientState):
                     part.set_all_reduce_hook(partial(self._sum, name))
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return the cost of a step's exchanges; None: there were none."""
+        """Return the summed bytes and seconds of the exchanges since the last call; None: there were none."""
         taken, self._stats = self._stats, []
         return summed(taken) if taken else None
 
     def ended(self) -> None:
-        """End a backward pass, of which some parts of the model may have had no gradient."""
+        """Note that a backward pass has ended, and tell ``reach`` so where parts of the model had no gradient."""
         if self._parts and self._parts != self._parts_before:
             self._reach(1.0)
         self._parts, self._parts_before = 0, self._parts or self._parts_before

@@ -85,7 +85,7 @@ _DEPTH = 3
 
 
 def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str] | None:
-    """Find the object in a batch sampler that knows the rank: the attributes on the way to it, and the rank's name.
+    """Return where a batch sampler keeps its rank: attributes on the way, and the rank's attribute; None: nowhere.
 
     Args:
         batch_sampler: of a loader.
@@ -125,13 +125,13 @@ def _for_rank(batch_sampler: Any, way: Sequence[str], name: str, rank: int) -> A
 
 
 class UnequalBatches(Sampler[list[int]]):
-    """A worker's shares of the batches that all ranks would read; outside training, the rank's own batches.
+    """A batch sampler that yields this worker's share of all ranks' batches; outside training, the rank's own batches.
 
     Args:
-        batch_sampler: of the script.
-        batch_size: samples of a batch on each rank.
-        way: see `rank_holder`.
-        name: see `rank_holder`.
+        batch_sampler: of the script's loader.
+        batch_size: samples of a batch, on each rank; of all ranks where the sampler splits batches (Accelerate's).
+        way: attributes on the way to the rank, see `rank_holder`.
+        name: attribute of the rank, see `rank_holder`.
         sharer: decides on shares while training goes on.
 
     Attributes:
@@ -203,7 +203,7 @@ class UnequalBatches(Sampler[list[int]]):
 
 
 class DdpRun:
-    """One worker's side of a DDP script's run.
+    """One worker's run of a DDP script: its shares of batches, weights of losses, control periods and event log.
 
     Args:
         plan: shares, compression, policies; of the launch.
@@ -250,18 +250,18 @@ class DdpRun:
         return all(self._hooked.get(id(ddp), True) for ddp, _ in self._modules)
 
     def remark(self, sentence: str) -> None:
-        """Tell the person something about the script, once, in the log of worker 0."""
+        """Print a sentence about the script to the standard error of rank 0, unless it was printed before."""
         if self.rank == 0 and sentence not in self._remarks:
             self._remarks.add(sentence)
             print(f"hetopt: {sentence}", file=sys.stderr, flush=True)
 
     def batch_of(self, batch_size: int) -> int:
-        """Return the samples of a batch of all workers, which are the plan's."""
+        """Return the global batch size in samples: a script's plan's, else ``batch_size`` per worker times workers."""
         planned = self._plan.spec.global_batch_size
         return planned if self._plan.spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
-        """Make the shares of one more loader; local batch sizes are decided for the newest."""
+        """Return the table of local batch sizes of a new loader, at ``batch_size`` samples per rank in the script."""
         size = self.batch_of(batch_size)
         if size != batch_size * self.world_size:
             self.remark(
@@ -271,7 +271,7 @@ class DdpRun:
         return self._begin(size)
 
     def drawn(self, place: tuple[int, int]) -> None:
-        """Note the place of the next batch that this worker has not drawn."""
+        """Record (epoch, number) of the next batch that this worker has not drawn: shares may change from there on."""
         self._periods.drawn = place
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
@@ -309,11 +309,11 @@ class DdpRun:
     # What the script does.
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Exchange the gradients of a DDP module from its first training pass on."""
+        """Register a DDP module, whose gradients hetopt exchanges from its first training pass on."""
         self._modules.append((ddp, CommState(ddp, spec=self._plan.spec, reach=self.reach)))
 
     def attach_sharded(self, module: nn.Module, replicas: dist.ProcessGroup | None) -> None:
-        """Exchange the gradients of a sharded module; it takes the place of those inside it.
+        """Register a sharded module, whose gradients hetopt exchanges between replicas, in place of those inside it.
 
         Args:
             module: that was sharded.
@@ -327,12 +327,12 @@ class DdpRun:
         self.can_audit = False
 
     def calls(self, module: nn.Module, inputs: Any, named: Any) -> None:
-        """Take the batch of a training pass of a sharded module, if it is the outermost."""
+        """Take the queued batch before a training pass of a sharded module; do nothing for one inside another."""
         if module.training and torch.is_grad_enabled() and any(module is outer for outer, _ in self._modules):
             self.forward(module, samples_in((inputs, named)))
 
     def registered(self, ddp: DistributedDataParallel, state: object) -> None:
-        """Note that a communication hook was registered: hetopt's own with a state of the script, or another."""
+        """Note that the script registered a communication hook: hetopt's, or another, which replaces compression."""
         self._hooked[id(ddp)] = isinstance(state, CommState)
         if isinstance(state, CommState):
             state.adopt(self._plan.spec, self.reach)
@@ -344,7 +344,7 @@ class DdpRun:
             )
 
     def give(self, sampler: object, batch: object) -> None:
-        """Note a batch that a loader has given; some scripts ask for more than one ahead.
+        """Queue the part of a batch that a loader has given the script, which may ask for several ahead.
 
         Args:
             sampler: of the loader.
@@ -359,12 +359,12 @@ class DdpRun:
         self._waiting.append((sampler, part))
 
     def forget(self, loader: object) -> None:
-        """Drop the batches that a loader gave ahead and nobody computed: the script left its loop."""
+        """Drop queued batches of a loader, given by its sampler, that were not computed: the script left its loop."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] is not loader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def forward(self, ddp: nn.Module, rows: int) -> None:
-        """Take the first waiting batch, which a training forward pass computes.
+        """Take the first queued batch, which a training forward pass of ``ddp`` over ``rows`` samples now computes.
 
         Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell.
 
@@ -431,12 +431,12 @@ class DdpRun:
         return Part(samples=samples, batch=samples * self.world_size, shares=(samples,) * self.world_size)
 
     def weigh(self, weight: float | str | None) -> None:
-        """Set the weight of this worker's gradients from here on (see `CommState`)."""
+        """Set the weight of this worker's gradients from here on: a factor, "sum", or None for its share."""
         for _, state in self._modules:
             state.weight = weight
 
     def reach(self, done: float) -> None:
-        """Note how much of backward is done; where this worker is slowed down, wait until it would be."""
+        """Note that a part of backward, 0 to 1, is done; on a worker that is slowed down, wait until it would be."""
         if self._periods.pace.waits:
             self._periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
         if done >= 1 and self._periods.engine is not None:
@@ -445,11 +445,11 @@ class DdpRun:
 
     @contextmanager
     def backward(self, tensors: Any, gradients: Any) -> Iterator[Any]:
-        """Yield the gradients that a backward pass begins with: the script's, times the weight of its loss.
+        """Yield the gradients that a backward pass begins with, times the loss's weight; log the result of an audit.
 
         Args:
-            tensors: one or several, that are derived.
-            gradients: of these, as of `torch.autograd.backward`.
+            tensors: one or several, whose derivatives are taken.
+            gradients: with respect to these, as of `torch.autograd.backward`.
 
         Raises:
             RunFailed: the pass was an audit, and the run is to stop at what it found.
@@ -486,7 +486,7 @@ class DdpRun:
         state.record.tell(result, self.steps + 1, self._periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step of an optimizer; at the end of a period the workers gather their rows and decide alike.
+        """Count an optimizer's step; at the end of a control period gather figures and decide, with all workers.
 
         Raises:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
@@ -539,7 +539,7 @@ class DdpRun:
         return passes
 
     def conclude(self) -> None:
-        """Log the last steps, and gather the model for `close`, while the workers are connected."""
+        """Log the last steps and gather the model for `close`, while workers are connected; all must call it."""
         if self._periods.engine is not None and self._left is None:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
                 self._periods.finish(self._passes())
@@ -549,7 +549,7 @@ class DdpRun:
             self._left = state, trained
 
     def close(self, *, stopped: bool) -> None:
-        """End the log, and leave the model of the last DDP module where that of a task is; rank 0 does both.
+        """Write the model of the last DDP module to the run's folder and end the log, on rank 0; all must call it.
 
         Args:
             stopped: whether somebody asked the run to end.
@@ -566,7 +566,7 @@ class DdpRun:
 
 
 class LoneRun(DdpRun):
-    """A script on one worker: nothing is shared or exchanged, and the steps of its optimizer are counted.
+    """The run of a script on one worker: nothing is shared or exchanged, and the steps of its optimizer are logged.
 
     Args:
         plan: of the launch.
@@ -580,10 +580,10 @@ class LoneRun(DdpRun):
         """Do nothing: all of a batch is this worker's."""
 
     def give(self, sampler: object, batch: object) -> None:
-        """Do nothing: batches are those of the script."""
+        """Do nothing: the script keeps its own batches."""
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step; the first begins the log, as nobody knows when it began itself."""
+        """Count an optimizer's step and log it; the first one begins the log, without its time, which is not known."""
         samples = self._plan.spec.global_batch_size
         if self._part is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -621,7 +621,9 @@ def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
 
 @contextmanager
 def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | None]]:
-    """Run a DDP script on unequal workers inside; yields a function that returns its run, once a DDP module was made.
+    """Extend torch inside, so that a DDP script trains on unequal workers; yield a function that returns its run.
+
+    None: the script has made no module of DistributedDataParallel, sharded none and, on one worker, made no step.
 
     Args:
         plan: of the launch.

@@ -1,1 +1,1 @@
-"""The process that hosts a machine's workers, and how the hosts of a run find each other."""
+"""The process that hosts a machine's workers, and the rendezvous by which the hosts of a run find each other."""

@@ -1,4 +1,4 @@
-"""The process that hosts a machine's workers: torchrun's elastic agent, tied to the life of whoever launched it.
+"""The process that hosts a machine's workers: torchrun's elastic agent, which ends with the process that launched it.
 
 ``python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [NODE]]``, the last as JSON. With a
 parent named, the host ends its workers and itself when the parent is gone. With a node named, it is one of several and
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def import_everything(*more: str) -> None:
-    """Import the modules that a fork of this process needs to be a worker at once.
+    """Import the modules that every worker needs, and ``more`` by name, so that forks of this process have them.
 
     Args:
         more: modules that workers of a kind need beside those of all.
@@ -46,9 +46,10 @@ def import_everything(*more: str) -> None:
 
 @contextmanager
 def forked_workers() -> Iterator[None]:
-    """Let torchrun's agent fork its workers inside; once, before any thread runs and any store is open.
+    """Let torchrun's agent fork its workers inside; where that cannot be, print why, and it starts them as always.
 
-    Where that cannot be, the agent starts them as it always does, and each imports everything for itself.
+    Once in a process, before any thread runs and any store is open. Workers that are not forked import everything for
+    themselves.
     """
     import torch
 
@@ -68,7 +69,7 @@ def forked_workers() -> Iterator[None]:
 
 
 def fork_from(server: ForkServer) -> None:
-    """Let torchrun's agent fork workers from a server inside, and start them itself where that has ended."""
+    """Make torchrun's agent in this process fork workers from a server from now on, or start them if that has ended."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
@@ -107,12 +108,12 @@ _SAME_EVENT_S = 5
 
 
 def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -> list[str]:
-    """Return the torchrun arguments of one node of a run, except its rendezvous (see `hetopt.trainer.host.rendezvous`).
+    """Return torchrun's arguments for a host's workers (``node`` None: all are here), but those of the rendezvous.
 
     Args:
         spec: the run.
         run_dir: its folder.
-        node: which of its hosts this is; None when all workers are on this machine.
+        node: which of its hosts this is; None: all workers are on this machine.
     """
     return [
         f"--nnodes={1 if node is None else len(host_names(spec))}",
@@ -133,7 +134,7 @@ def _workers_here(spec: RunSpec, node: Node | None) -> int:
 
 
 def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
-    """Return a sentence on the worker that a signal killed, if any; exit codes are by rank, negative for a signal.
+    """Return a sentence on the worker that a signal but SIGTERM killed; codes by rank, -N: signal N; None: none was.
 
     A killed worker takes its peers with it (they lose their connection and exit on their own), so the signal is the
     cause and the other exits are its consequence. SIGTERM is what the agent itself ends the survivors with.
@@ -164,7 +165,7 @@ def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path,
 
 
 def main(argv: list[str]) -> int:
-    """Host the workers of one run until they end; return hetopt's exit code.
+    """Run this host's workers of the run in folder ``argv[0]``, by torchrun's agent; return hetopt's exit code.
 
     Raises:
         BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.

@@ -52,18 +52,18 @@ WORKERS_NEED = ("hetopt.trainer.loop", "torch._dynamo")
 
 
 class NoFork(OSError):
-    """A fork server that cannot be, or is no more: start the process by itself."""
+    """The error that no process can be forked, as there is no fork server (any more): start the process by itself."""
 
 
 class ForkedProcess:
-    """A process that a `ForkServer` made, with what `subprocess.Popen` has for one without pipes."""
+    """A child process that a `ForkServer` has forked, with the methods that `subprocess.Popen` has without pipes."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code of the process, minus the signal that ended it; None while it lives."""
+        """Return the process's exit code, or -N if signal N ended it; None while it runs. Does not wait."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid == self.pid:
@@ -71,7 +71,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the process to end, and return its exit code.
+        """Wait until the process ends, ``timeout`` seconds at most (None: for ever), and return its code as `poll`.
 
         Raises:
             subprocess.TimeoutExpired: it has not within so many seconds.
@@ -86,7 +86,7 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended."""
+        """Send the signal ``number`` to the process, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -100,7 +100,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that forks, as those see it who want a fork. It ends with them."""
+    """A connection to a process that has imported modules and forks others on request; it ends with its clients."""
 
     def __init__(self, connection: socket.socket, process: ForkedProcess | subprocess.Popen[bytes]) -> None:
         self._connection, self._process = connection, process
@@ -108,7 +108,7 @@ class ForkServer:
 
     @classmethod
     def of_this_process(cls) -> ForkServer:
-        """Fork this process, with all that it has imported, into a server of forks.
+        """Return a fork server that is a fork of this process, with all its imports; raise NoFork if it has threads.
 
         Raises:
             NoFork: not on this system, or this process has a thread, which a fork would lose.
@@ -129,12 +129,12 @@ class ForkServer:
 
     @classmethod
     def importing(cls, modules: Sequence[str], environment: Mapping[str, str]) -> ForkServer:
-        """Start a new process that imports modules and serves forks.
+        """Return a fork server that is a new Python process, which imports modules first; does not wait for that.
 
         Args:
             modules: by name.
-            environment: of it. What libraries read as they are loaded (the number of OpenMP's threads) holds for all
-                that it forks.
+            environment: of that process. What libraries read as they are loaded (the number of OpenMP's threads) holds
+                for all that it forks.
 
         Raises:
             NoFork: not on this system.
@@ -164,7 +164,7 @@ class ForkServer:
         network: Path | None = None,
         keep: Iterable[int] = (),
     ) -> ForkedProcess:
-        """Start a process, in a session of its own.
+        """Fork a child of this process that runs Python with ``arguments``, in a session of its own, and return it.
 
         Args:
             arguments: of Python: ``-m MODULE`` or a file, and those that it sees.
@@ -212,7 +212,7 @@ class ForkServer:
         return ForkedProcess(int(pid))
 
     def close(self) -> None:
-        """End the server, which is killed where it is frozen; what it has forked lives on."""
+        """End the server, after 5 s by SIGKILL; the processes that it has forked live on."""
         self._connection.close()
         try:
             self._process.wait(_ENDING_S)
@@ -413,7 +413,9 @@ def _exit_code(ended: SystemExit) -> int:
 
 @contextmanager
 def only_imports() -> Iterator[None]:
-    """Disable garbage collection inside: imports stay, and searching them takes a fifth of their time."""
+    """Disable garbage collection inside, for quicker imports; afterwards exempt all objects so far from it.
+
+    What is imported stays, and to search it takes a fifth of the time."""
     gc.disable()
     try:
         yield
@@ -423,14 +425,14 @@ def only_imports() -> Iterator[None]:
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import modules by name."""
+    """Import modules by name, with garbage collection off; it never searches their objects later."""
     with only_imports():
         for name in modules:
             import_module(name)
 
 
 def main(descriptor: int, modules: Sequence[str]) -> NoReturn:
-    """Import modules, then fork for whoever holds the other end."""
+    """Import modules, then fork processes on request over the socket ``descriptor``, until its other end closes."""
     import_all(modules)
     if os.fork() == 0:
         os._exit(0)

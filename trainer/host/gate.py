@@ -49,13 +49,14 @@ _Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class WrongSecret(RunFailed):
-    """The error that whoever answered does not know the secret of this run."""
+    """The error that the process which answered at the first host's address does not know this run's secret."""
 
 
 def open_door(listener: socket.socket) -> socket.socket:
-    """Return a socket for a store to listen with, which this user's processes reach by a listener on loopback.
+    """Return a socket for a store, to which this user's processes alone are forwarded from ``listener`` on loopback.
 
-    A kernel that signs no segments (it has no TCP_MD5SIG) gives the listener itself, which whoever is here can reach.
+    A kernel that signs no segments (it has no TCP_MD5SIG) gives the listener itself, which every user of this machine
+    can reach.
     """
     key, port = secrets.token_bytes(_RANDOM_BYTES), listener.getsockname()[1]
     behind = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -91,12 +92,14 @@ def open_door(listener: socket.socket) -> socket.socket:
 
 
 def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
-    """Open a gate for other hosts to a store of this one, for as long as this process lives; return its port.
+    """Open a port for other hosts that know ``secret``, forwarded to this host's store in a thread; return the port.
+
+    It is open for as long as this process lives.
 
     Args:
         address: of this host in the run's network.
         port: 0: any that is free.
-        store_port: of the store's door on loopback.
+        store_port: port of the store on loopback.
         secret: of the run.
 
     Raises:
@@ -116,13 +119,15 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
 
 
 def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int:
-    """Open a relay to another host's store through its gate, for as long as this process lives; return its port.
+    """Wait for another host's gate, and open a port on loopback that leads through it to a store; return the port.
+
+    It is open for as long as this process lives.
 
     Args:
         address: of the host that holds the store.
         port: of its gate.
         secret: of the run.
-        patience_s: how long to wait until the gate is there.
+        patience_s: seconds to wait at most until the gate is there.
 
     Raises:
         RunFailed: it does not come, or does not know the secret.
@@ -271,7 +276,7 @@ _IPV4_IN_IPV6 = "0000000000000000FFFF0000"  # ::ffff:0:0/96 as /proc/net/tcp6 wr
 
 
 def listening_socket(address: str, port: int = 0) -> socket.socket:
-    """Open a socket that listens on one address of this machine.
+    """Return a socket that listens on one address of this machine alone; port 0: any that is free.
 
     Args:
         address: of this machine, as a number or a name.
@@ -295,7 +300,7 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Return whether the socket at the other end of an accepted loopback connection belongs to this process's user.
+    """Return whether the process at the other end of an accepted loopback connection is of this process's user.
 
     The kernel's tables name the owner of every socket; one that its process has closed has no inode and no owner. While
     our end is connected, no other socket can have the addresses of the other end: they are asked for again after the
@@ -320,7 +325,7 @@ def _as_listed(family: int, address: str, port: int) -> str:
 
 
 def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
-    """Have the kernel drop TCP segments not signed with a key (RFC 2385); return false where it cannot.
+    """Make the kernel drop TCP segments to a socket that no ``key`` has signed (RFC 2385); return whether it can.
 
     Args:
         endpoint: an IPv4 socket that neither listens nor is connected yet; both ends of a connection need the same key.
@@ -338,7 +343,7 @@ _TIMEOUT = datetime.timedelta(seconds=300)
 
 
 def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedelta = _TIMEOUT) -> TCPStore:
-    """Open a store that is reached at one address alone, and lives as long as the object.
+    """Return a torch TCPStore that listens on one address alone (port 0: any free one) as long as the object lives.
 
     On loopback it is open to processes of the same user (see `open_door`). The process that holds it must not ask for
     `list_keys` or `queue_len`: torch keeps the interpreter locked meanwhile, so that the door cannot answer.
@@ -356,7 +361,7 @@ def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedel
 
 
 def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.timedelta = _TIMEOUT) -> Store:
-    """Open the store through which the workers of a run meet, as torchrun's environment says where it is.
+    """Return the store in which a run's workers meet, at MASTER_ADDR and MASTER_PORT; rank 0 opens it if no agent has.
 
     torchrun's agent holds it, or rank 0 opens it, on the address that the others know it by and on no other. Workers
     that were started again do not see what the last ones left.

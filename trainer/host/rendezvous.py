@@ -1,4 +1,4 @@
-"""How the agents of a run's hosts find each other: each knows its number, and nothing that they tell is unpickled.
+"""The rendezvous of a run's hosts for torchrun: each knows its number, and nothing that they tell is unpickled.
 
 torchrun's own rendezvous either listens on every interface (``static``) or also unpickles what anybody has written into
 its store (``c10d``). This one uses a store that `hetopt.core.listening` opens on loopback, and a gate between
@@ -25,11 +25,11 @@ MEETING_PATIENCE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The store of a run as this host reaches it, and which of the hosts this is.
+    """The rendezvous of one host with the others for torchrun: the run's store, this host's rank, and their number.
 
     Attributes:
-        store: it itself, or a connection to it.
-        port: where it is reached on this host's loopback address.
+        store: the store itself, or a connection to it.
+        port: where the store is reached on this host's loopback address.
         rank: of this host.
         hosts: how many there are.
     """
@@ -41,13 +41,13 @@ class Rendezvous:
 
     @classmethod
     def alone(cls) -> Rendezvous:
-        """Open the rendezvous of a run on this machine alone: nothing listens outside of loopback."""
+        """Return the rendezvous of a run on this machine alone, with a store that listens on loopback alone."""
         store = open_store()
         return cls(store=store, port=store.port)
 
     @classmethod
     def among_others(cls, rank: int, hosts: int, address: str, port: int, secret: bytes) -> Rendezvous:
-        """Open the rendezvous of one host of several; waits until the first one is there.
+        """Return the rendezvous of one host of several: rank 0 opens the store, others wait 600 s at most to reach it.
 
         Args:
             rank: of this host; the first one holds the store.
@@ -67,7 +67,7 @@ class Rendezvous:
         return cls(store=TCPStore(LOOPBACK, relay, is_master=False), port=relay, rank=rank, hosts=hosts)
 
     def run_torchrun(self, arguments: Sequence[str]) -> None:
-        """Run torchrun's agent of this host until its workers end; once in a process."""
+        """Run torchrun's agent with ``arguments`` in this process until this host's workers end; once in a process."""
         rendezvous_handler_registry.register(BACKEND, lambda parameters: _Handler(self, parameters.run_id))
         read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
         read.standalone = False  # which would choose another backend

@@ -1,1 +1,1 @@
-"""What both ways of running a script on unequal workers share: a session, and DistributedDataParallel as it is."""
+"""Shared by both ways of running a script on unequal workers, in a session and by DistributedDataParallel as it is."""

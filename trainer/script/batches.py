@@ -1,4 +1,4 @@
-"""Which samples of a script's own batches each worker computes: the script's order, cut into unequal slices.
+"""The samples of a script's own batches that each worker computes: the script's order, cut into unequal slices.
 
 Every worker draws the same batches, in the order in which one machine would, and computes its part of each. Which part
 that is, a table of shares says, and from which batch on.
@@ -64,7 +64,7 @@ _NUMPY_SEEDS = 2**32
 
 
 def draw_by_rank(rank: int) -> None:
-    """Seed this worker's generators by its rank; rank 0 draws what it would alone."""
+    """Seed torch's, Python's and NumPy's generators by rank, but leave rank 0's; every worker must call it."""
     copy = torch.Generator()
     copy.set_state(torch.get_rng_state())
     seed = torch.tensor([int(torch.randint(2**31, (), generator=copy))])
@@ -77,7 +77,7 @@ def draw_by_rank(rank: int) -> None:
 
 
 class CommonNumbers:
-    """The random numbers that all workers draw alike in an epoch.
+    """The random generators, as of rank 0, from which all workers draw alike in an epoch; every worker must make it.
 
     Args:
         states: to begin with; those of rank 0 count.
@@ -92,7 +92,7 @@ class CommonNumbers:
 
     @contextmanager
     def drawn(self, *, keep: bool = False) -> Iterator[None]:
-        """Draw the common random numbers inside.
+        """Draw the common random numbers inside; then put this worker's own generators back, unless ``keep``.
 
         Args:
             keep: whether this worker goes on with them, too, as one machine would.
@@ -122,12 +122,12 @@ LEAST_NOISY_AUDITS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Audits:
-    """The rule for which batches are audited: steps 1, 2, 4, 8, ..., and the first after shares have changed.
+    """The rule for when the leader computes a whole batch to check the shares: at steps 1, 2, 4, ... and after changes.
 
     Attributes:
-        every_step: whether all are, so that a run of several workers trains as one machine does.
+        every_step: whether all batches are audited, so that a run of several workers trains as one machine does.
         accumulate: batches of a step.
-        largest: samples that the leader's memory has room for; None: not known.
+        largest: samples that the leader's memory has room for; None: not known, and any batch is audited.
     """
 
     every_step: bool = False
@@ -135,7 +135,7 @@ class Audits:
     largest: int | None = None
 
     def is_due(self, step: int, samples: int, *, changed: bool) -> bool:
-        """Return whether a batch is audited, by its step and samples.
+        """Return whether a batch is audited, by its step from 1, its samples, and whether its shares are new.
 
         Args:
             step: that it is of, from 1.
@@ -150,12 +150,12 @@ class Audits:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The result of an audit, the same on all workers.
+    """The result of an audit: how far the workers' summed gradient is from one machine's; the same on all workers.
 
     Attributes:
         distance: norm of the difference between the shares' gradient and the leader's, over the norm of the leader's.
         draws: whether random numbers were drawn while a worker computed (dropout, noise).
-        audits: so far in which they were.
+        audits: number of audits so far in which they were.
         coherence: of the differences so far, k |mean|^2 / mean |difference|^2 of k: about 1 where they are noise, and
             k where they are always the same.
     """
@@ -167,13 +167,14 @@ class Found:
 
     @classmethod
     def of(cls, apart: Tensor, norm: float, *, draws: bool, before: list[Tensor]) -> Found:
-        """Return an audit's result; where random numbers were drawn, ``apart`` is added to ``before`` in place.
+        """Return an audit's result from the gradient difference ``apart``; add it to ``before`` if it ``draws``.
 
         Args:
-            apart: [elements] the difference.
+            apart: [elements] the leader's gradient minus the sum of the others'.
             norm: of the leader's gradient.
             draws: whether random numbers were drawn.
-            before: the sums over earlier audits of the differences, their squared norms and one; added to.
+            before: sums over earlier audits of the differences over ``norm``, of their squared norms, and of 1; changed
+                in place.
         """
         square = float(apart.square().sum())
         distance = math.sqrt(square) / norm if norm else float(square > 0)
@@ -186,7 +187,7 @@ class Found:
         return cls(distance=distance, draws=True, audits=int(audits), coherence=coherence)
 
     def differs(self, tolerance: float) -> bool:
-        """Return whether shares compute something else than one machine: beyond a tolerance, and not by noise alone.
+        """Return whether shares compute another gradient than one machine: beyond a tolerance, and not by noise alone.
 
         Of k differences that are independent the coherence is about 1, of the same difference k times it is k: the
         square root of k lies between.
@@ -198,13 +199,13 @@ class Found:
 
 @dataclass(kw_only=True)
 class AuditRecord:
-    """The results of a run's audits against a tolerance.
+    """The settings of a run's audits, what happens beyond which tolerance, and whether a difference was reported.
 
     Attributes:
         mode: what happens beyond the tolerance.
         tolerance: relative distance that is accepted.
         hint: why shares may differ, and what may mend it.
-        differed: whether a sentence was said.
+        differed: whether a difference beyond the tolerance was reported.
     """
 
     mode: Audit
@@ -222,10 +223,10 @@ class AuditRecord:
             )
 
     def tell(self, found: Found, step: int, events: EventLog) -> None:
-        """Log the result of an audit, and a sentence the first time that it is beyond the tolerance.
+        """Log an audit's result; the first time that it is beyond the tolerance, log a warning or stop the run.
 
         Raises:
-            RunFailed: it is, and the run is to stop then; all workers raise it.
+            RunFailed: it is, and ``mode`` is "stop"; all workers raise it.
         """
         if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
             events.write("audited", step=step, distance=found.distance, tolerance=self.tolerance)
@@ -247,17 +248,18 @@ _MARKED_ELEMENTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The part of a batch that one worker computes.
+    """The part of a batch that one worker computes: its samples, their place in the batch, and all workers' shares.
 
     Attributes:
-        samples: of the batch that are this worker's; where it has none it computes some that do not count.
+        samples: number of the batch's samples that are this worker's; where it has none it computes some that do not
+            count.
         batch: samples of the whole batch.
-        first: place of its first sample in the batch.
-        shares: of all workers, in rank order.
-        place: of the batch.
-        step: that it is of, among all of its loader, from 1.
+        first: place of its first sample in the batch, from 0.
+        shares: samples of all workers, in rank order; in an audit those that they would have without it.
+        place: epoch and number of the batch.
+        step: that it is of, among all of its loader, from 1; 0: hetopt does not share out this batch.
         is_last: whether it is the last of its epoch, as far as that is known.
-        is_audit: whether the leader computes the whole batch and the others share it (see `audit`).
+        is_audit: whether the leader computes the whole batch and the others share it (see `Audits`).
         mark: fingerprint of the batch, or of the first sample of a stream's; 0: not known.
     """
 
@@ -287,12 +289,12 @@ ROWS_WITHOUT_SHARE = 2
 
 
 class ShareTable:
-    """The local batch sizes of all workers, from which batch on. The same on all workers.
+    """A table of all workers' local batch sizes, and from which batch on they hold; the same on all workers.
 
     Args:
-        shares: of a full batch, at first.
-        minimum: least share of a worker, where a batch has as many samples.
-        audits: which batches are computed twice; None: none is.
+        shares: samples of each worker in a full batch, at first.
+        minimum: least share of a worker, in samples, where a batch has as many.
+        audits: the rule for which batches are computed twice; None: none is.
 
     Attributes:
         turns: whether each batch gives the shares of the one before to the next worker: what a check has, since shares
@@ -307,19 +309,19 @@ class ShareTable:
         self._entries: list[tuple[Place, Shares]] = [((0, 0), shares)]
 
     def state(self) -> list[tuple[Place, Shares]]:
-        """Return the changes of shares so far, for a checkpoint."""
+        """Return the last two entries at most, ((epoch, batch) from which on, local batch sizes), for a checkpoint."""
         return list(self._entries)
 
     def resume(self, entries: Sequence[tuple[Place, Shares]]) -> None:
-        """Restore what `state` gave."""
+        """Restore the entries that `state` returned."""
         self._entries = [(tuple(place), tuple(shares)) for place, shares in entries]  # type: ignore[misc]  # of two
 
     def change(self, shares: Shares, *, since: Place) -> None:
-        """Use other shares from a batch on that no worker has drawn yet."""
+        """Use other local batch sizes, by rank, from the batch ``since`` (epoch, number) on, not drawn yet."""
         self._entries = [*self._entries[-1:], (since, shares)]
 
     def of(self, place: Place, samples: int) -> Shares:
-        """Return the shares of a batch, in proportion where it is not full; 0 only where it is too small."""
+        """Return all workers' samples in a batch of ``samples``, by rank; in proportion to the shares if not full."""
         wanted = self._wanted(place)
         return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
@@ -338,12 +340,12 @@ class ShareTable:
         return largest_remainder(wanted, samples, minimum=minimum, maximum=maximum)
 
     def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
-        """Return a worker's part of a batch.
+        """Return the part of a batch of ``samples`` samples that the worker of a rank computes.
 
         Args:
             rank: of the worker.
             samples: of the batch.
-            place: of the batch.
+            place: epoch and number of the batch, from 0.
             step: that the batch is of, among all of its loader, from 1.
             mark: see `Part`.
             is_last: whether the batch is the last of its epoch.
@@ -367,12 +369,12 @@ class ShareTable:
 
 
 def own_items(items: Sequence[Any], part: Part) -> Sequence[Any]:
-    """Return the items of a batch that a worker computes: never none, and for BatchNorm not a single one."""
+    """Return the items of a batch that a worker computes; where its part is empty the first two, which do not count."""
     return items[part.first : part.first + part.samples] or items[:ROWS_WITHOUT_SHARE]
 
 
 def mark_of(sample: object) -> int:
-    """Return a fingerprint of a sample's tensors and plain values: equal for equal ones."""
+    """Return a checksum of the first 1,024 elements of a sample's arrays and plain values: equal for equal samples."""
     mark = 0
     for leaf in tree_leaves(sample):
         if isinstance(leaf, np.ndarray) and leaf.dtype != object:
@@ -386,7 +388,7 @@ def mark_of(sample: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionPlan:
-    """The plan of a script, the same on all workers.
+    """The plan of a script's run, its spec, from which shares and compression follow; the same on all workers.
 
     Attributes:
         spec: the run that the session is like. Its workers' batches weigh their shares; what a script does itself (its
@@ -410,11 +412,11 @@ class SessionPlan:
         return f"{way_name(spec.compression)}, {policies}, sync {spell_sync(spec.sync)}"
 
     def shares(self, batch_size: int, *, minimum: int = 1) -> tuple[int, ...]:
-        """Return the first local batch sizes of a full batch, in rank order.
+        """Return the first local batch sizes, by rank, that sum to ``batch_size``, in proportion to the spec's.
 
         Args:
-            batch_size: samples.
-            minimum: least share, where there are as many.
+            batch_size: samples of a full batch.
+            minimum: least share of a worker, in samples, where the batch has as many.
 
         Raises:
             BadInput: there are fewer samples than workers.
@@ -431,7 +433,7 @@ class SessionPlan:
         return within_memory(self.spec, shares)
 
     def run_spec(self, shares: tuple[int, ...]) -> RunSpec:
-        """Return the run's spec with these local batch sizes, for policies and the head of logs."""
+        """Return a copy of the run's spec with these local batch sizes, by rank, for policies and the head of logs."""
         workers = (
             worker.model_copy(update={"local_batch_size": share})
             for worker, share in zip(self.spec.workers, shares, strict=True)
@@ -447,7 +449,7 @@ def make_plan(
     sync: Synchronization | str,
     spec: RunSpec | Path | str | None,
 ) -> SessionPlan:
-    """Make the plan of a script from its arguments, or from the spec, which takes precedence.
+    """Return the plan of a script on ``world_size`` workers from its arguments or, where given, from ``spec`` alone.
 
     Raises:
         BadInput: it cannot be read, or is for another number of workers.
@@ -484,18 +486,18 @@ def make_plan(
 
 @dataclass
 class Registry:
-    """The open session of this process.
+    """The register of this process's open session, and of how many sessions have begun.
 
     Attributes:
-        open: it, or nothing.
-        begun: sessions that there ever were in this process.
+        open: a tuple of the open session; empty: none is.
+        begun: sessions that have ever begun in this process.
     """
 
     open: tuple[Any, ...] = ()
     begun: int = 0
 
     def enter(self, session: object) -> None:
-        """Note that a session begins.
+        """Register a session that begins; raise BadInput while another is open.
 
         Raises:
             BadInput: another is open.
@@ -512,4 +514,6 @@ REGISTRY = Registry()
 
 
 class Stopped(BaseException):
-    """The exception of a stopped run. Raised on all workers between the same two steps; no script catches it."""
+    """The exception that ends a script whose run is to stop, on all workers between the same two steps.
+
+    No ``except Exception`` of the script catches it."""

@@ -1,4 +1,4 @@
-"""Control periods of a script's steps: what workers learn of each other between steps, and conclude alike.
+"""Control periods of a script's steps, after each of which workers gather their figures and decide alike.
 
 A session and a script with DistributedDataParallel drive the same engine: each step is told to it, and every so many
 steps the workers gather a row each, write an event and a sample to plan from, and decide on shares and exchange.
@@ -36,7 +36,7 @@ STEPS_FILE = "steps.jsonl"
 
 
 class Periods:
-    """The control periods of a script on one worker.
+    """The control periods of a script on one worker, which log its steps and decide on shares and exchange.
 
     Args:
         plan: shares, compression, policies.
@@ -44,17 +44,17 @@ class Periods:
         world_size: workers.
         folder: for the event log and step times, which rank 0 writes; None: nowhere.
         store: that the workers met through.
-        watched: around what all workers do together.
+        watched: returns a context for what all workers do together.
 
     Attributes:
         events: the log.
-        engine: None: no batch was shared out yet.
+        engine: counts steps and gathers figures; None: no batch was shared out yet.
         table: of the shares of the batches that were shared out last.
-        pace: of this worker.
+        pace: makes this worker as slow as its spec says.
         saver: of checkpoints; None: none was saved.
         begun: when the step under way began.
         computed: when this worker's gradient was there; None: it is not.
-        drawn: the next batch that this worker has not drawn.
+        drawn: epoch and number of the next batch that this worker has not drawn.
         samples_seen: of all workers, in all steps.
     """
 
@@ -94,17 +94,17 @@ class Periods:
         audits: Audits | None = None,
         synchroniser: Callable[[RunSpec, Stopwatch], Synchronizer] | None = None,
     ) -> ShareTable:
-        """Begin to share out batches; the shares of batches from elsewhere stay as they are.
+        """Return the table of shares of a new source of batches, and begin control periods on it; all must call it.
 
         Args:
             size: samples of a batch of all workers.
             model: that is trained.
             exchange: how its gradients travel.
             device: where it is.
-            step: done before.
+            step: steps done before.
             keep: shares that nobody changes; empty: those of the plan, as its policy has it.
-            audits: which batches are computed twice.
-            synchroniser: returns what brings workers together that train for themselves; None: they sum gradients.
+            audits: the rule for which batches are computed twice; None: none is.
+            synchroniser: returns what averages the models of local SGD; None: workers sum gradients.
 
         Raises:
             BadInput: there are fewer samples than workers.
@@ -157,15 +157,16 @@ class Periods:
         energy: float | None = None,
         norms: tuple[float, float, float] | None = None,
     ) -> StepTrace:
-        """Return the trace of the step that ends here.
+        """Return the loss, times and exchange of the step that ends now; reads the clock.
 
         Args:
-            loss_sum: of this worker's samples, float64.
+            loss_sum: sum of this worker's losses over its samples, float64.
             stats: of the exchange; None: there was none.
             hidden: whether it was under backward.
-            waited_s: for others, in all of them but the last.
-            energy: squared norm of this worker's gradient, where workers train for themselves.
-            norms: of this worker's weighted gradient and of the sum, squared; None: they were not wanted.
+            waited_s: seconds spent waiting for other workers before this worker's gradient was there.
+            energy: squared norm of this worker's gradient, in local SGD; None: not measured.
+            norms: squared norms of this worker's weighted gradient and of the sum, and this worker's samples; None:
+                they were not wanted.
         """
         now, computed, self.computed = self.stopwatch.mark(), self.computed, None
         assert self.engine is not None
@@ -192,12 +193,12 @@ class Periods:
         epoch: Callable[[], float],
         steps_left: int | None = None,
     ) -> bool:
-        """Log a step; at the end of a period decide alike. Return whether somebody asked the run to end.
+        """Log a step, and decide at a control period's end; return whether the run is to stop. All must call it.
 
         Args:
             trace: of the step.
-            samples: of the step, of every worker.
-            counts: whether it is like others: else it is not judged.
+            samples: of the step, of every worker, in rank order.
+            counts: whether the step is like others; if not, its times are left out.
             learning_rate: of the first parameter group.
             epoch: returns the passes over the data.
             steps_left: until the script ends; None: not known.
@@ -232,7 +233,7 @@ class Periods:
         return stops
 
     def finish(self, epoch: float) -> None:
-        """Log the steps since the last period; called by all workers."""
+        """Log the steps since the last control period, after ``epoch`` passes over the data; all must call it."""
         if self.engine is not None and self.engine.log.unread:
             epoch_drawn, batch = self.drawn
             self._write(self.engine.read(self.engine.gather(drawn_epoch=epoch_drawn, drawn_batch=batch)), epoch)

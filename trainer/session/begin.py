@@ -47,10 +47,12 @@ def session(
     audit_tolerance: float = ROUNDING,
     timeout_s: float | None = None,
 ) -> Session:
-    """Join the other workers of a script that torchrun started; alone, change nothing.
+    """Join the script's other workers, and return the session that shares batches and sums gradients; all must call it.
+
+    A single worker without compression changes nothing.
 
     Args:
-        model: on its device, before it is trained; other workers take rank 0's parameters. Or several, as a tuple:
+        model: on its device, before it is trained; other workers take over rank 0's parameters. Or several, as a tuple:
             ``session((generator, discriminator), (optimizer_g, optimizer_d))``.
         optimizer: of any kind, with any parameter groups; or several, each of which steps when the script says so.
         compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``),
@@ -64,7 +66,8 @@ def session(
             Otherwise each steps by its own gradient, and the model is the average of all between epochs and at the end.
         spec: what `hetopt export` wrote for this run (its shares, compression, policies and sync then count); absent:
             the file that the variable HETOPT_SPEC names, or equal shares.
-        folder: for an event log, and step times for `hetopt profile --from-samples`.
+        folder: for an event log, and step times for `hetopt profile --from-samples`; None: that of the run, if hetopt
+            launched the script; else nothing is written.
         batch_norm: ``"synchronized"``: BatchNorm layers normalise by the whole batch, for which the workers
             wait for each other in every such layer, twice a step; ``"own"``: each worker by its own samples.
         audit: what happens where an audit step finds that shares differ from one machine: the log says so (``"warn"``),
@@ -134,7 +137,7 @@ def session(
 
 
 def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return this worker's rank and the number of workers: of the script's process group, else torchrun's variables.
+    """Return (rank, number of workers) of the script's process group, or else of torchrun's variables; without: 0, 1.
 
     Raises:
         BadInput: they are no numbers, or the group has another number of workers than torchrun started.
@@ -154,12 +157,12 @@ def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tuple[Store | None, Callable[[], None]]:
-    """Join the worker group at torchrun's rendezvous; return its store, and a function that leaves the group.
+    """Open all workers' process group, unless the script has one; return its store or None, and what leaves it.
 
     Args:
-        model: on the device of this worker.
+        model: on the device of this worker; not changed.
         rank: of this worker.
-        world_size: workers.
+        world_size: workers; 1: no group is opened.
         timeout_s: a worker that is later than this is lost.
 
     Raises:

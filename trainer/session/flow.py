@@ -74,14 +74,14 @@ LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 
 @dataclass(kw_only=True, eq=False)
 class Side:
-    """An optimizer of a session, with the state of its gradients.
+    """One optimizer of a session, with the sum of its gradients, and its backward passes and steps so far.
 
     Attributes:
         optimizer: of the script.
-        sum: of its parameters' gradients; None: they stay this worker's.
-        is_trained: whether any of its parameters is, at the moment.
-        backwards: passes that made gradients of them since it stepped.
-        is_summed: whether their gradients are those of all workers.
+        sum: sums its parameters' gradients over workers; None: they stay this worker's.
+        is_trained: whether any of its parameters requires gradients, at the moment.
+        backwards: backward passes that made gradients of its parameters since it stepped.
+        is_summed: whether ``.grad`` holds the gradients of all workers.
         steps: that it has made.
     """
 
@@ -94,7 +94,7 @@ class Side:
 
 
 class Flow:
-    """A script's model, batches and optimizers as a session follows them between backward passes and steps.
+    """The base of `Session`, which hands out a script's batches in parts, and sums gradients before optimizers step.
 
     Attributes:
         rank: of this worker.
@@ -204,7 +204,7 @@ class Flow:
         return self._periods.shares
 
     def loader(self, loader: LoaderT) -> LoaderT:
-        """Return the script's training loader cut to this worker's slice of every batch.
+        """Return a loader like the script's that yields this worker's slice of each batch; every worker iterates alike.
 
         A dataset is read by index in the order that the loader's sampler draws, as rank 0 would. A stream (an iterable
         dataset) is read whole by every worker, and must give all of them the same samples in the same order.
@@ -223,7 +223,7 @@ class Flow:
     @overload
     def split(self, batch: Tensor) -> Tensor: ...
     def split(self, batch: int | Tensor) -> slice | Tensor:
-        """Return this worker's rows of a batch that the script draws itself, without a DataLoader.
+        """Return this worker's rows of ``batch``, drawn by the script (a number: their slice); every worker calls it.
 
             rows = run.split(torch.randint(len(data) - length, (batch_size,)))
             inputs = torch.stack([data[row : row + length] for row in rows])
@@ -267,7 +267,7 @@ class Flow:
 
     @contextmanager
     def drawing(self, mark: int = 0) -> Iterator[None]:
-        """Let the workers agree on batches inside, once all have reached the same call with the same ``mark``."""
+        """Wait until all workers come here, with one ``mark`` (of arguments), or raise; inside, they communicate."""
         self._gate.take("began to draw batches", self._newest, mark=mark)
         with self._gate:
             yield
@@ -288,13 +288,13 @@ class Flow:
             source.resume(kept)
 
     def share_out(self, source: SessionLoader | Splits, size: int, entries: Any, *, varies: bool) -> ShareTable:
-        """Return the table of local batch sizes of a new source of batches; control periods are over it from here on.
+        """Return the table of local batch sizes of a new loader or of `split`, on which control periods begin anew.
 
         Args:
-            source: of them.
+            source: of the batches.
             size: samples of a full batch.
-            entries: of the shares that a checkpoint had; None: none.
-            varies: whether the size is only that of the first.
+            entries: of the table in a checkpoint; None: there is none.
+            varies: whether ``size`` is only that of the first batch.
         """
         if self.world_size > 1:
             inspect_wrappers(self._model)
@@ -379,7 +379,7 @@ class Flow:
         return make_exchange(spec, spec.compression, shapes, self.device, store=self._store)
 
     def ask(self, is_first: bool) -> None:
-        """End the step before, as the script asks for a batch, and start the clock of the next.
+        """Note that the script asks for a batch, perhaps an epoch's first: end the last step or the run; time the next.
 
         Args:
             is_first: whether it is the first of an epoch.
@@ -426,7 +426,7 @@ class Flow:
         return self._drawn_before.has_drawn(self.device)
 
     def end_data(self) -> None:
-        """Note that the epoch has no more batches: it ends as soon as its last batch is computed."""
+        """Note that the epoch has no more batches, so that models or buffers are averaged once its last is computed."""
         self._is_epoch_over = self.world_size > 1
         if not self._waiting:
             self._end_epoch()
@@ -495,7 +495,9 @@ class Flow:
     def backward(
         self, loss: Tensor, *, weight: Weight | None = None, gradient: Tensor | None = None, **options: Any
     ) -> None:
-        """Call ``loss.backward()``, and leave the gradient of all workers in ``.grad``: clip it or step as before.
+        """Run ``loss.backward()``, and leave the whole batch's gradient in ``.grad``; every worker must call it.
+
+        Clip it or step as before.
 
         With ``accumulate=k`` gradients are exchanged at every k-th call, and at the last batch of an epoch; until then
         ``.grad`` holds what this worker has so far. Workers that train for themselves (``sync``) keep their own.
@@ -666,7 +668,9 @@ class Flow:
             self._periods.computed = self._periods.stopwatch.mark()
 
     def sync(self, *, weight: Weight | None = None) -> None:
-        """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping.
+        """Sum ``.grad`` over all workers, in place, after the script's own ``loss.backward()``; all must call it.
+
+        For loops that clip gradients; else a step of the optimizer sums them.
 
         Args:
             weight: what the loss was a mean over on this worker, or ``"sum"`` (see `backward`); None: its samples.

@@ -35,7 +35,7 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class GradientSum:
-    """The sum of ``parameter.grad`` over all workers, left in its place.
+    """The summation of an optimizer's gradients over all workers, weighted, which leaves the sum in ``parameter.grad``.
 
     A parameter that no worker used in a step is left without a gradient, as in the script. One whose gradient is sparse
     gets a sparse one. A gradient that is there before a backward pass counts as it is: this worker's own, where it
@@ -46,15 +46,15 @@ class GradientSum:
         make_exchange: returns what sums them, given their shapes.
         world_size: workers.
         overlaps: whether all workers can sum a dense gradient while backward makes it.
-        watched: around what all workers do together.
+        watched: returns a context for what all workers do together.
 
     Attributes:
         exchange: how gradients travel.
         room: numbers that all of a gradient takes in a message (see `pack`); 0: it is not so small, on a GPU, or
             compressed.
         stats: of the last exchange; None: there was none, as the gradient was not finite.
-        was_hidden: whether it was under backward.
-        norms: of the gradient of a step, where they are wanted.
+        was_hidden: whether that exchange was under backward.
+        norms: squared norms of a step's gradient, where they are wanted.
         has_arrived: whether the sum over all workers came in a message (see `unpack`).
         is_pending: whether ``.grad`` holds this worker's own gradient of backward passes that are not summed yet.
     """
@@ -114,13 +114,13 @@ class GradientSum:
         self.room = len(self._whole) if fits and exchange.is_dense and device.type == "cpu" else 0
 
     def close(self) -> None:
-        """Remove the hooks from backward passes."""
+        """Remove the hooks that follow backward passes; do nothing where there are none."""
         if self._buckets is not None:
             self._buckets.close()
         self._buckets = None
 
     def follow(self, named: Named) -> bool:
-        """Set the parameters that are trained from here on; return whether they differ from before.
+        """Take over the parameters to sum, as (name, parameter); return whether they differ from those before.
 
         Raises:
             RunFailed: they are, and compression keeps a residual of those of before.
@@ -138,11 +138,12 @@ class GradientSum:
         return True
 
     def begin(self, sharers: int | None = None, *, wants_norms: bool = False) -> None:
-        """Set aside the gradients in ``.grad`` ahead of a backward pass.
+        """Move ``.grad`` aside ahead of a backward pass; ``sharers``: workers that share a common gradient, None: all.
 
         Args:
-            sharers: workers whose gradients are added up, if not all: in an audit.
-            wants_norms: whether to tell the norms of the gradient.
+            sharers: workers whose gradients are added up, fewer in an audit; None: all. Of a gradient that they have in
+                common already, each adds an equal part.
+            wants_norms: whether to measure the norms of the gradient.
         """
         self._sharers = sharers or self._world_size
         self.norms.ask(wants_norms)
@@ -163,12 +164,12 @@ class GradientSum:
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def put_back(self) -> None:
-        """Put the gradients that `begin` set aside back into ``.grad``, after a backward pass of other parameters."""
+        """Put the gradients that `begin` moved aside back into ``.grad``, after a backward pass of other parameters."""
         for parameter, gradient in zip(self.parameters, self._before, strict=True):
             parameter.grad = gradient
 
     def hold(self, weight: float) -> None:
-        """Multiply the gradient in ``.grad`` by ``weight`` and add what `begin` set aside; a later `sum` sums it."""
+        """Multiply ``.grad`` by ``weight``, and add to it what `begin` moved aside; a later `sum` sends it."""
         for index, parameter in enumerate(self.parameters):
             parameter.grad = self._own(index, weight)
         self.is_pending = True
@@ -208,7 +209,7 @@ class GradientSum:
         self.norms.add_own(self._parts[first:last], first=last == len(self.parameters))
 
     def expect(self, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:
-        """Prepare to sum the gradient bucket by bucket during the coming backward pass, where buckets can be used.
+        """Let the next backward pass sum the gradient, times ``weigh()``, in buckets; do nothing where there are none.
 
         A part that was sent cannot be taken back: where a gradient is made twice, all workers sum anew.
 
@@ -230,13 +231,13 @@ class GradientSum:
             self._sent.append(dist.all_reduce(sent, async_op=True))
 
     def sum(self, weight: float, scaler: GradScaler | None = None, *, look_at: Sequence[float] = ()) -> None:
-        """Sum the held gradients and that in ``.grad`` times ``weight`` over all workers; leave the sum in ``.grad``.
+        """Sum ``weight`` times ``.grad``, with held gradients, over all workers, in place; every worker must call it.
 
         Args:
             weight: of this worker.
             scaler: whose factor the gradients have. What compression holds back is kept without it, and a gradient
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
-            look_at: ratios to tell the kept energy at.
+            look_at: compression ratios to measure the kept energy at.
         """
         self.was_hidden = self._buckets is not None and self._buckets.is_armed
         if not self.has_arrived:
@@ -291,7 +292,7 @@ class GradientSum:
             self.stats = None
 
     def pack(self, load: Tensor, weight: float) -> None:
-        """Write the gradient in ``.grad`` times its weight into a message.
+        """Write ``weight`` times ``.grad`` into ``load``, the part of a message to all workers; `unpack` reads the sum.
 
         Args:
             load: [room] of the message.
@@ -302,12 +303,12 @@ class GradientSum:
         load.copy_(self._whole)
 
     def unpack(self, load: Tensor, weights: float, sync_s: float) -> None:
-        """Take the sum of the gradients that all workers packed, which `sum` leaves in ``.grad``.
+        """Take the sum of all workers' packed gradients, divided by ``weights``; `sum` then leaves it in ``.grad``.
 
         Args:
-            load: [room] of the message.
-            weights: of all workers together.
-            sync_s: seconds that it was on its way.
+            load: [room] of the message: the sum over the workers.
+            weights: sum of all workers' weights.
+            sync_s: seconds that the message was on its way.
         """
         self._whole.copy_(load)
         self._flat.div_(weights)
@@ -315,7 +316,7 @@ class GradientSum:
         self.stats, self.has_arrived = self._sent_dense(sync_s), True
 
     def audit(self, weight: float, *, is_leader: bool, draws: bool) -> Found:
-        """Take the leader's gradient of the whole batch; return its distance from the sum of the other workers' parts.
+        """Set ``.grad`` to the leader's whole-batch gradient; return how the others' sum differs; all must call it.
 
         Args:
             weight: of this worker's gradient.
@@ -356,11 +357,11 @@ def _sparse(dense: Tensor) -> Tensor:
 def named_parameters(
     optimizer: Optimizer, names: Mapping[int, str] = MappingProxyType({})
 ) -> list[tuple[str, nn.Parameter]]:
-    """Return the optimizer's parameters that are trained, by name, in the order of its groups.
+    """Return an optimizer's parameters that require gradients, as (name, parameter), in the order of its groups.
 
     Args:
-        optimizer: whose.
-        names: of parameters, by identity.
+        optimizer: of the parameters.
+        names: of parameters, by their ``id``; others are named by their number.
     """
     return [
         (names.get(id(parameter)) or f"number {index} of the optimizer", parameter)
@@ -370,7 +371,7 @@ def named_parameters(
 
 
 def check_parameters(named: Named) -> torch.device:
-    """Return the device of an optimizer's parameters; refuse dtypes and devices that cannot be trained.
+    """Return the device of parameters, (name, parameter) each; raise BadInput for half precision or several devices.
 
     Raises:
         BadInput: there are none, or they are not single or double precision, or on several devices.

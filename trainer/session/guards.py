@@ -1,4 +1,4 @@
-"""What guards a session: what would train wrongly is refused at first, with what to take out; replicas are compared."""
+"""Guards of a session: models, optimizers and loaders that would train wrongly are refused, and replicas compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN = "a script that uses DistributedDataParallel needs no session: launch it
 
 
 def inspect_model(model: object, world_size: int) -> None:
-    """Raise an error for a model that cannot be trained, or that something else already trains on several workers.
+    """Raise BadInput for a model that cannot be trained, or that a wrapper already trains on several workers.
 
     Args:
         model: as the script gave it.
@@ -59,7 +59,7 @@ def inspect_model(model: object, world_size: int) -> None:
 
 
 def inspect_wrappers(model: nn.Module) -> None:
-    """Raise an error for a data-parallel wrapper that was put around the model since the session began.
+    """Raise BadInput if the script has wrapped the model in DataParallel or DistributedDataParallel meanwhile.
 
     Raises:
         BadInput: there is one.
@@ -75,7 +75,7 @@ def inspect_wrappers(model: nn.Module) -> None:
 
 
 def inspect_optimizers(optimizers: Sequence[object]) -> None:
-    """Raise an error for an optimizer that is a wrapper: it decides itself when to step or sums gradients.
+    """Raise BadInput for an optimizer that is no plain torch optimizer, or a parameter that two optimizers have.
 
     Args:
         optimizers: as the script gave them.
@@ -100,7 +100,7 @@ def inspect_optimizers(optimizers: Sequence[object]) -> None:
 
 
 def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
-    """Return a training loader; raise an error for one whose batches would differ between workers.
+    """Return a training loader as it is; raise BadInput if it is no DataLoader, or each worker would draw other data.
 
     Raises:
         BadInput: with what to give instead.
@@ -138,11 +138,11 @@ Mark: TypeAlias = tuple[str, float, float]
 
 
 def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer | None = None) -> list[Mark]:
-    """Return checksums of parameters, gradients and optimizer state, with the optimizer's options.
+    """Return (what, checksum, tolerance) of parameters and, of an optimizer, of gradients, its state and its options.
 
     Args:
         named: the parameters.
-        optimizer: about to step by their gradients; None: none is, and only parameters count.
+        optimizer: about to step by their gradients; None: only parameters count.
     """
     tensors = [(f"parameter {name}", [parameter.detach()]) for name, parameter in named]
     if optimizer is None:
@@ -157,7 +157,7 @@ def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimize
 
 
 def check_replicas(marks: Sequence[Mark], step: int, world_size: int) -> None:
-    """Compare checksums of replicas with those of the other workers.
+    """Raise RunFailed on all workers if their checksums of `replica_marks` differ; every worker must call it.
 
     Args:
         marks: see `replica_marks`.

@@ -1,4 +1,4 @@
-"""What gives a script its batches in a session: its own loader in slices, or `Splits` of rows that it draws itself.
+"""The sources of a script's batches in a session: its own loader in slices, or `Splits` of rows that it draws itself.
 
 A loader of samples by index has its batch sampler replaced: every worker draws all batches alike and loads its slice of
 each with the script's dataset, collate function and loader processes. A stream is read whole by every worker, which
@@ -55,7 +55,7 @@ def _part_of(
 
 
 class Slices:
-    """A batch sampler of a worker's slices of an epoch's batches.
+    """A batch sampler that yields, of each batch of an epoch, the sample indices of this worker's slice, a list each.
 
     Args:
         begin: returns the slices of one more epoch.
@@ -69,7 +69,7 @@ class Slices:
 
 
 class SessionLoader:
-    """A script's loader cut to a worker's slices; other attributes are those of the script's loader.
+    """A stand-in for a script's DataLoader, with its attributes, that yields this worker's slice of each batch.
 
     Args:
         loader: the script's.
@@ -131,12 +131,12 @@ class SessionLoader:
         return max(0.0, self.epoch + (self.batches / length if self.is_within else 1.0))
 
     def state(self) -> dict[str, Any]:
-        """Return the loader's position and random state for a checkpoint; of this worker alone."""
+        """Return this worker's position in the data, random state and table of shares, for a checkpoint."""
         place = {"epoch": self.epoch, "batches": self.batches, "is_within": self.is_within, "step": self._step}
         return {**place, "start": self._start, "table": None if self.table is None else self.table.state()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position that `state` returned."""
+        """Restore the position that `state` returned; the next iteration yields what is left of that epoch."""
         self.epoch, self.batches, self.is_within = state["epoch"], state["batches"], state["is_within"]
         self._step, self._start, self._entries = state["step"], dict(state["start"]), state["table"]
         self._skip = self.batches if self.is_within else 0
@@ -294,16 +294,16 @@ def _as_bytes(numbers: Mapping[str, Any]) -> list[bytes]:
 
 
 class SlicedStream(IterableDataset[Any]):
-    """A stream cut to this worker's slices, collated, each behind its `Part`.
+    """An iterable dataset that yields this worker's slice of each batch of a stream, as (`Part`, collated samples).
 
     Args:
-        samples: of the script.
-        batch_size: of all workers.
-        collate: of the script's loader, as ``drop_last``.
+        samples: the script's iterable dataset.
+        batch_size: samples of a batch of all workers.
+        collate: makes a batch of samples, as the script's loader does.
         drop_last: whether an incomplete batch is left out.
 
     Attributes:
-        cut: of the epoch that is read.
+        cut: returns a batch's part by its samples, number, mark, and whether it is the last; of the epoch that is read.
     """
 
     cut: Callable[..., Part]
@@ -325,7 +325,7 @@ class SlicedStream(IterableDataset[Any]):
 
 
 class Splits:
-    """The worker's rows of batches that a script draws itself; the counterpart of `SessionLoader`.
+    """The numbering and shares of batches that a script draws itself and cuts by `Session.split`.
 
     Args:
         flow: the session.
@@ -340,15 +340,15 @@ class Splits:
         self._entries: Any = None
 
     def state(self) -> dict[str, Any]:
-        """Return the number of drawn batches for a checkpoint; the script draws them by its own random numbers."""
+        """Return the number of drawn batches and the table of shares, for a checkpoint."""
         return {"drawn": self.drawn[1], "table": None if self.table is None else self.table.state()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position that `state` returned."""
+        """Restore the number of drawn batches and the table of shares that `state` returned."""
         self.drawn, self._entries = (0, state["drawn"]), state["table"]
 
     def take(self, size: int) -> tuple[Part, slice]:
-        """Return this worker's part of the next batch of ``size`` samples, and its rows in it."""
+        """Return this worker's part of the next batch, of ``size`` samples, and its rows in it; counts the batch."""
         if self.table is None:
             self.table = self._flow.share_out(self, size, self._entries, varies=False)
         (_, number), self.drawn = self.drawn, (0, self.drawn[1] + 1)

@@ -8,9 +8,9 @@
                 run.backward(criterion(model(inputs), targets))
                 optimizer.step()
 
-torchrun starts the script once a worker; started alone, it is a run of one worker that computes, bit for bit, what the
-script did before. The batch size of the loader stays that of the whole cluster, so that learning rates, schedules and
-the number of steps stay right whatever the cluster is.
+torchrun starts the script once a worker; started alone and without compression, it is a run of one worker that
+computes, bit for bit, what the script did before. The batch size of the loader stays that of the whole cluster, so
+that learning rates, schedules and the number of steps stay right whatever the cluster is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Extra = Mapping[str, Any]
 
 
 class Session(Flow):
-    """A worker's side of a distributed training run; made by `session`.
+    """The handle of a script on its run, made by `session`: loaders, backward passes, means over workers, checkpoints.
 
     Attributes:
         rank: of this worker.
@@ -82,9 +82,9 @@ class Session(Flow):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Set the model to the average of all workers' inside, to evaluate or save it in the middle of an epoch.
+        """Set the model to the average of all workers' inside, in the middle of an epoch of local SGD; all must enter.
 
-        All workers must enter together. Between epochs it is so anyway, and without ``sync`` always.
+        To evaluate or save it there. Between epochs it is the average anyway, and without ``sync`` always.
         """
         if self._between is not None:
             self._gate.take("averaged models", self._newest)
@@ -92,11 +92,14 @@ class Session(Flow):
             yield
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
-        """Return the mean of a figure over all workers, weighted by samples; for logging.
+        """Return the mean of a figure over all workers, weighted by samples, for logging; every worker must call it.
 
         Args:
             value: of this worker's samples.
             samples: how many those are; None: its part of the present batch.
+
+        Returns:
+            The mean, the same on all workers; NaN where no worker has samples.
         """
         return self._means([_figure(value)], samples)[0]
 
@@ -108,7 +111,7 @@ class Session(Flow):
         step: int | None = None,
         samples: int | None = None,
     ) -> dict[str, float]:
-        """Return the means of figures over all workers (see `mean`); the leader gives them to an experiment tracker.
+        """Return figures' means over all workers, by name; rank 0 calls ``to`` with them and a step. All must call it.
 
             run.log({"loss": loss}, to=wandb.log)
 
@@ -147,7 +150,7 @@ class Session(Flow):
         return means
 
     def total(self, value: Tensor | float) -> float:
-        """Return the sum of a count over all workers, to divide a sum of losses by: tokens, boxes and the like.
+        """Return the sum over workers of a count (tokens, boxes), to divide summed losses by; all must call it.
 
             items = run.total(sum(int((labels != -100).sum()) for _, labels in window))
             for inputs, labels in window:
@@ -161,13 +164,13 @@ class Session(Flow):
         return self._gate.take("called run.total", part, [_figure(value) if counts else 0.0])[0]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of all workers in the order of the whole batch, for a loss that depends on all of them.
+        """Return all workers' rows, [batch, ...] in its order, for a loss across samples; every worker must call it.
 
             image, text = run.gather(image_encoder(images)), run.gather(text_encoder(texts))
             run.backward(contrastive_loss(image, text))
 
         Gradients go back to the worker whose row it is, and are those of the loss of the whole batch; it does not
-        matter whether each worker computes that, or the part of it that is of its own samples. All workers call it.
+        matter whether each worker computes that, or the part of it that is of its own samples.
 
         Args:
             rows: one for each sample of this worker's part, in their order; of any shape and type besides.
@@ -187,7 +190,7 @@ class Session(Flow):
         return self._whole.rows(rows, part)
 
     def checkpoint(self, extra: Extra = MappingProxyType({})) -> None:
-        """Save a checkpoint that training resumes from, between two steps; all workers call it alike.
+        """Save a checkpoint in the session's folder while training goes on; all call it alike, between two steps.
 
         Training waits for a copy alone. The newest checkpoint that is whole counts: in ``folder/checkpoint``.
 
@@ -251,7 +254,9 @@ class Session(Flow):
         saver.begin(shared, rank_state, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
-        """Resume from the newest checkpoint in the session's folder, if any; all workers call it just before the loop.
+        """Restore the newest checkpoint; return the epoch (without loaders: step) to go on with, 0: none; all call it.
+
+        Just before the loop:
 
             for epoch in range(run.resume({"schedule": schedule}), epochs):
                 for inputs, targets in loader:
@@ -268,7 +273,7 @@ class Session(Flow):
             extra: as of `checkpoint`, under the same names.
 
         Returns:
-            The epoch of the first loader to go on with, from 0; of a script without loaders the step.
+            The epoch of the first loader to go on with, from 0; of a script without loaders the step. 0: no checkpoint.
 
         Raises:
             BadInput: the session has no folder, its workers train for themselves, or the checkpoint is damaged or of
@@ -327,7 +332,9 @@ class Session(Flow):
         return self._folder
 
     def close(self) -> None:
-        """Leave the worker group at the end of the ``with`` block.
+        """End the session: compare and save the model, and leave the worker group; all call it; again: do nothing.
+
+        The end of the ``with`` block does so.
 
         Raises:
             RunFailed: the workers' models differ.
@@ -417,10 +424,10 @@ def _figure(value: Tensor | float) -> float:
 
 
 def check_extra(extra: Extra) -> None:
-    """Refuse an ``extra`` of a script that cannot be saved and restored in place.
+    """Raise BadInput if something in a script's ``extra`` has no ``state_dict`` and ``load_state_dict``.
 
     Raises:
-        BadInput: one is a number, or another thing that nothing can be loaded into.
+        BadInput: something in it is a number, or another thing that nothing can be loaded into.
     """
     for name, holder in extra.items():
         if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
@@ -432,10 +439,10 @@ def check_extra(extra: Extra) -> None:
 
 
 def script_state(others: Sequence[nn.Parameter], extra: Extra) -> dict[str, Any]:
-    """Return the checkpoint state that all workers share, besides model and optimizer.
+    """Return the states of ``extra``, and of parameters outside the model (``others``), for a checkpoint's common part.
 
     Raises:
-        BadInput: it is made of other things than tensors and plain values.
+        BadInput: a state is made of other things than tensors and plain values.
     """
     states = {name: holder.state_dict() for name, holder in extra.items()}
     for name, state in states.items():
@@ -458,10 +465,19 @@ def restore(
     rank_state: RankState,
     device: torch.device,
 ) -> None:
-    """Restore a script's model, optimizers, ``extra`` and random state from a checkpoint.
+    """Load a checkpoint into a script's model, optimizers, other parameters, ``extra`` and random generators, in place.
+
+    Args:
+        model: of the script.
+        sides: its optimizers.
+        others: parameters that its optimizers have and the model has not.
+        extra: what the script has besides, by name.
+        shared: the checkpoint's state of all workers.
+        rank_state: its state of this worker.
+        device: of this worker.
 
     Raises:
-        BadInput: they are another script's.
+        BadInput: the checkpoint is another script's.
     """
     kept, script = shared.script or {}, rank_state.script or {}
     if set(kept["extra"]) != set(extra):

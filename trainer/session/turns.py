@@ -1,4 +1,4 @@
-"""Whether all workers are at the same point of the script: each says what it is about to do before it does it.
+"""Checks that all workers are at the same point of the script: each tells what it is about to do before it does it.
 
 A worker that skipped a batch, left the loop or took another branch would otherwise add its gradient to that of another
 batch, or wait for ever. Its word is a message of one size, whatever it is about to do, so that those who are about to
@@ -53,15 +53,15 @@ _GOODBYE_S = 5.0
 
 
 class Disagreement(RunFailed):
-    """The error of workers that are at different points of the script; all of them raise it."""
+    """The error that the workers are at different points of the script; all of them raise it."""
 
 
 class WorkerFailed(Disagreement, OthersFailed):
-    """The error that a worker raises when another has ended with an error."""
+    """The error that a worker raises because another one has ended with an error."""
 
 
 class Turns(Guard):
-    """The checks that all workers are at the same point of the script, and the numbers they sum at it.
+    """The messages by which workers check that they are at the same point of the script, and sum a few numbers.
 
     A single worker checks nothing.
 
@@ -69,7 +69,7 @@ class Turns(Guard):
         number: of the session in this process.
         rank: of this worker.
         world_size: workers.
-        store: that they met through, for a roll call when somebody does not come.
+        store: that they met through, for a roll call when a worker does not come; None: no roll call.
         room: float64 numbers of a gradient that every message can carry.
 
     Attributes:
@@ -79,6 +79,7 @@ class Turns(Guard):
         waited_s: seconds of this step in which this worker waited for the others' words.
         step: steps done.
         trained: elements of the parameters that are trained.
+        number: of the session in this process, from 1.
     """
 
     def __init__(self, *, number: int, rank: int, world_size: int, store: Store | None, room: int = 0) -> None:
@@ -98,13 +99,13 @@ class Turns(Guard):
         self.loaded = self._sums[MOST_TOLD:]
 
     def begin(self, deed: Deed, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> None:
-        """Send the operation that this worker is about to do with the others; `finish` waits for theirs.
+        """Send ``deed``, which this worker is about to do with the others, and numbers to sum; `finish` waits for them.
 
         Args:
-            deed: what.
-            part: of the batch that the script was given last.
-            numbers: that are summed over the workers.
-            mark: of what all workers have to do it with.
+            deed: what this worker is about to do.
+            part: of the batch that the script was given last; None: there was none.
+            numbers: that are summed over the workers, at most 64.
+            mark: checksum of the arguments that have to be equal on all workers.
         """
         self.finish()
         if self._world_size == 1:
@@ -125,10 +126,13 @@ class Turns(Guard):
             )
 
     def finish(self) -> list[float]:
-        """Return the sums of the numbers that all workers sent last.
+        """Wait for all workers' messages, and return the sums of their numbers; raise on all if their deeds differ.
+
+        Returns:
+            As many as a message has, 64: the sums, and zeros behind them; of a single worker its numbers alone.
 
         Raises:
-            RunFailed: they are about to do something else, or one is gone; all of them raise it.
+            RunFailed: workers are about to do different things, or one is gone; all of them raise it.
         """
         work, self._work = self._work, None
         if work is not None:
@@ -144,7 +148,7 @@ class Turns(Guard):
         return self._told
 
     def take(self, deed: Deed, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> list[float]:
-        """Send an operation, wait for the others', and return the sums of the numbers that all workers sent."""
+        """Send ``deed`` and numbers, wait for all workers', and return the sums (see `begin` and `finish`)."""
         self.begin(deed, part, numbers, mark=mark)
         return self.finish()
 
@@ -159,7 +163,7 @@ class Turns(Guard):
             ) from lost
 
     def fail(self, part: Part | None) -> None:
-        """Tell the other workers, if they listen, that this one ends with an error."""
+        """Tell the other workers, if they listen, that this one ends with an error; raise nothing if they do not."""
         with suppress(RuntimeError, RunFailed):  # nobody listens: they learn of it as the connection breaks
             self.begin("ended with an error", part)
             if self._work is not None:
@@ -167,10 +171,11 @@ class Turns(Guard):
 
 
 def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
-    """Return the error that names the workers at another point of the script than the others.
+    """Return the error that names the workers at another point of the script than the others, by all workers' messages.
 
     Args:
-        words: of all workers, in rank order; not all alike.
+        words: [workers][7] the heads of the messages (session, deed, step, epoch, batch, mark, elements trained), in
+            rank order; not all alike.
     """
     turns = [dict(zip(_FIELDS, map(int, word), strict=True)) for word in words]
 

@@ -1,4 +1,4 @@
-"""How much each worker's loss counts in that of the batch: by samples, unless the script or the loss says otherwise.
+"""The weight of each worker's loss in that of the batch: by samples, unless the script or the loss says otherwise.
 
 Of a batch of B samples worker i has n_i. With L_i the mean loss of its samples, the loss of the batch is
 
@@ -24,14 +24,14 @@ Weight: TypeAlias = "float | Tensor | Literal['sum']"
 
 
 class Counts(NamedTuple):
-    """The samples, denominator and kind of a worker's loss; added over the workers, those of the batch's.
+    """The samples, the denominator and the kind (mean or sum) of a worker's loss; summed over workers, of the batch's.
 
     Attributes:
         samples: of its part of the batch.
         denominator: what the loss is a mean over, where it says so.
-        losses: that count: 1 if the worker has a part of the batch.
-        means: of them over samples.
-        sums: of them.
+        losses: number of losses that count: 1 if the worker has a part of the batch.
+        means: number of those that are means over samples.
+        sums: number of those that are sums.
     """
 
     samples: float = 0.0
@@ -42,12 +42,12 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, samples: int, loss: Tensor | None, weight: Weight | None) -> Counts:
-        """Return the counts of a loss over ``samples`` samples; all zero without any.
+        """Return the counts of a loss that is a mean over ``weight`` (None: its targets, else ``samples``) or a sum.
 
         Args:
-            samples: of this worker's part.
+            samples: of this worker's part; 0: the loss does not count.
             loss: scalar, before its backward pass; None: not known.
-            weight: what the script says; None: nothing.
+            weight: denominator of the loss, or ``"sum"``; None: the targets' weight of a cross entropy, else samples.
 
         Raises:
             BadInput: the weight is negative or not finite, or another text than ``"sum"``.
@@ -73,10 +73,10 @@ class Counts(NamedTuple):
         return self.sums or (self.samples if self.means else self.denominator)
 
     def weight(self, whole: Counts) -> float:
-        """Return the weight of this worker's loss: the losses of all, so weighted, add up to that of the batch.
+        """Return the factor on this worker's loss, by all workers' summed counts: losses then add up to the batch's.
 
         Args:
-            whole: the sum of all workers'.
+            whole: the sum of all workers' counts.
 
         Raises:
             BadInput: some workers' losses are sums and others' are means; all workers raise it.

@@ -1,4 +1,4 @@
-"""What depends on the whole batch, of which each worker has a part: gathered rows, and the statistics of BatchNorm.
+"""Sums over the whole batch, of which each worker has a part: gathered rows, and the statistics of BatchNorm.
 
 The loss of the batch is  L = sum_i w_i L_i  over the workers: L_i what worker i computes, w_i how much its gradient
 counts. A session multiplies the gradients that worker j made with w_j when it sums them. What a tensor f_j of worker j,
@@ -28,17 +28,17 @@ from hetopt.trainer.script.batches import Part
 
 
 class WholeBatch:
-    """The worker's access to rows of the whole batch, over connections that leave gradient exchange alone.
+    """The sums of a worker with the others over the whole batch, by process groups beside that of the gradients.
 
     Args:
         rank: this worker's.
-        watched: around what all workers do together.
+        watched: returns a context for what all workers do together.
         audits: whether there are batches that the leader computes whole, and the others in shares.
 
     Attributes:
         part: of the batch at hand; None: none was given yet.
         weight: of this worker's loss in that of the batch, while a backward pass runs; None: not known.
-        waited_s: for other workers, in the step under way.
+        waited_s: seconds of the step under way spent waiting for other workers.
         groups: of all workers, and of those that share an audited batch; empty: they are not connected.
     """
 
@@ -58,7 +58,7 @@ class WholeBatch:
                 self.groups.append(dist.new_group(list(range(1, dist.get_world_size())), backend="gloo"))
 
     def close(self) -> None:
-        """Disconnect, and give BatchNorm layers their own forward pass back."""
+        """Destroy the process groups, and give BatchNorm layers their own forward pass back."""
         for norm in self._norms:
             vars(norm).pop("forward", None)
         for group in self.groups if dist.is_initialized() else ():
@@ -67,7 +67,9 @@ class WholeBatch:
         self._norms, self.groups = [], []
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over all workers."""
+        """Return the sum of a tensor over all workers, who must all call it; in an audit the leader gets its own back.
+
+        There it computes the whole batch, and the others sum theirs without it."""
         is_audit = self.part is not None and self.part.is_audit
         if is_audit and self._rank == 0:
             return tensor
@@ -79,10 +81,10 @@ class WholeBatch:
         return summed.to(tensor.device)
 
     def rows(self, local: Tensor, part: Part) -> Tensor:
-        """Return the rows of all workers, in the order of the batch.
+        """Return all workers' rows, [batch, ...] in its order, differentiable; every worker must call it.
 
         Args:
-            local: a row for each sample of this worker's part.
+            local: [``part.rows``, ...], a row for each sample that this worker computes.
             part: of the batch.
 
         Raises:
@@ -103,7 +105,7 @@ class WholeBatch:
         return rows.to(local.dtype)
 
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
-        """Make BatchNorm layers among these normalise by the whole batch from here on, while they are trained."""
+        """Make BatchNorm layers among modules normalise by the whole batch in training; every worker must call it."""
         self.open()
         for module in modules:
             if isinstance(module, _BatchNorm):

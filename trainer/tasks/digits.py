@@ -20,10 +20,10 @@ _EVALUATION_OFFSET = 2
 
 
 def digits_network() -> nn.Module:
-    """Return the network, [n, 1, 8, 8] -> [n, 10]: 98,250 parameters, about 0.2 ms a sample and CPU core to train.
+    """Return a new network for images [n, 1, 8, 8], with logits [n, 10]: 98,250 parameters, convolutional.
 
-    It normalises by groups of channels (Wu & He 2018), inside a sample, so that the gradient of a batch does not depend
-    on how the batch is split over workers.
+    To train it takes about 0.2 ms a sample and CPU core. It normalises by groups of channels (Wu & He 2018), inside a
+    sample, so that the gradient of a batch does not depend on how the batch is split over workers.
     """
     return nn.Sequential(
         *_convolution(1, 32),
@@ -41,7 +41,7 @@ def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 
 
 def digits_data(folder: Path | None) -> TaskData:
-    """Return 1,438 training and 359 evaluation images; ``folder`` is not used, the data comes with scikit-learn.
+    """Return scikit-learn's digits, [1, 8, 8] in 0..1: 1,438 to train and 359 to evaluate; ``folder`` is not used.
 
     The split is fixed and stratified: of each class every fifth image evaluates. Pixels are scaled from 0..16 to 0..1.
     """
@@ -80,7 +80,7 @@ def _table() -> Tensor:
 
 
 def digits() -> Task:
-    """Return the task. The target is reached after 2 to 8 epochs at global batches of 32 to 256 samples."""
+    """Return the task `digits`: 98 % accuracy on 8x8 digits, after 2 to 8 epochs at global batches of 32 to 256."""
     return classification(
         name="digits",
         model=digits_network,

@@ -44,7 +44,7 @@ _HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusFiles:
-    """The two files that are used, and a sentence about the choice where it is not the usual one."""
+    """The text files that a language model trains and is evaluated on, and a note where the choice is unusual."""
 
     train: Path
     evaluation: Path
@@ -52,7 +52,7 @@ class CorpusFiles:
 
 
 def find_corpus(folder: Path | None) -> CorpusFiles:
-    """Choose the files to train and evaluate on: train and valid; else train and test; else valid and test.
+    """Return the text files to train and evaluate on: train and valid; else train and test; else valid and test.
 
     Raises:
         BadInput: there is no such pair.
@@ -72,9 +72,9 @@ def find_corpus(folder: Path | None) -> CorpusFiles:
 
 
 def load_corpus(folder: Path | None, *, vocabulary_size: int, window: int) -> TaskData:
-    """Open the corpus in ``folder`` as windows of ``window`` tokens; a tail shorter than a window is left out.
+    """Return the text in ``folder`` as samples of ``window`` tokens, of at most ``vocabulary_size`` different words.
 
-    The vocabulary has at most ``vocabulary_size`` words: ``<unk>``, ``<eos>`` and the most frequent ones of the
+    A tail shorter than a window is left out. The vocabulary is ``<unk>``, ``<eos>`` and the most frequent words of the
     training file. Its size is the task's and not the file's, so that the model is the same whatever it reads.
     Perplexities with a cut vocabulary are not comparable with those of the whole one.
 
@@ -95,14 +95,14 @@ def load_corpus(folder: Path | None, *, vocabulary_size: int, window: int) -> Ta
 
 
 def build_vocabulary(counts: Mapping[str, int], size: int) -> dict[str, int]:
-    """Number ``<unk>`` 0, ``<eos>`` 1, then the most frequent words (ties by alphabet), ``size`` in all at most."""
+    """Return words' numbers: ``<unk>`` 0, ``<eos>`` 1, then by frequency (ties by alphabet), ``size`` at most."""
     by_frequency = sorted(counts.keys() - _SPECIAL.keys(), key=lambda word: (-counts[word], word))
     kept = [*_SPECIAL, *by_frequency[: max(0, size - len(_SPECIAL))]]
     return {word: number for number, word in enumerate(kept)}
 
 
 def encode(path: Path, vocabulary: Mapping[str, int]) -> Tensor:
-    """Return the file as one row of token numbers, int64; words outside the vocabulary become ``<unk>``."""
+    """Return a text file as token numbers, 1-D int64, each line with ``<eos>``; unknown words become ``<unk>``."""
     unknown = vocabulary[UNKNOWN]
     tokens = array("i")
     for line in _lines(path):
@@ -111,7 +111,7 @@ def encode(path: Path, vocabulary: Mapping[str, int]) -> Tensor:
 
 
 def windows(tokens: Tensor, window: int, *, source: Path) -> TensorPairs:
-    """Cut tokens into samples: inputs [n, window], and targets one token further on."""
+    """Return samples cut from 1-D tokens: inputs [n, window], and targets [n, window] one token further on."""
     count = (len(tokens) - 1) // window
     if count < 1:
         raise BadInput(
@@ -137,7 +137,7 @@ WINDOW = 35
 
 
 def lstm_small() -> Task:
-    """Return the small model: two layers of 200, 4.7 million parameters (19 MB), which a laptop can train.
+    """Return the task `lstm-small`, which a laptop can train: an LSTM with two layers of 200, 4.7 million parameters.
 
     The paper reports a validation perplexity of 120.7 on Penn Treebank with state carried between windows.
     """
@@ -156,7 +156,7 @@ def lstm_small() -> Task:
 
 
 class LSTMLanguageModel(nn.Module):
-    """Embedding, stacked LSTM layers, and a linear layer to the vocabulary, all of one width.
+    """A language model of an embedding, stacked LSTM layers, and a linear layer to the vocabulary, all of one width.
 
     Embedding and output have the same shape, so they could share weights; as in the paper they do not. At width 1500
     and 10,000 words that makes 66,034,000 parameters, 264 MB of float32 (252 MiB): 66,022,000 plus the second bias
@@ -174,7 +174,7 @@ class LSTMLanguageModel(nn.Module):
             nn.init.uniform_(parameter, -initial_range, initial_range)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map token numbers [n, time] to logits [n, time, vocabulary]; the state before the first token is zero."""
+        """Return logits [n, time, vocabulary] of token numbers [n, time]; the state before the first token is zero."""
         hidden, _ = self.lstm(self.dropout(self.embedding(tokens)))
         logits: Tensor = self.output(self.dropout(hidden))
         return logits

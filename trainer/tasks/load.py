@@ -1,4 +1,4 @@
-"""From the text that names a task to the `Task` itself."""
+"""Imports the `Task` that a text names: a bundled task, or an attribute of a module or file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetopt.trainer.task import Task
 
 
 def load_task(reference: str) -> Task:
-    """Return the task that ``reference`` names.
+    """Return the task that a text names: a bundled name, ``module:attribute`` or ``file.py:attribute``.
 
     Args:
         reference: a bundled name, ``module:attribute`` or ``file.py:attribute``; the attribute is a `Task` or a
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def resolve(reference: str) -> object:
-    """Import what ``reference`` names.
+    """Return the object that a text names as in `load_task`, importing its module; adds its folder to ``sys.path``.
 
     A module is looked for as Python does for ``python -m`` (the current folder first), and a file may import its
     neighbours as a script may.
@@ -68,7 +68,7 @@ def resolve(reference: str) -> object:
 
 
 def user_code(place: str, run: Callable[[], T]) -> T:
-    """Run code that the user wrote, and report whatever it raises as bad input that names ``place``.
+    """Return the result of the user's code ``run``; raise what it raises as BadInput that names the file ``place``.
 
     This is the one place that catches every exception: what a user's module does when it is imported cannot be known,
     and a failure there is theirs to see as one sentence, not as a traceback through hetopt. ``SystemExit`` counts too:
@@ -138,7 +138,7 @@ def _candidates(module: ModuleType) -> list[str]:
 
 
 def line_in(place: str, error: BaseException) -> int | None:
-    """Return the last line of the user's own file that an error came through; None where it came through none."""
+    """Return the innermost line number of the file ``place`` that an error came through; None: it came through none."""
     if isinstance(error, SyntaxError) and error.filename == place:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
@@ -146,6 +146,6 @@ def line_in(place: str, error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message."""
+    """Return the first line of an error's message; "(no message)" where it is empty."""
     lines = str(error).splitlines()
     return lines[0] if lines else "(no message)"

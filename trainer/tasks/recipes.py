@@ -1,4 +1,4 @@
-"""The usual kinds of task: loss, evaluation sums and metrics of a classifier and of a language model, and SGD.
+"""The usual kinds of task, classifier and language model, with loss, evaluation and metrics; SGD and its schedules.
 
 A user's own classifier is a short file::
 
@@ -47,10 +47,10 @@ def classification(
     evaluation_batch_size: int = 256,
     usual_epochs: float | None = None,
 ) -> Task:
-    """Return a task whose batches are ``(inputs, labels)`` and whose model returns one row of logits a sample.
+    """Return a task with cross-entropy loss: batches ``(inputs, labels)``, and a model that returns [samples, classes].
 
-    Metrics: ``accuracy``, ``loss`` (mean cross-entropy, nats), and ``top5_accuracy`` where there are more than five
-    classes.
+    Arguments are those of `Task`. The model returns logits. Metrics: ``accuracy``, ``loss`` (mean cross-entropy, nats),
+    and ``top5_accuracy`` where there are more than five classes.
     """
     return Task(
         name=name,
@@ -82,11 +82,11 @@ def language_model(
     evaluation_batch_size: int = 32,
     usual_epochs: float | None = None,
 ) -> Task:
-    """Return a task whose batches are ``(tokens, next tokens)`` [samples, time] and whose model returns logits
-    [samples, time, vocabulary].
+    """Return a task of next-token prediction: batches ``(tokens, next tokens)`` [samples, time], cross-entropy loss.
 
-    Every sample has the same number of tokens, so that the mean over samples is the mean over tokens.
-    Metrics: ``perplexity`` = exp(summed negative log-likelihood / tokens), and ``loss`` (nats a token).
+    Arguments are those of `Task`. The model returns logits [samples, time, vocabulary]. Every sample has the same
+    number of tokens, so that the mean over samples is the mean over tokens. Metrics: ``perplexity`` = exp(summed
+    negative log-likelihood / tokens), and ``loss`` (nats a token).
     """
     return Task(
         name=name,
@@ -113,7 +113,7 @@ def sgd(
     nesterov: bool = False,
     max_gradient_norm: float | None = None,
 ) -> OptimizerFactory:
-    """Return a factory of stochastic gradient descent over all parameters of a model.
+    """Return a function from a model to torch's SGD over all its parameters; ``max_gradient_norm`` None: no clipping.
 
     With ``max_gradient_norm`` the gradient of the whole model is scaled down to that norm just before each step
     (Pascanu et al. 2013), which is after the workers' gradients were summed: every replica clips the same gradient.
@@ -131,7 +131,7 @@ def sgd(
 
 
 def clip_before_step(optimizer: Optimizer, max_norm: float) -> Optimizer:
-    """Make every step of ``optimizer`` first clip the norm of its whole gradient to ``max_norm``; return it."""
+    """Make every step of an optimizer first clip the norm of its whole gradient, by a hook; return the optimizer."""
 
     def clip(stepping: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         parameters = [parameter for group in stepping.param_groups for parameter in group["params"]]
@@ -142,13 +142,13 @@ def clip_before_step(optimizer: Optimizer, max_norm: float) -> Optimizer:
 
 
 def step_decay(*milestones: float, factor: float) -> Schedule:
-    """Return the schedule that multiplies the learning rate by ``factor`` at each of these epochs."""
+    """Return the learning-rate schedule, a function of the epoch, that multiplies by ``factor`` at each milestone."""
     ordered = sorted(milestones)
     return lambda epoch: factor ** bisect.bisect_right(ordered, epoch)
 
 
 def epoch_decay(*, after: float, factor: float) -> Schedule:
-    """Return the schedule that multiplies the learning rate by ``factor`` once an epoch, from epoch ``after`` on."""
+    """Return the learning-rate schedule that multiplies by ``factor`` at every epoch, from epoch ``after`` on."""
     return lambda epoch: factor ** max(0, math.floor(epoch - after) + 1)
 
 

@@ -38,20 +38,20 @@ from hetopt.trainer.tasks.recipes import classification, sgd, step_decay
 
 
 def random_bits(seed: int, epoch: int, indices: Sequence[int]) -> NDArray[np.uint64]:
-    """Return 64 random bits for each sample, the same whichever samples are asked for together."""
+    """Return 64 random bits per sample index, uint64 [n], which depend on seed, epoch and that index alone."""
     key = np.array([seed & _MASK], dtype=np.uint64)
     key = _mix(_mix(key) ^ np.uint64(epoch & _MASK))
     return _mix(key ^ np.asarray(indices, dtype=np.int64).astype(np.uint64))
 
 
 def cropped_and_flipped(images: Tensor, bits: NDArray[np.uint64], padding: int) -> Tensor:
-    """Return images augmented as by He et al. 2016, section 4.2.
+    """Return images, each padded with black, cut to its size at random, and mirrored in half of the cases, by ``bits``.
 
-    Each is padded with black, cut to its size at a random place, and mirrored in half of the cases.
+    As He et al. 2016, section 4.2, augment them.
 
     Args:
         images: [n, channels, height, width].
-        bits: random, one number an image.
+        bits: [n] uint64, random.
         padding: pixels at every edge.
     """
     count, _, height, width = images.shape
@@ -104,7 +104,7 @@ _WHERE = (
 
 
 class ImageDataset:
-    """Images kept as bytes, augmented and normalised when they are fetched.
+    """A dataset of images kept as bytes, normalised as CIFAR-10 and (``padding`` above 0) augmented when fetched.
 
     What a sample looks like depends on (seed, epoch, index) alone, so fetching [i, j] together equals fetching them
     apart.
@@ -128,11 +128,11 @@ class ImageDataset:
         return images[0], labels[0]
 
     def set_epoch(self, epoch: int, seed: int = 0, /) -> None:
-        """Augment from now on as in ``epoch`` of the run seeded with ``seed``."""
+        """Set the epoch, from 0, and the run's seed, by which samples are augmented from now on."""
         self._epoch, self._seed = epoch, seed
 
     def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
-        """Return float32 images of about zero mean and unit variance, and their labels."""
+        """Return float32 images [n, channels, height, width] of about zero mean and unit variance, and labels [n]."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         images = self._images[rows]
         if self._padding:
@@ -141,7 +141,7 @@ class ImageDataset:
 
 
 def load_cifar(folder: Path | None) -> TaskData:
-    """Open CIFAR-10 in ``folder`` or in its archive's subfolder. All training files that are there are used.
+    """Return CIFAR-10 from ``folder`` or its archive's subfolder, with as many of the training files as are there.
 
     Raises:
         BadInput: files are missing, truncated, or hold impossible labels.
@@ -204,7 +204,7 @@ def _missing(folder: Path, *, train_found: bool) -> BadInput:
 
 
 class ZeroPadShortcut(nn.Module):
-    """Option A: every ``stride``-th pixel, new channels filled with zeros. No parameters."""
+    """A shortcut without parameters (option A): every ``stride``-th pixel, and new channels filled with zeros."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -212,14 +212,14 @@ class ZeroPadShortcut(nn.Module):
         self.stride = stride
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
+        """Return images [n, inputs, h, w] as [n, outputs, h / stride, w / stride]."""
         strided = images[:, :, :: self.stride, :: self.stride]
         before = self.new_channels // 2
         return functional.pad(strided, (0, 0, 0, 0, before, self.new_channels - before))
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut: relu(body(x) + shortcut(x))."""
+    """A residual block of two 3x3 convolutions with BatchNorm and a shortcut: relu(body(x) + shortcut(x))."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -234,12 +234,12 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Identity() if is_alike else ZeroPadShortcut(inputs, width, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map [n, inputs, h, w] to [n, width, h / stride, w / stride]."""
+        """Return [n, width, h / stride, w / stride] for images [n, inputs, h, w]."""
         return functional.relu(self.body(images) + self.shortcut(images))
 
 
 class ResNet20(nn.Module):
-    """A 3x3 convolution, three stages of three blocks, a global average and one linear layer.
+    """A residual network of 20 layers: a 3x3 convolution, three stages of three blocks, global average, linear layer.
 
     269,722 parameters for 10 classes. Implementations that project their shortcuts (option B) count 272,474; the
     paper's CIFAR networks use option A everywhere, "0.27M".
@@ -258,14 +258,16 @@ class ResNet20(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map [n, 3, h, w] to logits [n, classes]."""
+        """Return logits [n, classes] of images [n, 3, h, w]."""
         features: Tensor = self.blocks(self.stem(images)).mean(dim=(2, 3))
         logits: Tensor = self.head(features)
         return logits
 
 
 def resnet20_cifar10() -> Task:
-    """Return ResNet-20, 0.27 million parameters, with its paper's recipe (64k steps, drops at 32k and 48k)."""
+    """Return the task `resnet20-cifar10`: ResNet-20 to 80 % accuracy, by its paper's recipe (64k steps of 128).
+
+    0.27 million parameters; the learning rate drops at 32k and 48k steps."""
     return classification(
         name="resnet20-cifar10",
         model=partial(ResNet20, CLASSES),
