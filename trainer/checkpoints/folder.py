@@ -59,7 +59,7 @@ _TREE = "tree"
 
 
 def pack(value: Any) -> bytes:
-    """Serialise nested dictionaries, lists, tuples, tensors, numbers, texts and None into bytes.
+    """Return nested dictionaries, lists, tuples, tensors, numbers, texts and None serialised as bytes.
 
     A tensor that is one number expanded to a shape takes the room of that number.
 
@@ -70,7 +70,7 @@ def pack(value: Any) -> bytes:
 
 
 def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write named tensors to a file that its owner alone can read.
+    """Write named tensors to a safetensors file that its owner alone can read; after an error a part may be left.
 
     Tied parameters are written under each of their names, so that the names are those of the state dictionary.
 
@@ -91,7 +91,7 @@ def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value that `pack` was given; tensors are copies, on the CPU.
+    """Return the value that `pack` was given, from its bytes, without running code; tensors are on the CPU.
 
     Raises:
         ValueError: these are no bytes of `pack`.
@@ -155,7 +155,7 @@ def _restored(described: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedState:
-    """The part of the training state that is the same on every rank.
+    """Part of the training state that is the same on every rank: model, optimizer, data position and policies.
 
     Attributes:
         digest: which run it belongs to, see `run_digest`.
@@ -192,7 +192,7 @@ class SharedState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState(Generators):
-    """The training state that is each worker's own; ``local`` of local SGD (`Synchronizer`), ``script`` of a script."""
+    """Training state of one worker alone: random generators, residual, local SGD's model, and a script's state."""
 
     memory: State
     local: Mapping[str, Any] | None = None
@@ -200,7 +200,7 @@ class RankState(Generators):
 
     @classmethod
     def now(cls, memory: State, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
-        """Return the present state of this worker: its residual, random generators and local model if it has one."""
+        """Return this worker's present state: random generators, ``memory`` (the residual), and ``local`` model."""
         return cls(memory=memory, local=local, **vars(Generators.at(device)))
 
 
@@ -208,12 +208,12 @@ StateT = TypeVar("StateT", SharedState, RankState)
 
 
 def snapshot(state: StateT) -> StateT:
-    """Return a copy of training state with tensors on the CPU, so that training may go on while it is written."""
+    """Return a copy of training state with all tensors on the CPU, to be written while training goes on."""
     return replace(state, **copied(vars(state)))
 
 
 def run_digest(spec: RunSpec) -> str:
-    """Return a digest of the training that a checkpoint belongs to: what must not change between attempts.
+    """Return the SHA-256 of what must not change when a run resumes: task, seed, compression, precision, data split.
 
     Workers, shares and the stop rule may: that is what resuming on another cluster, or for longer, is.
     """
@@ -222,12 +222,12 @@ def run_digest(spec: RunSpec) -> str:
 
 
 def copied(value: Any) -> Any:
-    """Copy nested dictionaries, lists and tuples with every tensor in them onto the CPU."""
+    """Return a copy of nested dictionaries, lists and tuples, with every tensor in them copied onto the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def parameters_sha256(parameters: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a fingerprint of a model's parameters with their names: equal only when they are bit-identical."""
+    """Return the SHA-256 of named parameters, in order of name: equal only when all are bit-identical."""
     digest = hashlib.sha256()
     for name, parameter in sorted(parameters, key=itemgetter(0)):
         digest.update(name.encode())
@@ -247,25 +247,25 @@ CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1
 
 
 class FileRecord(Record):
-    """The size and checksum of a file as it was written."""
+    """Size in bytes and SHA-256 of a checkpoint's file as it was written."""
 
     size_bytes: NonNegativeInt
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     @classmethod
     def of(cls, data: bytes | memoryview) -> Self:
-        """Return the record of a file with this content."""
+        """Return the record of a file whose content is ``data``."""
         return cls(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def fault(self, data: bytes) -> str | None:
-        """Return how a file's content differs from the record, in a few words; None when it does not."""
+        """Return how a file's content differs from the record, in a few words; None: it does not."""
         if len(data) != self.size_bytes:
             return f"has {len(data)} bytes instead of {self.size_bytes}"
         return None if hashlib.sha256(data).hexdigest() == self.sha256 else "was altered"
 
 
 class Manifest(Artifact):
-    """The records of a checkpoint's files, written last, so that a checkpoint that has one was once whole."""
+    """Record of a checkpoint's files, written last, so that a checkpoint that has one was once whole."""
 
     KIND: ClassVar[str] = "checkpoint"
     VERSION: ClassVar[int] = 6
@@ -277,7 +277,7 @@ class Manifest(Artifact):
     files: Mapping[CheckpointFile, FileRecord]
 
     def fault(self, folder: Path) -> str | None:
-        """Return a few words on the first file in a folder that is not as recorded; None when all are.
+        """Return what is wrong with the first bad file in ``folder``, in a few words; None: all are as recorded.
 
         All of every file is read.
         """
@@ -292,7 +292,7 @@ class Manifest(Artifact):
 
 
 def rank_file(rank: int) -> str:
-    """Return the name of the file with one worker's own state."""
+    """Return the name of the checkpoint file with the state of worker ``rank`` alone."""
     return f"rank-{rank}{SUFFIX}"
 
 
@@ -302,7 +302,7 @@ _PARTIAL = ".partial"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The newest checkpoint that a run can resume from, and damaged ones that are newer.
+    """Step of the newest checkpoint that a run can resume from, and damaged checkpoints that are newer.
 
     Attributes:
         step: of the newest whole checkpoint; None: there was never one.
@@ -314,21 +314,21 @@ class Found:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run."""
+    """Checkpoints of one run on disk: written, published, found and loaded."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / CHECKPOINT_FOLDER
 
     def path(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint."""
+        """Return the folder of the checkpoint of a step, whether it exists or not."""
         return self._folder / f"step-{step}"
 
     def partial(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint while it is being written."""
+        """Return the folder in which the checkpoint of a step is being written."""
         return self._folder / f"step-{step}{_PARTIAL}"
 
     def newest(self, digest: str) -> Found:
-        """Find the newest checkpoint all of whose files are as they were written; reads them all.
+        """Find the newest checkpoint whose files are all as written, by reading them; refuse another run's.
 
         Raises:
             BadInput: it belongs to another run, or there are checkpoints and none is whole.
@@ -354,7 +354,7 @@ class CheckpointFolder:
         return Found(step=None)
 
     def write(self, step: int, name: str, state: SharedState | RankState, *, keeps: int = 1) -> FileRecord:
-        """Write the state that all workers share, or a worker's own, into the checkpoint under way.
+        """Write shared or one worker's state as a file of the unpublished checkpoint of ``step``; return its record.
 
         Args:
             step: of the checkpoint.
@@ -371,7 +371,7 @@ class CheckpointFolder:
         return FileRecord.of(path.read_bytes())
 
     def write_whole(self, path: Path, tensors: Mapping[str, Tensor], *, keeps: int) -> None:
-        """Write named tensors to a file, whole or not at all; where the disk is full, older checkpoints give way.
+        """Write named tensors to a file, whole or not at all; on a full disk, delete checkpoints down to ``keeps``.
 
         Raises:
             OSError: the disk refuses.
@@ -390,7 +390,7 @@ class CheckpointFolder:
                     raise
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the checkpoint that was being written the newest, now that all of its files are on disk.
+        """Make the checkpoint under way the newest, now that all its files are on disk; delete all but the last two.
 
         Raises:
             OSError: the disk refuses.
@@ -415,7 +415,7 @@ class CheckpointFolder:
     def load_newest(
         self, digest: str, rank: int, workers: int, events: EventLog, *, in_parts: bool = False
     ) -> tuple[SharedState, RankState] | None:
-        """Load the newest checkpoint that rank 0 finds whole, on all workers; None: there was never one.
+        """Load the newest checkpoint that rank 0 finds whole; None: there was never one. All workers must call it.
 
         Args:
             digest: of the run, see `run_digest`.
@@ -448,7 +448,7 @@ class CheckpointFolder:
     def load_own(
         self, step: int, rank: int, *, workers_then: int, workers_now: int, in_parts: bool = False
     ) -> RankState:
-        """Load the own state of worker ``rank`` (of ``workers_now``) from a step at which there were ``workers_then``.
+        """Load worker ``rank``'s state of a step; residuals are shared out anew if the number of workers changed.
 
         When the number of workers has changed, the residuals of all old workers are handed on so that their sum stays,
         and a worker that is new starts with the random generators of an old one.
@@ -503,7 +503,9 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
 
 
 def leave_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:
-    """Write the model's tensors into the run's folder: of the trained one, or of that of a run that was stopped.
+    """Write the trained model's tensors to the run's folder; if ``stopped``, the unfinished model's to another file.
+
+    The file of the other kind is removed.
 
     `safetensors.torch.load_file` reads what ``model.load_state_dict`` takes. What a module keeps beside its tensors
     (``get_extra_state``) is in checkpoints alone: a file of safetensors has no room for it.
@@ -554,7 +556,7 @@ WRITTEN, REFUSED = 1.0, -1.0
 
 
 def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
-    """Return whether to begin a checkpoint now, so that a loss undoes at most ``max(every_s, 2 period_s)``.
+    """Return whether to begin a checkpoint now, so that a loss undoes at most ``max(every_s, 2 period_s)`` seconds.
 
     What workers tell of a period is up to a period old, and a checkpoint that begins at the end of the next would count
     at the end of the one after: ``since_s + 3 period_s`` could be lost by then (more, where writing takes longer than a
@@ -569,7 +571,7 @@ def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
 
 
 def unsaved(problem: str) -> RunFailed:
-    """Return the failure of a stopped run whose last checkpoint could not be written."""
+    """Return the error of a stopped run whose last checkpoint could not be written; ``problem``: why."""
     return RunFailed(
         f"the last checkpoint cannot be written: {problem}.",
         hint="make room on the disk, then launch the run again: it resumes from the checkpoint before",
@@ -595,7 +597,7 @@ class _UnderWay:
 
 
 class CheckpointSaver:
-    """One worker's side of saving checkpoints; every method but `progress` is called by all ranks alike.
+    """One worker's side of saving checkpoints in a thread; all ranks must call its methods alike, but `progress`.
 
     Args:
         context: of this worker.
@@ -627,7 +629,7 @@ class CheckpointSaver:
         return WRITTEN if self._under_way.parts.exception() is None else REFUSED
 
     def begin(self, shared: SharedState, own: RankState, *, begun_s: float, keeps: int = 1) -> None:
-        """Copy the state and begin to write it; nothing may be under way.
+        """Copy the state, and begin to write it in a thread; no checkpoint may be under way.
 
         Args:
             shared: of all workers.
@@ -650,7 +652,7 @@ class CheckpointSaver:
         self._under_way = _UnderWay(step=step, digest=shared.digest, parts=parts, pause_s=pause_s, begun_s=begun_s)
 
     def conclude(self, told: Sequence[float]) -> str | None:
-        """Publish the checkpoint under way if every worker's part is on disk, or give it up if one was refused.
+        """Publish the checkpoint under way if ``told`` says that all wrote it; return why it was given up, else None.
 
         Args:
             told: `progress` of every worker, in rank order, as the last control rows had it.
@@ -667,7 +669,7 @@ class CheckpointSaver:
         return problem
 
     def finish(self) -> str | None:
-        """Wait for the checkpoint under way, and conclude it."""
+        """Wait for the checkpoint under way, and conclude it; return why it was given up; None: it was not."""
         if self._under_way is None:
             return None
         wait([self._under_way.parts])

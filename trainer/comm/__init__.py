@@ -1,1 +1,1 @@
-"""How workers agree on one gradient: compressors, memories and collectives, composed."""
+"""The sum of gradients over workers: compressors, error feedback and collectives, and how they are composed."""

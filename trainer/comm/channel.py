@@ -28,12 +28,12 @@ from hetopt.core.comm.cost import Primitive, deals, gathers_directly, reduces_di
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
-    """Return the number of workers in a group; ``None`` is the default group; without one a process is alone."""
+    """Return the number of workers in a process group; None: the default group; 1 if none is initialised."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device of a group's messages: gloo carries CPU tensors, so a GPU's tensor goes through the host.
+    """Return the device that a tensor is sent from: the CPU for a CUDA tensor over gloo alone, else the tensor's.
 
     That makes groups of GPU and CPU workers possible: on the wire all of them look alike.
     """
@@ -55,7 +55,7 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "and": dist.R
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One collective operation as it happened: the payload that this worker handed over, and how long it took here."""
+    """Record of one collective operation: its kind, the bytes that this worker handed over, and the seconds here."""
 
     primitive: Primitive
     payload_bytes: int
@@ -63,7 +63,7 @@ class Message:
 
 
 class Channel:
-    """Collective operations between the workers of a group, during one exchange.
+    """One worker's collective operations in a process group; bytes and seconds of each are kept in ``messages``.
 
     Tensors are 1-D; those on a GPU travel through the host where the group is gloo's. A worker that is alone sends to
     nobody, and is counted as if it did. Times contain the wait for workers that come later.
@@ -89,21 +89,21 @@ class Channel:
         self.messages: list[Message] = []
 
     def now(self) -> float:
-        """Return the clock's seconds, once the device has finished its queued work."""
+        """Return the present time in seconds by the channel's clock, after waiting for the queued work of its GPU."""
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._clock()
 
     @contextmanager
     def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[list[float]]:
-        """Count and time what happens inside as one operation, less the seconds of own work that are added."""
+        """Record the block inside as one collective operation; its time excludes seconds added to the yielded list."""
         begun, own_work_s = self.now(), list[float]()
         yield own_work_s
         time_s = self.now() - begun - sum(own_work_s)
         self.messages.append(Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s))
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
-        """Reduce over all workers, in place; each element in one place, so that all workers hold the same bits."""
+        """Replace a tensor by its sum, max or bitwise AND over all workers, the same bits on each; all must call it."""
         with self.operation("all_reduce", tensor.nbytes):
             if self.workers > 1 and tensor.numel():
                 # NCCL has no bitwise reductions; every group can do them on the host.
@@ -122,7 +122,7 @@ class Channel:
                     tensor.copy_(staged)
 
     def all_gather(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """Gather a tensor from every worker, one row a rank; all have the same number of elements.
+        """Return every worker's 1-D tensor, [workers, elements], in rank order; all must call it, with equal lengths.
 
         Args:
             tensor: this worker's part.
@@ -137,7 +137,7 @@ class Channel:
             return out.view(self.workers, -1)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Overwrite everyone's tensor with that of rank ``source``."""
+        """Overwrite every worker's tensor, in place, with that of rank ``source``; all workers must call it."""
         with self.operation("broadcast", tensor.nbytes):
             if self.workers > 1 and tensor.numel():
                 staged = self._staged(tensor)
@@ -149,7 +149,10 @@ class Channel:
                     tensor.copy_(staged)
 
     def all_to_all(self, rows: Tensor, out: Tensor) -> None:
-        """Send row r of ``rows`` to rank r, and receive its row for this worker as row r of ``out``. Not counted."""
+        """Send row r of ``rows`` to rank r, and receive rank r's row as row r of ``out``; all workers must call it.
+
+        Not kept in ``messages``: the caller does that with `operation`.
+        """
         if self.workers == 1 or not rows.numel():
             out.copy_(rows)
             return
@@ -163,7 +166,10 @@ class Channel:
             out.copy_(received)
 
     def gather_slices(self, own: Tensor, out: Tensor) -> None:
-        """Gather every worker's tensor, in rank order, into ``out``. Not counted."""
+        """Write every worker's tensor into ``out``, in rank order; all workers must call it, with equal lengths.
+
+        Not kept in ``messages``: the caller does that with `operation`.
+        """
         if self.workers == 1 or not own.numel():
             out.copy_(own.view_as(out))
             return

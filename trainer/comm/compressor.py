@@ -33,7 +33,7 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step of one worker: the channel to the others, the number of the step, and randomness.
+    """Context of one worker's compression in one step: the channel to other workers, the step number, the run's seed.
 
     Attributes:
         channel: to the other workers.
@@ -51,22 +51,22 @@ class Turn:
 
 
 class Payload:
-    """The message of one worker, in the units of its gradient."""
+    """A worker's compressed gradient as it was sent, read as values in the units of that gradient."""
 
     numel: int
     """Elements of that gradient."""
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the values sent, 1-D fp32, slice after slice of the gradient; what is left out is zero."""
+        """Yield (slice of the flat gradient, 1-D fp32 values sent for it) in order; elements in no slice are zero."""
         raise NotImplementedError
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
-        """Add the payload to a dense vector, in place; or, with the sign -1, take it out."""
+        """Add the values sent to a flat vector as long as the gradient, in place; ``sign`` -1 subtracts them."""
         for place, values in self.parts():
             flat[place].add_(values, alpha=sign)
 
     def dense(self) -> Tensor:
-        """Return the dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
+        """Return the gradient as sent, 1-D fp32, [numel], zero where nothing was sent; may be the payload's memory."""
         device = next(value.device for value in vars(self).values() if isinstance(value, Tensor))
         flat = torch.zeros(self.numel, device=device)
         self.add_to(flat)
@@ -78,51 +78,51 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DensePayload(Payload):
-    """The payload of every element: ``values`` is 1-D fp32 and may share memory with what was compressed."""
+    """Payload of every element: ``values`` is 1-D fp32, and may share memory with the vector that was compressed."""
 
     values: Tensor
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield all values at once (see `Payload`)."""
+        """Yield one pair: the slice of the whole gradient, and all values."""
         yield slice(None), self.values
 
     def dense(self) -> Tensor:
-        """Return the values of the payload, not copied."""
+        """Return the payload's values, [numel], not copied."""
         return self.values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SparsePayload(Payload):
-    """The payload of some of ``numel`` elements: distinct int32 ``indices`` and their fp32 ``values``."""
+    """Payload of some of ``numel`` gradient elements: distinct int32 ``indices`` and the fp32 ``values`` there."""
 
     indices: Tensor
     values: Tensor
     numel: int
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
-        """Add the elements to a dense vector, or take them out (see `Payload`)."""
+        """Add the elements sent to a flat vector at their indices, in place; ``sign`` -1 subtracts them."""
         flat.index_add_(0, self.indices, self.values, alpha=sign)
 
 
 class Stateful:
-    """The state that goes on from step to step; empty by default."""
+    """Base of parts of a compression that keep tensors from step to step; this class keeps none."""
 
     counts_steps: bool = False
     """Whether a step's number matters, as it does where something is drawn at random."""
 
     def state(self) -> State:
-        """Return a copy of the state that goes on from step to step; empty by default."""
+        """Return a copy of the tensors that go on from step to step, by name, for a checkpoint; none by default."""
         return {}
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` gave, of this worker or another; keys and shapes have been checked."""
+        """Restore the tensors that `state` returned, on any worker; the caller has checked names and shapes."""
 
 
 class Compressor(Stateful, Generic[PayloadT]):
-    """The compression of a gradient into a payload. What was left out is the residual's business."""
+    """Base of compressors of a flat gradient into a payload; what is left out is for the residual to keep."""
 
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
-        """Compress a flat gradient into a payload.
+        """Return a flat gradient compressed for one step; some compressors communicate with all workers here.
 
         The same gradient, state and turn give the same payload. NaN and infinity are sent, not hidden.
 
@@ -134,37 +134,37 @@ class Compressor(Stateful, Generic[PayloadT]):
 
 
 class Summed(Compressor[PayloadT]):
-    """A compressor whose payloads are added up element by element on the way."""
+    """Base of compressors whose payloads are summed element by element in an all-reduce."""
 
     def wire(self, payload: PayloadT, out: Tensor) -> Tensor:
-        """Return the tensor that is summed over workers in place: ``out``, or memory of the compressor's own."""
+        """Return the tensor to all-reduce, in place, for a payload: ``out``, or memory of the compressor."""
         raise NotImplementedError
 
     def decode(self, payload: PayloadT, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Write the sum of all workers' gradients into ``out``, from the sum of what travelled."""
+        """Write the sum of all workers' gradients into ``out``, read from ``total``, the all-reduced `wire`."""
         raise NotImplementedError
 
 
 class Identity(Summed[DensePayload]):
-    """The compressor that sends the gradient itself, without a copy."""
+    """Compressor that sends the gradient uncompressed, without a copy."""
 
     def encode(self, flat: Tensor, turn: Turn) -> DensePayload:
-        """Return the gradient as a payload, not copied (see `Compressor`)."""
+        """Return the gradient itself as a payload, not copied."""
         return DensePayload(values=flat)
 
     def wire(self, payload: DensePayload, out: Tensor) -> Tensor:
-        """Return ``out`` with the gradient's values, which are summed there (see `Summed`)."""
+        """Copy the gradient into ``out`` unless it lies there, and return ``out``, to be all-reduced in place."""
         return out if out.data_ptr() == payload.values.data_ptr() else out.copy_(payload.values)
 
     def decode(self, payload: DensePayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Do nothing: the sum is in ``out`` already (see `Summed`)."""
+        """Do nothing: the all-reduce has left the sum in ``out``."""
 
 
 class Collective(Protocol):
-    """The last link of a chain: adds up the payloads of all workers. SUM, never a mean: gradients come weighted."""
+    """Protocol of what compresses, exchanges and adds up all workers' weighted gradients: a sum, never a mean."""
 
     def run(self, compressor: Any, flat: Tensor, out: Tensor, turn: Turn) -> Payload:
-        """Compress, communicate, and write the sum over all workers into ``out``, the same bits on each.
+        """Compress the gradient ``flat``, exchange it, and write all workers' sum into ``out``; all must call it.
 
         Args:
             compressor: one whose payloads combine so.
@@ -178,10 +178,10 @@ class Collective(Protocol):
 
 
 class AllReduce:
-    """The all-reduce of payloads: each element is summed in one place, so all workers hold the same bits."""
+    """Collective that sums all workers' payloads in one all-reduce, to the same bits on each."""
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
-        """Sum the payloads element by element on the way (see `Collective`)."""
+        """Compress ``flat``, all-reduce, write the sum into ``out``; return this worker's payload. All must call it."""
         payload = compressor.encode(flat, turn)
         total = compressor.wire(payload, out)
         turn.channel.all_reduce(total)
@@ -190,21 +190,23 @@ class AllReduce:
 
 
 class IndexChoice(Stateful):
-    """The choice of the elements that are exchanged in a step."""
+    """Base of rules for which gradient elements all workers exchange in a step."""
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Return distinct int32 indices, the same on every worker, as many in every step."""
+        """Return distinct int32 indices to exchange, the same on every worker, as many each step; all must call it."""
         raise NotImplementedError
 
 
 class Residual:
-    """The first link of a chain: adds what was withheld before to a new gradient, and keeps what is withheld now.
+    """Base of error feedback, which adds what was not sent before to a new gradient; this class keeps nothing.
 
     This one keeps nothing: what is not sent is lost; right where everything is sent.
     """
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Return the vector to compress, valid until the next `prepare`. No side effects: candidates may be tried.
+        """Return the vector to compress, gradient plus what was not sent before; no state changes until `commit`.
+
+        Valid until the next `prepare`, so that candidates may be tried.
 
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
@@ -212,22 +214,22 @@ class Residual:
         return gradient
 
     def commit(self, prepared: Tensor, sent: Payload) -> float | None:
-        """Keep ``prepared - sent``, where ``sent`` is exactly what the other workers received.
+        """Keep ``prepared - sent`` for the next step, where ``sent`` is exactly what the other workers received.
 
         Returns:
             The energy of what is held back now; None where nothing ever is.
         """
 
     def kept(self) -> State:
-        """Return the tensors that go on from step to step, by name, not copied."""
+        """Return the tensors that go on from step to step, by name, not copied; empty where nothing is kept."""
         return {}
 
     def state(self) -> State:
-        """Return a copy of what is kept."""
+        """Return a copy of the tensors that go on from step to step, by name, for a checkpoint."""
         return {key: value.clone() for key, value in self.kept().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave.
+        """Overwrite the kept tensors, in place, with those that `state` returned.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -239,7 +241,7 @@ class Residual:
 
 
 class Chain:
-    """The links from every worker's gradient to the sum that all of them hold.
+    """A compression without its error feedback: a choice of elements, a compressor and a collective.
 
     Args:
         compressor: of the gradient, or of the values of chosen elements.
@@ -267,7 +269,7 @@ class Chain:
         self.counts_steps = choice is not None or compressor.counts_steps
 
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
-        """Write the sum over all workers into ``out``, the same bits on each (see `Collective`).
+        """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
 
         A NaN or an infinity on one worker makes some of the result NaN or infinite on all.
         """
@@ -277,11 +279,11 @@ class Chain:
         return self._at(self._choice.choose(flat, turn), flat, out, turn)
 
     def state(self) -> State:
-        """Return a copy of the state of the compressor and of the choice of indices."""
+        """Return a copy of the state of the compressor and of the choice of indices, by name, for a checkpoint."""
         return {**self._compressor.state(), **({} if self._choice is None else self._choice.state())}
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` gave."""
+        """Restore the state that `state` returned to the compressor and the choice of indices."""
         self._compressor.load_state(state)
         if self._choice is not None:
             self._choice.load_state(state)
@@ -302,7 +304,7 @@ class Chain:
 
 
 def shared_generator(seed: int, step: int) -> Generator:
-    """Return the random generator of a step, the same on all workers; on the CPU, where all machines draw alike."""
+    """Return a CPU random generator seeded by the run's seed and the step, which draws alike on all workers."""
     return torch.Generator().manual_seed(_mixed(seed, -1, step))
 
 
@@ -317,7 +319,7 @@ ALIKE = "alike."
 
 
 class ErrorFeedback(Residual):
-    """The residual of earlier steps, added to the gradient: ``residual <- (gradient + residual) - sent``.
+    """Error feedback: what was not sent is added to the next gradient, ``residual <- (gradient + residual) - sent``.
 
     The residual starts at zero and is in units of the weighted sum over workers, so a sample keeps the weight of the
     step that computed it. Eight bytes a parameter: the residual, and the buffer it swaps places with.
@@ -328,11 +330,11 @@ class ErrorFeedback(Residual):
         self._prepared = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Return gradient plus residual (see `Residual`)."""
+        """Return gradient plus residual, to be compressed; the residual changes only at `commit`."""
         return torch.add(gradient, self._residual, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep as the residual what was not sent (see `Residual`)."""
+        """Keep ``prepared - sent`` as the residual, and return the residual's sum of squares."""
         if prepared is not self._prepared:
             self._prepared.copy_(prepared)
         sent.add_to(self._prepared, -1)
@@ -340,12 +342,12 @@ class ErrorFeedback(Residual):
         return energy(self._residual)
 
     def kept(self) -> State:
-        """Return the residual, as ``{"residual": ...}``."""
+        """Return the residual as ``{"residual": [numel]}``, not copied."""
         return {"residual": self._residual}
 
 
 def redistribute(states: Sequence[State], workers: int, *, in_parts: bool = False) -> list[State]:
-    """Return the residual of each of ``workers`` workers that replace the workers with ``states``.
+    """Return ``workers`` residuals with the sum of the old workers' ``states``; refuse parts of a sharded model's.
 
     Old worker i hands its residual to new worker ``i mod workers``; residuals that meet add up, and additional workers
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
@@ -373,7 +375,7 @@ def redistribute(states: Sequence[State], workers: int, *, in_parts: bool = Fals
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse a saved state whose keys or shapes are not as expected.
+    """Refuse a saved state, tensors by name, unless it has the keys and shapes of ``expected``.
 
     Raises:
         BadInput: its keys or shapes are not those of ``expected``.
@@ -391,7 +393,9 @@ DEFAULT_MOMENTUM = 0.9
 
 
 class MomentumCorrection(ErrorFeedback):
-    """Velocity and accumulated velocity, both cleared where they were sent. Sixteen bytes a parameter.
+    """Error feedback of momentum that each worker keeps (DGC): velocity and unsent velocity, 16 bytes a parameter.
+
+    Both are cleared where they were sent.
 
     Momentum is accumulated before the gradient is sparsified, so that what is sent late is not stale:
 
@@ -432,7 +436,7 @@ class MomentumCorrection(ErrorFeedback):
         self._next_velocity = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Return the velocity accumulated since it was last sent, this gradient included (see `Residual`)."""
+        """Return the velocity not yet sent, this (clipped) gradient's included; no state changes until `commit`."""
         if self._clip_norm is not None:
             most = self._clip_norm / math.sqrt(group_size(None))
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
@@ -441,19 +445,19 @@ class MomentumCorrection(ErrorFeedback):
         return super().prepare(self._next_velocity)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep the unsent part of what was prepared, and clear the velocity of the sent part (see `Residual`)."""
+        """Keep what was not sent, clear the velocity of elements that were; return the kept sum of squares."""
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
         return super().commit(prepared, sent)
 
     def kept(self) -> State:
-        """Return the velocity and what is unsent of it, as ``{"velocity": ..., "unsent": ...}``."""
+        """Return ``{"velocity": [numel], "unsent": [numel]}``, not copied."""
         return {"velocity": self._velocity, "unsent": self._residual}
 
 
 def hand_over_momentum(optimizer: Optimizer) -> float:
-    """Take the momentum out of an SGD optimizer, for the workers' residuals to have, and return it.
+    """Set an SGD optimizer's momentum to 0 and return what it was, for the workers' residuals to apply instead.
 
     Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
     left where everything is sent.
@@ -475,12 +479,12 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
 
 
 def keeps_momentum(asked: Compression) -> bool:
-    """Return whether workers keep the optimizer's momentum, each of its own gradients."""
+    """Return whether a compression has each worker apply the momentum, so that the optimizer must have none."""
     return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
 
 
 def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
-    """Return the compression of a run, with the optimizer's momentum taken over where workers keep it.
+    """Return the compression with the optimizer's momentum, set to 0 there, if workers keep it; else as asked.
 
     Raises:
         BadInput: it cannot be, or things do not go together.

@@ -43,17 +43,18 @@ from hetopt.trainer.sharding import held
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeStats:
-    """The bytes and seconds that one exchange cost this worker, and the energy that it sent.
+    """Bytes and seconds that one exchange cost this worker, and the gradient energy (sum of squares) that it sent.
 
     Attributes:
-        sent_bytes: what it contributed (the backend forwards more, see `collective_time_s`).
-        compress_s: its own work: remembering, compressing, adding up what arrived.
+        sent_bytes: payload of this worker (the backend forwards more, see `hetopt.core.comm.cost`).
+        compress_s: work of this worker: adding the residual, compressing, adding up what arrived; looks left out.
         sync_s: the collective operations, with the wait for slower workers.
         messages: those operations one by one.
-        energy: sum of squares of gradient and residual; None where there is no residual.
+        energy: sum of squares of gradient and residual; None where there is no residual and no ratio was looked at.
         kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
-        look_energies: what the largest elements would have kept, at the ratios that were asked for.
-        level_gains: what the candidate and the floor would have kept, of all workers, where a step chose between them.
+        look_energies: energies that the largest elements would have kept, at the ratios of ``look_at``.
+        level_gains: fractions of all workers' energy that candidate and floor would have kept; None: a step does not
+            choose between them.
     """
 
     sent_bytes: int
@@ -67,7 +68,10 @@ class ExchangeStats:
 
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
-    """Return the sum of the stats of consecutive exchanges; energies are known where all parts know theirs."""
+    """Return the stats of consecutive exchanges added up: bytes, seconds, and energies (None: one is not known).
+
+    Messages, looks and gains of levels are left out.
+    """
 
     def total(energies: Sequence[float | None]) -> float | None:
         known = [energy for energy in energies if energy is not None]
@@ -92,7 +96,7 @@ SENDS_ALL = ("identity", "bf16")
 
 
 class Exchange:
-    """The sum of gradients over all workers, by one compression after another with the same residual.
+    """Compressed sum of gradients over all workers, with a residual that outlives changes of compression.
 
     The caller weights its local mean gradient by ``local_batch_size / global_batch_size`` first: then the sum is the
     gradient of one machine with the whole batch, and residuals are in units of that sum.
@@ -149,7 +153,7 @@ class Exchange:
         self._begin(first)
 
     def use(self, compression: Compression) -> None:
-        """Exchange by another compression from the next step on; all workers must decide the same.
+        """Switch to another compression from the next step on, with the same residual; all workers must decide alike.
 
         Raises:
             BadInput: it does not go with the residual.
@@ -162,7 +166,7 @@ class Exchange:
             self._begin(compression)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = (), *, channel: Channel | None = None) -> ExchangeStats:
-        """Replace the weighted local gradient by the sum over all workers, in place.
+        """Replace ``flat`` by all workers' sum, in place; measure the energy kept at ``look_at``. All must call it.
 
         If a collective fails, nothing has been committed and the residual is that of the step before. A gradient
         without elements is left alone.
@@ -204,7 +208,7 @@ class Exchange:
         return stats
 
     def state(self) -> State:
-        """Return the state for a checkpoint: the residual, the compression in use, and its own state."""
+        """Return a copy of the state for a checkpoint, by name: residual, compression in use, its state, steps done."""
         in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self.residual.state(),
@@ -215,7 +219,7 @@ class Exchange:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave, or a residual alone.
+        """Restore the state that `state` returned, or a residual alone.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -259,7 +263,7 @@ def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Return weights in proportion to samples, of those that take part (None: all), that sum to 1."""
+    """Return each worker's weight, samples over all samples, in rank order; 0 outside ``participants`` (None: all)."""
     counted = [count if participants is None or rank in participants else 0 for rank, count in enumerate(samples)]
     return tuple(count / sum(counted) for count in counted)
 
@@ -274,24 +278,27 @@ def average_parameters(
     exactly: bool = False,
     step: Callable[[Tensor], None] | None = None,
 ) -> float:
-    """Replace every worker's parameters by ``base + sum_i weight_i (x_i - base)``, in place, the same bits on each.
+    """Overwrite ``own`` and ``base`` with all workers' average; return how far apart they were. All must call it.
 
-    Or by what an outer step makes of that sum (`hetopt.trainer.sync.synchroniser`).
+    That is ``base + sum_i weight_i (x_i - base)``, the same bits on each.
+
+    With ``step`` the averaged update is changed before it is added (`hetopt.trainer.sync.synchroniser`).
 
     A worker of weight 0 changes nothing, whatever it holds, even what is not finite.
 
     Args:
-        own: 1-D fp32, this worker's parameters x_i; the average afterwards.
-        base: where all began, the same bits on all workers; the average afterwards, too.
+        own: 1-D fp32, this worker's parameters x_i; the result afterwards.
+        base: parameters that all had after the last average, the same bits on each; the result afterwards, too.
         weight: of this worker; those of all sum to 1.
         channel: to the other workers.
-        rounded: sums in fewer bytes what it has elements for, not the running statistics behind; None: all is fp32.
-        exactly: send in fp32 whatever is said, with what rounding has left so far; no residual is kept of it.
-        step: changes the sum, in place, before it is added; None: it stays.
+        rounded: sums the first ``rounded.numel`` elements in fewer bytes; the running statistics behind are sent in
+            fp32. None: all are.
+        exactly: send all in fp32, and add ``rounded``'s residual, which stays as it is.
+        step: changes the averaged update, in place, before it is added; None: it stays.
 
     Returns:
         How far the workers had come apart, the same on each: the root of ``sum_i weight_i |x_i - mean|^2`` over the
-        norm of the mean.
+        norm of the result; that root alone where the result is zero.
     """
     message = own.new_zeros(own.numel() + 1)
     if weight > 0:
@@ -323,7 +330,7 @@ Span = tuple[int, int]
 
 
 class DenseBuckets(Residual):
-    """The dense sum of buckets under the backward pass.
+    """Uncompressed sum of a gradient's buckets over the workers, each begun while backward makes the rest.
 
     Args:
         guard: names who is lost when the workers do not all come.
@@ -335,13 +342,13 @@ class DenseBuckets(Residual):
         self._sent: list[dist.Work] = []
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Begin to sum a bucket (see `BucketSum`)."""
+        """Begin to sum a bucket over all workers, in place, without waiting; all must do so in the same order."""
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         assert work is not None  # as for every asynchronous collective of a member of the group
         self._sent.append(work)
 
     def wait(self) -> None:
-        """Wait until all buckets are summed (see `BucketSum`)."""
+        """Wait until all buckets begun are summed."""
         sent, self._sent = self._sent, []
         with self._guard:
             for work in sent:
@@ -349,7 +356,7 @@ class DenseBuckets(Residual):
 
 
 class BucketExchange:
-    """The compressed sum of a gradient's buckets as they come, one after the other in a thread of its own.
+    """Compressed sum of a gradient's buckets over the workers, one by one in a thread, while backward makes the rest.
 
     The residual belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
     the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
@@ -406,7 +413,7 @@ class BucketExchange:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-exchange")
 
     def sum_bucket(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> torch.futures.Future[Tensor]:
-        """Begin to replace a bucket by its sum over all workers; the future holds the same buffer.
+        """Begin to replace a bucket by its compressed sum over all workers; the future holds the same buffer.
 
         Args:
             parameters: of the bucket, in the order of its elements.
@@ -427,29 +434,29 @@ class BucketExchange:
         return promise
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Begin to compress and sum a bucket (see `sum_bucket`)."""
+        """Begin to replace a bucket by its compressed sum over all workers, without waiting."""
         self._sent.append(self.sum_bucket(parameters, buffer, last=last))
 
     def wait(self) -> ExchangeStats:
-        """Wait until all buckets are summed, and return what they cost (see `BucketSum`)."""
+        """Wait until all buckets begun are summed; return the bytes and seconds of all since the last call."""
         sent, self._sent = self._sent, []
         for promise in sent:
             promise.wait()
         return self.take_stats()
 
     def take_stats(self) -> ExchangeStats:
-        """Return the stats of all buckets summed since the last call. Not while a backward pass runs."""
+        """Return the stats of all buckets summed since the last call, added up; not while a backward pass runs."""
         taken, self._stats = self._stats, []
         return summed(taken)
 
     def state(self) -> State:
-        """Return a copy of the residual, in the order of the parameters, for a checkpoint. Not while backward runs."""
+        """Return a copy of the residual, [all parameters], for a checkpoint; not while a backward pass runs."""
         self._put_together(list(self._buckets))
         state = {key: value.clone() for key, value in self._whole.items()}
         return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave.
+        """Restore the residual that `state` returned; not while a backward pass runs.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.

@@ -25,7 +25,7 @@ _SCALE_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class LowPrecisionFloats:
-    """Values in fp16 or bf16.
+    """Coding of the slices of a gradient as fp16 or bf16 values, a slice a row.
 
     bf16 has the range of fp32. fp16 has not: every slice is scaled by a power of two that puts its largest magnitude
     just below 2^15, and carries the exponent along, so nothing overflows and little underflows. NaN and infinity pass
@@ -43,11 +43,11 @@ class LowPrecisionFloats:
         return int(self.dtype == torch.float16)
 
     def width(self, size: int) -> int:
-        """Return the elements of the row of a slice of ``size`` values."""
+        """Return the elements of a row that holds ``size`` values; fp16 has one more, the exponent."""
         return size + self._header
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
-        """Round the slices of a vector into the rows of a matrix."""
+        """Round a flat vector into ``rows``, [slices, width], ``size`` values a row; rows are overwritten."""
         powers = None
         if self._header:
             exponents = [_exponent(flat[place * size : (place + 1) * size]) for place in range(len(rows))]
@@ -59,7 +59,7 @@ class LowPrecisionFloats:
             values[block.rows, block.columns].copy_(table if powers is None else table * powers[block.rows])
 
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
-        """Yield the values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
+        """Yield all rows decoded, block by block: the block's place, and its fp32 values, [rows, columns]."""
         powers = _powers([-exponent for exponent in rows[:, 0].tolist()], rows.device) if self._header else None
         low = rows[:, self._header :]
         for block in row_blocks(len(rows), size, rows.device):
@@ -69,7 +69,7 @@ class LowPrecisionFloats:
 
 @dataclass(frozen=True, slots=True)
 class ScaledCodes:
-    """Whole codes of 8 or 4 bits, to the nearest, each `SCALED_ELEMENTS` of them with a scale of their own in bf16.
+    """Coding of the slices of a gradient as integers of 8 or 4 bits, `SCALED_ELEMENTS` of them with a bf16 scale.
 
     A scale is the largest magnitude over the largest code, so an outlier coarsens only the few values beside it. (As in
     the gradient exchange of ZeRO++, arXiv 2306.10209, but what rounding leaves is kept and sent later.) Scales
@@ -86,11 +86,11 @@ class ScaledCodes:
         return (1 << (self.bits - 1)) - 1
 
     def width(self, size: int) -> int:
-        """Return the bytes of the row of a slice of ``size`` values."""
+        """Return the bytes of a row that holds ``size`` values, scales included."""
         return scaled_code_bytes(size, self.bits)
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
-        """Round the slices of a vector into the rows of a matrix."""
+        """Round a flat vector into ``rows``, [slices, width] uint8, ``size`` values a row; rows are overwritten."""
         for block in row_blocks(len(rows), size, flat.device):
             scales, codes = self._place(rows, block, size)
             table = _table(flat, block).view(*scales.shape, SCALED_ELEMENTS)
@@ -106,7 +106,7 @@ class ScaledCodes:
                 torch.bitwise_or(nibbles[..., 0], nibbles[..., 1] << 4, out=codes)
 
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
-        """Yield the values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
+        """Yield all rows decoded, block by block: the block's place, and its fp32 values, [rows, columns]."""
         for block in row_blocks(len(rows), size, rows.device):
             scales, codes = self._place(rows, block, size)
             if self.bits == 8:
@@ -163,14 +163,14 @@ def _exponent(part: Tensor) -> int:
 
 
 class LowPrecision(Compressor["LowPrecisionPayload"]):
-    """The compressor to a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each."""
+    """Compressor to fp16, bf16, int8 or int4, in slices that one worker each sums in fp32."""
 
     def __init__(self, coding: SliceCoding) -> None:
         self.coding = coding
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> LowPrecisionPayload:
-        """Round the slices of the gradient, one for each worker (see `Compressor`)."""
+        """Return the gradient rounded to low precision, one row for the slice of each worker."""
         numel, workers = flat.numel(), turn.channel.workers
         size = slice_elements(numel, workers, group=self.coding.group)
         rows = self.rows("rows", workers, size, flat)
@@ -178,17 +178,17 @@ class LowPrecision(Compressor["LowPrecisionPayload"]):
         return LowPrecisionPayload(rows=rows, size=size, coding=self.coding, numel=numel, rank=turn.channel.rank)
 
     def rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
-        """Return memory for ``count`` coded slices, the same whenever ``name`` is asked for."""
+        """Return memory for ``count`` coded slices of ``size`` values, reused whenever ``name`` is the same."""
         width = self.coding.width(size)
         return self._workspace.take(name, count * width, self.coding.dtype, like.device).view(count, width)
 
     def total(self, size: int, like: Tensor) -> Tensor:
-        """Return zeros for the sum of a slice."""
+        """Return fp32 zeros for the sum of a slice, [size], on the device of ``like``; memory is reused."""
         return self._workspace.take("total", size, torch.float32, like.device).zero_()
 
 
 class SlicedAllReduce:
-    """The all-reduce in which each worker sums one slice, in fp32 and in rank order, and hands the sum to all.
+    """All-reduce in low precision: each worker sums one slice in fp32, in rank order, and sends the sum to all.
 
     Two steps of slices, all to all and back, move the same bytes over each link as a ring all-reduce of the smaller
     type would, in as many messages. But a ring rounds its partial sums to that type N - 1 times, and may overflow on
@@ -200,7 +200,7 @@ class SlicedAllReduce:
     """
 
     def run(self, compressor: LowPrecision, flat: Tensor, out: Tensor, turn: Turn) -> LowPrecisionPayload:
-        """Round, sum slices, and round the sums (see `Collective`)."""
+        """Write the sum of all workers' gradients, rounded, into ``out``; return what was sent. All must call it."""
         channel, coding = turn.channel, compressor.coding
         payload = compressor.encode(flat, turn)
         rows, size = payload.rows, payload.size
@@ -226,7 +226,7 @@ class SlicedAllReduce:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowPrecisionPayload(Payload):
-    """A whole gradient as it was rounded, in rows of slices, and what rounding its sums added to this rank's slice."""
+    """A gradient in low precision, [slices, width], and what rounding the sums of this rank's slice added to them."""
 
     rows: Tensor
     size: int
@@ -236,7 +236,10 @@ class LowPrecisionPayload(Payload):
     rounding: Tensor | None = None
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the values sent, slice after slice of the gradient, each while it is in the cache."""
+        """Yield (slice of the flat gradient, 1-D fp32 values sent for it) in order.
+
+        This rank's slice counts the rounding of its sums as sent. Each is read while it is in the cache.
+        """
         first = self.rank * self.size
         for block, table in self.coding.read(self.rows, self.size):
             begin, end = block.flat.start, min(block.flat.stop, self.numel)

@@ -27,7 +27,7 @@ _DEPENDENT = 1e-24  # of a column's energy: less is left of it than rounding in 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixPlace:
-    """The offsets of one parameter in the gradient, among the left factors and among the right ones.
+    """Offsets of one parameter, as a matrix, in the flat gradient and in the flat left and right factors.
 
     ``rank`` 0: it is sent as it is, among the left factors.
     """
@@ -40,21 +40,21 @@ class MatrixPlace:
     right: int
 
     def matrix(self, flat: Tensor) -> Tensor:
-        """Return the parameter's part of a gradient, rows by columns."""
+        """Return a view of the parameter's part of a flat gradient, [rows, columns]."""
         return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def left_of(self, factors: Tensor) -> Tensor:
-        """Return the parameter's left factor, rows by rank; or the matrix itself."""
+        """Return a view of the parameter's left factor in all of them, [rows, rank]; of rank 0 the whole matrix."""
         width = self.rank or self.columns
         return factors[self.left : self.left + self.rows * width].view(self.rows, width)
 
     def right_of(self, factors: Tensor) -> Tensor:
-        """Return the parameter's right factor, columns by rank."""
+        """Return a view of the parameter's right factor in all of them, [columns, rank]."""
         return factors[self.right : self.right + self.columns * self.rank].view(self.columns, self.rank)
 
 
 def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
-    """Return the places of parameters of these shapes, which lie one after the other."""
+    """Return where parameters of these shapes lie in gradient and factors, with ``rank`` as the largest rank."""
     places: list[MatrixPlace] = []
     start = left = right = 0
     for shape in shapes:
@@ -67,7 +67,7 @@ def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankPayload(Payload):
-    """The factors of each matrix, ``P Q^T`` with this worker's own Q, and the rest as it is."""
+    """Payload of PowerSGD: each matrix as ``left right^T``, and what is sent uncompressed among the left factors."""
 
     places: Sequence[MatrixPlace]
     left: Tensor
@@ -75,7 +75,7 @@ class LowRankPayload(Payload):
     numel: int
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
-        """Add the products to a dense vector, or take them out (see `Payload`)."""
+        """Add the factors' products to a flat gradient, in place; ``sign`` -1 subtracts them."""
         for place in self.places:
             matrix, left = place.matrix(flat), place.left_of(self.left)
             if place.rank:
@@ -85,7 +85,7 @@ class LowRankPayload(Payload):
 
 
 class LowRank(Summed[LowRankPayload]):
-    """The compressor of matrices to products of rank r (PowerSGD).
+    """Compressor of each gradient matrix to a product of two thin ones of rank r (PowerSGD).
 
     Workers may be unlike machines, whose libraries add in unlike orders. So whatever all of them must compute alike,
     orthonormal columns and products of summed factors, is made of single additions and multiplications in a fixed
@@ -109,7 +109,7 @@ class LowRank(Summed[LowRankPayload]):
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> LowRankPayload:
-        """Sum the left factors over workers; return this worker's right factors, to be summed (see `Compressor`)."""
+        """Return the left factors, all-reduced here, with this worker's right factors; all workers must call it."""
         take, device = self._workspace.take, flat.device
         left = take("left", self._left_elements, torch.float32, device)
         for place in self._places:
@@ -130,11 +130,11 @@ class LowRank(Summed[LowRankPayload]):
         return LowRankPayload(places=self._places, left=sent_left, right=sent_right, numel=flat.numel())
 
     def wire(self, payload: LowRankPayload, out: Tensor) -> Tensor:
-        """Return the memory for the right factors, which are summed there (see `Summed`)."""
+        """Return the right factors of all matrices, to be all-reduced in place."""
         return self._workspace.take("right", payload.right.numel(), torch.float32, payload.right.device)
 
     def decode(self, payload: LowRankPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Write the products of the summed factors, and the rest as sent; keep the sum as the next Q (see `Summed`)."""
+        """Write the products of the summed factors into ``out``; keep ``total`` as the next step's right factors."""
         left = self._workspace.take("left", self._left_elements, torch.float32, out.device)
         for place in self._places:
             if place.rank:
@@ -155,16 +155,16 @@ class LowRank(Summed[LowRankPayload]):
                     right[:, empty] = drawn.to(right.device)[:, empty]
 
     def state(self) -> State:
-        """Return a copy of the right factors, from which the next step goes on."""
+        """Return a copy of the right factors that the next step starts from, as ``{"right": ...}``."""
         return {"right": self._right.clone()}
 
     def load_state(self, state: State) -> None:
-        """Restore the saved right factors."""
+        """Restore the right factors that `state` returned."""
         self._right.copy_(state["right"])
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """Return an orthonormal basis of the columns, in their order (modified Gram-Schmidt, in double precision).
+    """Return an orthonormal basis of the columns, [rows, columns], fp32; a column that depends on others is zero.
 
     A column that depends on those before it becomes zero. Nothing but single IEEE operations in a fixed order, so that
     all machines get the same bits.
@@ -181,7 +181,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 
 def ordered_sum(values: Tensor) -> Tensor:
-    """Return the sum of a vector in one order on every machine: halves are added, and their halves."""
+    """Return the sum of a 1-D tensor, not empty, added in one order, so that all machines get the same bits."""
     while len(values) > 1:
         half = (len(values) + 1) // 2
         head = values[:half].clone()
@@ -191,7 +191,7 @@ def ordered_sum(values: Tensor) -> Tensor:
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Write ``left right^T`` into ``out``, rounded alike on every machine: products, then sums, by column."""
+    """Write ``left right^T`` into ``out``, [rows, columns], in one order, so that all machines get the same bits."""
     torch.mul(left[:, :1], right[:, 0], out=out)
     for column in range(1, left.shape[1]):
         out.add_(left[:, column : column + 1] * right[:, column])

@@ -65,7 +65,7 @@ from hetopt.trainer.comm.topk import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The arguments that a compressor is made from.
+    """Arguments that a compressor is made from: compression, gradient size, parameter shapes, seed, workers, device.
 
     Attributes:
         compression: as it was asked for.
@@ -131,7 +131,7 @@ _ROTATING = ("global_randomk_maxnorm", "global_randomk_two_scale")
 
 
 def register(name: str, method: Method, make: Callable[[Asked], Compressor[Any]]) -> None:
-    """Add a compression method to the composition table, with a price, and with its name in options.
+    """Register a compression method: its name in options, what it combines with, and the factory of its compressor.
 
     Args:
         name: as people write it.
@@ -151,7 +151,7 @@ def make_residual(
     *,
     device: torch.device | None = None,
 ) -> Residual:
-    """Make the residual that goes with ``compression``.
+    """Make the error feedback that a compression names, zero at first, for a gradient of ``numel`` elements.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -174,7 +174,9 @@ def make_compressor(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> Compressor[Any]:
-    """Make the compressor that ``compression`` names; arguments as of `hetopt.trainer.comm.exchange.Exchange`.
+    """Make the compressor that a compression names, for a gradient of ``numel`` elements.
+
+    Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -201,7 +203,9 @@ def make_chain(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> Chain | Levels:
-    """Make the chain from a gradient to its sum, without the residual; arguments as of `make_compressor`.
+    """Make what turns a gradient of ``numel`` elements into all workers' sum by a compression, without the residual.
+
+    Arguments are as of `make_compressor`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -237,7 +241,7 @@ def _collective(chosen: Combination, compressor: Compressor[Any], coding: Elemen
 
 
 def checked_for(compression: Compression, numel: int, shapes: Shapes | None) -> Combination:
-    """Return the combination that ``compression`` means for a gradient of ``numel`` elements.
+    """Return the compressor, memory and collective that a compression means; refuses what does not go together.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.

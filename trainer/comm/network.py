@@ -1,4 +1,4 @@
-"""What the network and the compressors are like before the first step, measured on the group that will train.
+"""Speed of the network and of the compressors before the first step, measured on the group that will train.
 
 How quick each collective is between the workers: a line through what it took with few and with many bytes.
 
@@ -31,7 +31,7 @@ from hetopt.trainer.comm.exchange import Exchange
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """One collective operation that was timed by itself, in seconds on the slowest member."""
+    """A timed collective operation: seconds on the worker that waited least; of a broadcast, on the last to have it."""
 
     operation: Operation
     time_s: float
@@ -39,23 +39,23 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Latency of a message and rate of the slowest link, of each collective."""
+    """Measured network between the workers: latency (s) and bandwidth (bytes/s) of the slowest link, by collective."""
 
     lines: Mapping[Primitive, LinkSpeed]
 
     @classmethod
     def of(cls, timings: Sequence[Timed]) -> Network:
-        """Fit the lines to timings at two payloads and more, between two members and more."""
+        """Fit latency and bandwidth of each collective to timings at two payload sizes or more, between workers."""
         kinds = dict.fromkeys(timed.operation.primitive for timed in timings)
         return cls(lines={kind: _line([t for t in timings if t.operation.primitive == kind]) for kind in kinds})
 
     def expected_s(self, operations: Sequence[Operation]) -> float:
-        """Return the seconds of an exchange, its operations one after the other."""
+        """Return the predicted network seconds of collective operations, carried out one after the other."""
         lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
         return sum(line.time_s(operation.terms(trainer)) for line, operation in zip(lines, operations, strict=True))
 
     def exchange_s(self, option: Option) -> float:
-        """Return the seconds of all buckets of an option, without what backward hides of them."""
+        """Return the predicted network seconds of an exchange by ``option``, all buckets, hidden by backward or not."""
         return option.buckets * self.expected_s(option.operations)
 
     @property
@@ -94,7 +94,7 @@ def measure_network(
     *,
     device: torch.device,
 ) -> tuple[Timed, ...]:
-    """Time each primitive at four payloads, the largest of them the gradient's size where time allows.
+    """Time each collective at up to four payload sizes, at most ``gradient_bytes``; all workers must call it.
 
     Two are large, for the rate, and the smallest shows nothing but latency. What is between tells how much passes
     before the rate is felt.
@@ -156,7 +156,7 @@ def _timed(
 
 
 def timed_candidates(candidates: Candidates, network: Network, *, device: torch.device, seed: int) -> Candidates:
-    """Return the candidates with the seconds that a worker spends on compressing in each of them, without the network.
+    """Return the candidates with measured seconds of compressing, on the slowest worker; all must call it.
 
     Two real exchanges of a made-up gradient tell it of a family, few elements and more: selecting takes as long for few
     as for many, packing them and adding up what arrives does not. Of whole gradients in low precision a part tells it.

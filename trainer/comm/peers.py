@@ -1,4 +1,4 @@
-"""Who the other workers are: where they run, whether they agree on the exchange, and which of them is lost."""
+"""The other workers: whether they agree on the exchange, which of them is lost, and where that was."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ _LOOKS_EVERY_S = 0.05
 
 
 class HungPeer(RunFailed):
-    """The error that another worker did not come to an exchange in time."""
+    """Error that another worker did not come to a collective in time."""
 
 
 class LostPeer(RuntimeError):
-    """The end of another worker during an exchange. Not this worker's failure: whoever saw it end knows why."""
+    """Error that a connection to another worker broke during a collective; not a failure of this worker."""
 
 
 def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
-    """Compare descriptions with all workers before the first step, by one gather of a fixed size, which cannot hang
-    because of what they are about to do differently.
+    """Compare a description of the exchange with all workers, and refuse the run if any differ; all must call it.
+
+    One gather of a fixed size before the first step, which cannot hang because of what they are about to do
+    differently.
 
     Args:
         description: of the exchange, the same text on workers that agree.
@@ -59,14 +61,15 @@ def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
 
 
 def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size: int) -> Exception | None:
-    """Return the error about other workers that a failed collective means; None if it means none.
+    """Return the error that names the lost or hung workers behind a failed collective; None: no worker was lost.
 
     gloo names the address of a connection that broke. A worker that hangs breaks none: then everyone else times out,
-    each when it has waited for so long itself, and a roll call in the store tells who hangs from who waits.
+    each when it has waited for so long itself, and a roll call in the store, of up to `ROLL_CALL_S`, tells who hangs
+    from who waits.
 
     Args:
         error: what the collective raised.
-        store: that all workers can reach; absent: no roll call.
+        store: that all workers can reach; None: no roll call.
         rank: of this worker.
         world_size: workers in the group.
     """
@@ -82,21 +85,21 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size
 
 
 def in_words(said: str) -> str:
-    """Describe a collective's message on a broken connection in a sentence; anything else stays as it is."""
+    """Return gloo's message of a broken connection as a sentence that names the address; other text unchanged."""
     match = None if _LEFT in said else _PEER.search(said)
     return said if match is None else f"a worker at {match[1]} {_LEFT}: {said}"
 
 
 def has_timed_out(error: Exception) -> bool:
-    """Return whether a collective timed out waiting for another worker."""
+    """Return whether an error is that of a collective which waited too long for another worker."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)
 
 
 def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
-    """Return the error that names the workers that did not come to a collective in time.
+    """Return an error that names the workers that did not come; waits up to `ROLL_CALL_S` for the others to report.
 
     Args:
-        store: that all workers can reach; absent: nobody can be asked.
+        store: that all workers can reach; None: nobody can be asked, nor is waited for.
         rank: of this worker.
         world_size: workers in the group.
     """
@@ -106,7 +109,7 @@ def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
 
 
 def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
-    """Return the ranks that do not confirm within `ROLL_CALL_S` that they lost the exchange, too."""
+    """Return the other ranks that do not report in the store within `ROLL_CALL_S` that their collective failed, too."""
     store.set(_lost(rank), "here")
     missing = [other for other in range(world_size) if other != rank]
     deadline = time.monotonic() + ROLL_CALL_S
@@ -128,7 +131,7 @@ def _lost(rank: int) -> str:
 
 
 class Guard:
-    """The check of descriptions before a first exchange, and of which peer a later one loses.
+    """Context manager around an exchange: checks first that all workers do the same, later names a worker lost in it.
 
     Leaving it raises BadInput where workers are about to exchange in different ways, `HungPeer` where one did not come
     in time, and `LostPeer` where one left in the middle.

@@ -38,7 +38,7 @@ SMALLEST_UNIT = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The grid of codes, on which codes and sums of them are values: ``code * peak / (levels * 16^m)``.
+    """Values that integer codes stand for: ``code * peak / (levels * 16^m)``, m the scale of the element.
 
     Attributes:
         peak: largest magnitude over all workers, finite.
@@ -53,7 +53,7 @@ class Grid:
 
     @classmethod
     def agreed(cls, flat: Tensor, *, peak: float, levels: int, scales: int, channel: Channel) -> Grid:
-        """Agree on the grid of all workers' codes, by the largest magnitude over all of them.
+        """Return the grid that all workers share, with each element's scale agreed on; all workers must call it.
 
         An element takes the finest scale on which its code stays within the levels of the coarsest, on every worker:
         one flag an element and further scale, agreed on by AND. Magnitudes are compared before they are rounded:
@@ -73,7 +73,7 @@ class Grid:
         return cls(peak=peak, levels=levels, fits=fits)
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the codes of the values of ``flat`` into ``codes``."""
+        """Write the integer codes of ``flat`` into ``codes``, [elements], rounded by ``rounding``."""
         if self._unit == 0:
             codes.zero_()
             return
@@ -85,7 +85,7 @@ class Grid:
             codes[block].copy_(rounding(levels).clamp_(-self.levels, self.levels))
 
     def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the values of codes: codes times the unit of their scale."""
+        """Yield (slice, 1-D fp32 values) of codes or of sums of codes, in order: codes times their scale's unit."""
         for block in blocks(codes.numel(), codes.device):
             values = codes[block] * self._unit
             for packed in self.fits:
@@ -107,7 +107,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantisedPayload(Payload):
-    """The codes of one worker on a grid: its part of an integer sum, in units of its gradient when read.
+    """Integer codes of one worker's gradient on the workers' common grid, to be summed.
 
     ``grid`` None: some worker's gradient was not finite, and nothing counts as sent.
     """
@@ -122,7 +122,7 @@ class QuantisedPayload(Payload):
         return self.codes.numel()
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the values that the codes stand for (see `Payload`)."""
+        """Yield (slice of the gradient, fp32 values of its codes) in order; nothing where ``grid`` is None."""
         return iter(()) if self.grid is None else self.grid.parts(self.codes)
 
 
@@ -131,12 +131,12 @@ _LANES = 64 // _RANDOM_BITS
 
 
 def nearest(levels: Tensor) -> Tensor:
-    """Round 1-D fp32 levels to the nearest integer, in place; halves to even."""
+    """Round 1-D fp32 values, in units of a grid, to the nearest integer, in place; halves to even."""
     return levels.round_()
 
 
 class StochasticRounding:
-    """The rounding ``floor(x + u)`` with u uniform in [0, 1): x = 2.3 becomes 3 in three of ten cases, else 2.
+    """Unbiased rounding ``floor(x + u)``, u uniform in [0, 1): 2.3 becomes 3 in three of ten cases, else 2.
 
     One random number of 64 bits serves four elements (drawing is most of the work). Sixteen bits alone would shift the
     mean by up to 2^-17 of a level; a second, finer number that all elements of a call share makes u uniform on all of
@@ -161,13 +161,13 @@ class StochasticRounding:
 
 
 class Quantised(Summed[QuantisedPayload]):
-    """The compressor to codes on a common grid, which add up without rounding: all workers read the same sum.
+    """Compressor to integer codes on a grid that all workers share, which an all-reduce sums without rounding.
 
     The grid is ``w / s`` apart, w the largest magnitude over all workers, s levels, and each further scale 16 times as
     fine. Rounded at random to a neighbouring multiple, E[sent] = x and a coordinate's variance is at most
     ``w^2 / (4 s^2)`` on each worker. (Arxiv 2109.12497, where s is 2^q - 1; here codes are as wide, and the levels as
-    many, as the number of workers allows without overflow, see `levels.summed_bits`.) A gradient that is not finite on
-    one worker makes the whole sum NaN on all; then nothing counts as sent.
+    many, as the number of workers allows without overflow, see `payload_bytes.summed_bits`.) A gradient that is not
+    finite on one worker makes the whole sum NaN on all; then nothing counts as sent.
 
     Rounding at random makes sums unbiased where there is no residual. It also errs by more than the value where that is
     small against the grid, and a residual of such errors grows without end. With a residual, values are rounded to
@@ -176,8 +176,8 @@ class Quantised(Summed[QuantisedPayload]):
     Args:
         at_random: how values are rounded to levels.
         scales: of the grid.
-        bits: of a code on the wire; absent: 8, or what the levels need.
-        levels: absent: as many as fit.
+        bits: of a code on the wire; None: 8, or what the levels need.
+        levels: s; None: as many as fit.
     """
 
     def __init__(self, *, at_random: bool, scales: int = 1, bits: int | None = None, levels: int | None = None) -> None:
@@ -189,7 +189,7 @@ class Quantised(Summed[QuantisedPayload]):
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> QuantisedPayload:
-        """Agree on a grid, and round to codes (see `Compressor`)."""
+        """Agree with all workers on a grid, and return the gradient's codes on it; all workers must call it."""
         bits, levels = summed_bits(turn.channel.workers, bits=self._bits, levels=self._levels)
         # A maximum may lose a NaN on its way, infinity it does not.
         largest = torch.nan_to_num(flat.new_tensor([largest_magnitude(flat)]), nan=math.inf, posinf=math.inf)
@@ -204,11 +204,11 @@ class Quantised(Summed[QuantisedPayload]):
         return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
 
     def wire(self, payload: QuantisedPayload, out: Tensor) -> Tensor:
-        """Return the codes side by side in words (see `Summed`)."""
+        """Return the codes packed side by side into words, to be all-reduced in place."""
         return payload.lanes.pack(payload.codes)
 
     def decode(self, payload: QuantisedPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Read the sums of codes off the grid (see `Summed`)."""
+        """Write the values of the summed codes into ``out``; all NaN if any worker's gradient was not finite."""
         if payload.grid is None:
             out.fill_(math.nan)
             return
@@ -219,7 +219,7 @@ class Quantised(Summed[QuantisedPayload]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedPayload(Payload):
-    """The codes of ``bits`` each that stand for ``code_values[code] * unit``; a unit that is not finite makes them NaN.
+    """Payload of codes of a few bits that stand for ``code_values[code] * unit``; a unit of NaN makes all NaN.
 
     Attributes:
         packed: uint8.
@@ -234,25 +234,25 @@ class PackedPayload(Payload):
     numel: int
 
     def message(self) -> Tensor:
-        """Return the payload as bytes: the unit in fp32, then codes."""
+        """Return the payload as a uint8 message: the unit in fp32, then the packed codes."""
         return torch.cat((self.unit.view(torch.uint8), self.packed))
 
     def read(self, message: Tensor) -> PackedPayload:
-        """Decode another worker's payload of the same gradient from its message."""
+        """Return another worker's payload, of a gradient as long as this one, read from its message."""
         head = self.unit.nbytes
         # A copy: fp32 must begin at a multiple of four bytes.
         unit = message[:head].clone().view(torch.float32)
         return replace(self, packed=message[head:], unit=unit)
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
-        """Add the values to a dense vector, or take them out (see `Payload`)."""
+        """Add the values of the codes to a flat vector, in place; ``sign`` -1 subtracts them."""
         bits = (len(self.code_values) - 1).bit_length()
         table = bit_values(torch.tensor(self.code_values), bits).to(flat.device)
         add_looked_up(self.packed, table * (sign * float(self.unit)), flat)
 
 
 class Packed(Compressor[PackedPayload]):
-    """The compressor to packed codes on each worker's own grid: where they are gathered, no grid need be shared.
+    """Compressor to codes of 2, 4 or 8 bits on a grid of each worker, to be gathered rather than summed.
 
     Codes are not summed before they are values again, so levels do
     not shrink as workers are added (as they do in `Quantised`); the bytes that everyone receives grow instead.
@@ -272,7 +272,7 @@ class Packed(Compressor[PackedPayload]):
         self._code_values = (*(float(value) for value in values), *[0.0] * (2**bits - len(values)))
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """Round all elements to codes, at random or to nearest (see `Compressor`)."""
+        """Return the gradient rounded to packed codes on this worker's grid, without communication."""
         peak = largest_magnitude(flat)
         grid = Grid(peak=peak if math.isfinite(peak) else 0.0, levels=self._levels)
         codes = torch.empty(flat.numel(), dtype=torch.int16, device=flat.device)
@@ -284,14 +284,14 @@ class Packed(Compressor[PackedPayload]):
 
 
 class Sign(Compressor[PackedPayload]):
-    """The compressor to one bit an element, its sign, and the mean magnitude of all: ``mean(|g|) sign(g)``.
+    """Compressor to one bit an element, the sign, and one mean magnitude: ``mean(|g|) sign(g)``.
 
     Of all multiples of the signs this is the closest to the gradient. A zero goes as positive; a gradient of zeros has
     a mean of zero. (Karimireddy et al., arXiv 1901.09847; signs alone: Bernstein et al., arXiv 1802.04434.)
     """
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """Return the signs of all elements and their mean magnitude (see `Compressor`)."""
+        """Return the signs of all elements, 0 as positive, and their mean magnitude as the unit."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
         for block in blocks(flat.numel(), flat.device):
             pack_flags(flat[block] >= 0, packed[block.start // 8 : -(-block.stop // 8)])
@@ -300,10 +300,10 @@ class Sign(Compressor[PackedPayload]):
 
 
 class PackedAllGather:
-    """One all-gather of bytes; payloads are unpacked and added in rank order, so all workers hold the same bits."""
+    """Collective that gathers all workers' packed payloads and adds them in rank order, to the same bits on each."""
 
     def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
-        """Gather the packed codes, and sum on arrival (see `Collective`)."""
+        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it."""
         payload = compressor.encode(flat, turn)
         messages = turn.channel.all_gather(payload.message())
         out.zero_()

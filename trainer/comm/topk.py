@@ -70,7 +70,7 @@ from hetopt.trainer.comm.vectors import (
 
 @dataclass(frozen=True, slots=True)
 class ElementCoding:
-    """The bytes of a sparse payload: values first, so that they lie at a multiple of four bytes, then indices.
+    """Byte format of a sparse payload: the values, fp32 or bf16, then the indices, int32 or packed.
 
     Both sides know how many ascending indices there are, of how many elements. Plain ones are int32. Packed ones are
     Elias and Fano's code of an ascending sequence: about ``2 + log2(n / k)`` bits each instead of 32. The lower bits of
@@ -90,27 +90,27 @@ class ElementCoding:
         return torch.bfloat16 if self.name == PACKED_BF16 else torch.float32
 
     def rounded(self, payload: SparsePayload) -> SparsePayload:
-        """Round a payload's values to their type on the wire; the rest is the residual.
+        """Return a payload with values rounded to the type that is sent, stored as fp32; the residual keeps the rest.
 
         An infinity may come of the largest numbers of fp32.
         """
         return replace(payload, values=payload.values.to(self.values).float())
 
     def write(self, payload: SparsePayload, out: Tensor) -> None:
-        """Write a payload into ``out``, uint8 of at least `element_bytes`; values must be `rounded`."""
+        """Write a payload into ``out``, uint8 of at least `element_bytes`; its values must be `rounded` already."""
         count = payload.values.numel()
         split = count * self.values.itemsize
         out[:split].view(self.values).copy_(payload.values)
         self.write_indices(payload.indices, payload.numel, out[split:])
 
     def read(self, data: Tensor, numel: int, count: int) -> SparsePayload:
-        """Decode the payload of ``count`` elements that ``data`` begins with; it may share memory with it."""
+        """Return the payload of ``count`` of ``numel`` elements at the start of ``data``, uint8; may share memory."""
         split = count * self.values.itemsize
         indices = self.read_indices(data[split:], numel, count)
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
 
     def write_indices(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Write indices to the start of ``out``: lower parts, then the string of upper ones; or as they are."""
+        """Write ascending int32 indices below ``numel`` to the start of ``out``, uint8, as they are or packed."""
         count, low = indices.numel(), low_index_bits(numel, indices.numel())
         out = out[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
@@ -124,7 +124,7 @@ class ElementCoding:
         pack_flags(flags, out[split:])
 
     def read_indices(self, data: Tensor, numel: int, count: int) -> Tensor:
-        """Decode the int32 indices that ``data`` begins with: of packed ones, count the zeros before every one."""
+        """Return the ``count`` int32 indices below ``numel`` that `write_indices` wrote at the start of ``data``."""
         data = data[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
             return data.view(torch.int32)
@@ -139,7 +139,7 @@ class ElementCoding:
 
 
 class AllGather:
-    """One all-gather of elements with their indices; payloads are accumulated in rank order.
+    """Collective that gathers all workers' sparse payloads and adds them in rank order, to the same bits on each.
 
     Workers choose different elements, so payloads overlap in places that only the receiver knows. Floating-point sums
     depend on their order: every worker adds rank 0's payload first, then rank 1's, ..., and all hold the same bits.
@@ -156,11 +156,11 @@ class AllGather:
         self._workspace = Workspace()
 
     def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Compress, gather, and sum on arrival (see `Collective`)."""
+        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it."""
         return self.gather(compressor.encode(flat, turn), out, turn)
 
     def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
-        """Write the sum of all workers' payloads into ``out``, and return this worker's as it was sent."""
+        """Write the sum of all workers' payloads into ``out``; return this worker's as sent. All must call it."""
         channel, coding = turn.channel, self._coding
         payload = coding.rounded(payload)
         count, numel, device = payload.indices.numel(), payload.numel, payload.indices.device
@@ -180,7 +180,7 @@ class AllGather:
 
 
 class RandomElements(IndexChoice):
-    """The choice of k of n elements at random, without replacement; each is as likely as any other, k / n.
+    """Choice of k of n elements at random, the same on all workers; each is as likely as any other, k / n.
 
     The vector is cut into k strata whose sizes differ by one at most, each gives one element, and the whole is turned
     by a random number of places so that members of small strata have no advantage. Drawing is then O(k); a permutation
@@ -200,7 +200,7 @@ class RandomElements(IndexChoice):
         self._rotates = rotates
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Draw the indices anew for each step, or take the next element of each stratum (see `IndexChoice`)."""
+        """Return this step's random int32 indices, the same on all workers; if it rotates, the next of each stratum."""
         numel = flat.numel()
         count = kept_elements(numel, self._ratio)
         bounds = torch.arange(count + 1) * numel // count
@@ -220,7 +220,7 @@ _WEIGHT = 0.5
 
 
 class SharedSelection(IndexChoice):
-    """The choice of indices that one worker's compressor of fixed size selects for all.
+    """Choice of the elements that one worker's compressor selects for all: in turn, or by most energy (AR-Topk).
 
     STAR: workers choose in turn; only one of them selects, and each waits N steps for its turn. VAR: the worker chooses
     whose selection holds most energy, which takes a gather of four bytes in every step. Else turns while the workers'
@@ -249,7 +249,7 @@ class SharedSelection(IndexChoice):
         self._electing = False
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Return the indices that one worker selects for all, by turn or by election (see `IndexChoice`)."""
+        """Return the int32 indices that one worker selects and broadcasts in this step; all workers must call it."""
         looks = turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1
         asks = self._electing or looks or turn.channel.workers > MANY_WORKERS
         if self._collective == VAR or (self._collective != STAR and asks):
@@ -285,13 +285,13 @@ class SharedSelection(IndexChoice):
         return self._coding.read_indices(message, numel, self._count)
 
     def state(self) -> State:
-        """Return the smoothed skew and whether workers are elected; empty where the collective settles who selects."""
+        """Return the smoothed skew and whether workers are elected, as tensors; empty under `STAR` and `VAR`."""
         if self._collective in (STAR, VAR):
             return {}
         return {"skew": torch.tensor(self._skew, dtype=torch.float64), "electing": torch.tensor(self._electing)}
 
     def load_state(self, state: State) -> None:
-        """Restore the saved skew and election."""
+        """Restore the skew and election that `state` returned; an empty state changes nothing."""
         if state:
             self._skew, self._electing = float(state["skew"]), bool(state["electing"])
 
@@ -303,7 +303,7 @@ _ALL_TRUE = 0x0101010101010101  # eight of torch's one-byte truths
 
 
 class Selection(Compressor[SparsePayload]):
-    """The selection of gradient elements as they are; each worker gathers those of all, or one's choice is shared.
+    """Base of compressors that send a fraction of the gradient's elements as they are, with their indices.
 
     Args:
         ratio: fraction of the elements, in (0, 1].
@@ -314,24 +314,24 @@ class Selection(Compressor[SparsePayload]):
 
 
 class TopK(Selection):
-    """The ``kept_elements(numel, ratio)`` largest magnitudes of the fused gradient, in ascending order of index.
+    """Compressor to the ``kept_elements(numel, ratio)`` elements of largest magnitude of the whole gradient.
 
     One selection over all parameters, not one a layer: a per-layer k starves layers with large gradients (arXiv
     2312.02493).
     """
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep the largest magnitudes; the same gradient always gives the same payload."""
+        """Return the elements of largest magnitude, in ascending order of index; the same for the same gradient."""
         return select(flat, largest_magnitudes(flat, kept_elements(flat.numel(), self.ratio)))
 
 
 def select(flat: Tensor, indices: Tensor) -> SparsePayload:
-    """Return the payload of the elements at these indices, as they are."""
+    """Return the payload of a gradient's elements at these indices, unchanged."""
     return SparsePayload(indices=indices.to(torch.int32), values=flat.index_select(0, indices), numel=flat.numel())
 
 
 def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
-    """Return ascending int64 indices of the k largest ``|value|``: the same magnitudes that `torch.topk` finds.
+    """Return ascending int64 indices of the k elements of largest ``|value|``; k is at least 1.
 
     `torch.topk` on a CPU carries an index along with every element. Instead, a threshold that about k elements and a
     safety margin should pass is read off a sample; one pass keeps the elements that do pass, and `torch.topk` chooses
@@ -349,7 +349,7 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
 
 
 def sampled_threshold(flat: Tensor, k: int) -> float:
-    """Return a magnitude that k elements exceed in all likelihood, though not many more than k.
+    """Return a magnitude, estimated from a sample, that k elements very likely exceed, though not many more than k.
 
     Among m sampled elements the number that belongs to the k largest is nearly Poisson with mean k m / n; five standard
     deviations above it leave one failure in about three million. Places are pseudo-random, since a stride could fall in
@@ -364,7 +364,7 @@ def sampled_threshold(flat: Tensor, k: int) -> float:
 
 
 def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return ascending indices and magnitudes of all elements not below the threshold (NaN included), in one pass."""
+    """Return ascending indices and magnitudes of the elements of ``|value| >= threshold``, NaN included."""
     indices, magnitudes = [], []
     crowded = flat.device.type != "cpu"
     for block in blocks(flat.numel(), flat.device):
@@ -391,28 +391,28 @@ def _few_false(flags: Tensor) -> Tensor:
 
 
 def top_mask(magnitudes: Tensor, k: int) -> Tensor:
-    """Return a mask of the k largest magnitudes; a NaN counts as the largest, so that it is sent and seen."""
+    """Return a bool mask of the k largest of 1-D magnitudes; a NaN counts as the largest."""
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[torch.topk(magnitudes, k, sorted=False).indices] = True
     return mask
 
 
 class ThresholdSelection(Selection):
-    """The elements not below a threshold, mostly another number of them on every worker."""
+    """Base of selections of the elements not below a threshold, mostly of another number on every worker."""
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep the elements not below the threshold; Top-k decides where there is none, or everything is sent."""
+        """Return the elements not below a searched threshold; those of Top-k if none is found or all are sent."""
         k = kept_elements(flat.numel(), self.ratio)
         indices = None if k == flat.numel() else self.search(flat, k, turn)
         return TopK(self.ratio).encode(flat, turn) if indices is None else select(flat, indices)
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the ascending indices of about k elements, less than all; None: there is no such threshold."""
+        """Return ascending indices of about k elements, fewer than all; None: no such threshold, Top-k decides."""
         raise NotImplementedError
 
 
 def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[float | None, float | None]:
-    """Bisect r until k to ``most`` elements are not below the threshold ``mean + r (max - mean)``.
+    """Search by bisection a threshold that k to ``most`` magnitudes reach; return it and None, or two bounds.
 
     Returns:
         That threshold, and None. Where no such r is found in so many rounds: the highest threshold that more elements
@@ -443,7 +443,7 @@ RAISE, LOWER = 1.3, 0.7
 
 
 class Dgc(ThresholdSelection):
-    """The elements not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
+    """Selection of DGC: the elements not below a threshold estimated from 1 %, corrected until 0.7 k to 1.3 k pass.
 
     While more than 1.3 k elements pass, the threshold is raised by 1.3, and lowered by 0.7 while fewer than 0.7 k do;
     after ten corrections (where many magnitudes are equal, or not finite) Top-k decides. So a payload has between
@@ -454,7 +454,7 @@ class Dgc(ThresholdSelection):
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the elements not below a sampled threshold (see `ThresholdSelection`); the turn picks the sample."""
+        """Return the indices of 0.7 k to 1.3 k elements not below a sampled threshold; None: Top-k decides."""
         numel = flat.numel()
         sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
         if sample == numel:
@@ -474,14 +474,14 @@ REDSYNC_ROUNDS = 20
 
 
 class RedSync(ThresholdSelection):
-    """The elements not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
+    """Selection of RedSync: the elements not below ``mean + r (max - mean)``, r bisected until k to 2 k pass.
 
     Where no such r is found in twenty rounds, or k elements are more than lie above the mean, Top-k decides: the
     released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the elements not below a bisected threshold (see `ThresholdSelection`); the same for one gradient."""
+        """Return the indices of k to 2 k elements not below a bisected threshold; None: Top-k decides."""
         lower, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
         return None if lower is None or upper is not None else not_below(flat, lower)[0]
 
@@ -490,7 +490,7 @@ MSTOPK_ROUNDS = 25
 
 
 class MsTopK(ThresholdSelection):
-    """The elements above the upper of two thresholds, filled up to k from between the two.
+    """Selection of MSTopk: the elements above the upper of two thresholds, filled up to k from between them.
 
     Both thresholds close in on k elements in 25 rounds of bisecting ``mean + r (max - mean)``. What fills up is a run
     of neighbours at a random place, which never reaches past the end (it does in the released code). (Shi et al.,
@@ -500,7 +500,7 @@ class MsTopK(ThresholdSelection):
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return exactly k elements (see `ThresholdSelection`); the turn picks those that fill up."""
+        """Return the ascending indices of exactly k elements, the last ones at random; None: Top-k decides."""
         lower, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
         if lower is None:
             return None
@@ -515,7 +515,7 @@ class MsTopK(ThresholdSelection):
 
 
 def kept_energies(flat: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
-    """Return the energy of the k largest magnitudes of ``flat``, for each k in ``counts``.
+    """Return the sum of squares of the k elements of largest magnitude of ``flat``, for each k in ``counts``.
 
     One sort serves all counts: Top-k is an orthogonal projection, so energies of nested selections are prefix sums.
 
@@ -531,7 +531,7 @@ def kept_energies(flat: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
 
 
 class Levels(Stateful):
-    """A chain (see `hetopt.trainer.comm.compressor.Chain`) that chooses between three payloads in every step.
+    """Compression that sends a strong selection, a weaker one or everything, by the energy that each keeps (GraVAC).
 
     The candidate is selected from a first, larger selection, the floor: so only that looks at the whole gradient. Of
     nested selections such as Top-k this gives what selecting at once would. What is sent is the first of candidate and
@@ -570,7 +570,7 @@ class Levels(Stateful):
         self.gains: tuple[float, float] | None = None
 
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
-        """Write the sum over all workers into ``out``, the same bits on each (see `Chain.run`).
+        """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
 
         A NaN keeps nothing, so everything is sent and seen.
         """

@@ -3,8 +3,8 @@
 Small numbers packed tightly: flags and codes into bytes, and codes side by side into words that backends can sum.
 
 Backends sum int8 and int32, neither 4 nor 16 bits. Two codes share a word as ``high * 2^bits + (low + bias)``: with a
-bias of s for codes in -s..s the low lane is never negative, and while N s fits a lane (`levels.LARGEST_SUM`) the sum
-over N workers neither carries nor overflows, at any point on the way.
+bias of s for codes in -s..s the low lane is never negative, and while N s fits a lane (`payload_bytes.LARGEST_SUM`)
+the sum over N workers neither carries nor overflows, at any point on the way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK_ELEMENTS = 1 << 18
 
 
 def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Yield slices that cover ``numel`` elements in order. A GPU gets one: there, calls are what costs."""
+    """Yield slices that cover ``numel`` elements in order, of at most ``most`` each on a CPU; on a GPU one slice."""
     step = most if device.type == "cpu" else max(1, numel)
     for start in range(0, numel, step):
         yield slice(start, min(start + step, numel))
@@ -29,7 +29,7 @@ def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBlock:
-    """A block of whole rows of a matrix, or a part of a row, and the place of its elements in row-major order."""
+    """Place of a block of a matrix, of whole rows or a part of one: rows, columns, and elements in row-major order."""
 
     rows: slice
     columns: slice
@@ -37,7 +37,7 @@ class RowBlock:
 
 
 def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]:
-    """Yield blocks of ``rows`` rows of ``size`` elements: as many rows as fit the cache, or each in pieces."""
+    """Yield blocks that cover a [rows, size] matrix: as many whole rows as fit a CPU's cache, or pieces of a row."""
     if device.type == "cpu" and size > BLOCK_ELEMENTS:
         for row in range(rows):
             for columns in blocks(size, device):
@@ -51,13 +51,13 @@ def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]
 
 
 class Workspace:
-    """Memory that is reused in every step: a fresh vector of this size costs as much as several passes over it."""
+    """Buffers by name, reused in every step: a fresh vector of this size costs as much as several passes over it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialised 1-D tensor, the same memory whenever ``name`` is taken (and valid until then)."""
+        """Return an uninitialised 1-D tensor, the same memory whenever ``name`` is taken; valid until then."""
         kept = self._kept.get(name)
         if kept is None or kept.numel() < numel or kept.dtype != dtype or kept.device != device:
             kept = self._kept[name] = torch.empty(numel, dtype=dtype, device=device)
@@ -68,7 +68,7 @@ _SMALLEST_SAFE = 1e-30  # below, squares of single elements may have vanished in
 
 
 def energy(flat: Tensor) -> float:
-    """Return the sum of squares of a 1-D fp32 tensor; NaN if it has one.
+    """Return the sum of squares of a 1-D fp32 tensor; NaN if an element is; 0 if there is none.
 
     Blocks are summed in fp32, where a dot product costs a fifth of a copy, and block sums in double precision. Where
     squares leave the range of fp32 everything is done again in double precision.
@@ -89,25 +89,28 @@ class GradientNorms:
         self.ask(False)
 
     def ask(self, wanted: bool) -> None:
-        """Begin a step, of which the norms are wanted or not."""
+        """Begin a step, with both norms at 0; until the next, they are measured only if ``wanted``."""
         self.is_asked, self._own, self._summed = wanted, 0.0, 0.0
 
     def add_own(self, parts: Iterable[Tensor], *, first: bool) -> None:
-        """Add 1-D parts of this worker's gradient, of which the ``first`` ones begin it, before workers sum them."""
+        """Add 1-D parts of this worker's gradient, not yet summed over workers; does nothing unless asked.
+
+        The ``first`` parts begin it anew.
+        """
         if self.is_asked:
             self._own = (0.0 if first else self._own) + _energies(parts)
 
     def add_summed(self, parts: Iterable[Tensor]) -> None:
-        """Add 1-D parts of the sum over all workers."""
+        """Add 1-D parts of the gradient summed over all workers; does nothing unless asked."""
         if self.is_asked:
             self._summed += _energies(parts)
 
     def divide(self, factor: float) -> None:
-        """Take the gradient to be so many times smaller than what was added."""
+        """Divide both squared norms by ``factor`` squared, for a gradient that is scaled down by ``factor``."""
         self._own, self._summed = self._own / factor**2, self._summed / factor**2
 
     def take(self, samples: int) -> tuple[float, float, float] | None:
-        """Return both beside this worker's samples, and end the step; None: not wanted, or nothing was summed."""
+        """Return squared norms of this worker and of the sum, and ``samples``; end the step. None: not measured."""
         norms = (self._own, self._summed, float(samples)) if 0 < self._summed < math.inf else None
         self.ask(False)
         return norms
@@ -118,14 +121,14 @@ def _energies(parts: Iterable[Tensor]) -> float:
 
 
 def largest_magnitude(flat: Tensor) -> float:
-    """Return ``max |x|`` of 1-D fp32, not empty; NaN if an element is."""
+    """Return the largest ``|x|`` of a 1-D fp32 tensor, not empty; NaN if an element is."""
     low, high = torch.aminmax(flat)
     # max() of Python would take either side of a comparison with NaN; torch keeps the NaN.
     return float(torch.maximum(-low, high))
 
 
 def mean_magnitude(flat: Tensor) -> float:
-    """Return the mean of ``|x|`` of 1-D fp32, not empty; block sums are added in double precision."""
+    """Return the mean ``|x|`` of a 1-D fp32 tensor, not empty; block sums are added in double precision."""
     sums = [flat[block].abs().sum() for block in blocks(flat.numel(), flat.device)]
     return float(torch.stack(sums).double().sum()) / flat.numel()
 
@@ -135,7 +138,7 @@ _COLLECT = 0x0102040810204080
 
 
 def pack_flags(flags: Tensor, out: Tensor) -> Tensor:
-    """Pack flags into ``out``, eight a byte.
+    """Pack 1-D bool flags into ``out``, uint8, eight a byte, the first in the lowest bit; return ``out``.
 
     Args:
         flags: 1-D bool.
@@ -152,12 +155,12 @@ def pack_flags(flags: Tensor, out: Tensor) -> Tensor:
 
 
 def unpack_flags(packed: Tensor, numel: int) -> Tensor:
-    """Unpack the flags of `pack_flags`, 1-D bool."""
+    """Return the first ``numel`` flags of bytes that `pack_flags` wrote, 1-D bool."""
     return look_up(packed, bit_values(torch.tensor([False, True]), 1).to(packed.device), numel)
 
 
 def pack_codes(codes: Tensor, bits: int, out: Tensor) -> Tensor:
-    """Pack codes into ``out``, ``8 / bits`` a byte, the first in the lowest bits.
+    """Pack uint8 codes into ``out``, ``8 / bits`` a byte, the first in the lowest bits; return ``out``.
 
     Args:
         codes: 1-D uint8, each below ``2^bits``.
@@ -175,18 +178,18 @@ def pack_codes(codes: Tensor, bits: int, out: Tensor) -> Tensor:
 
 
 def bit_values(values: Tensor, bits: int) -> Tensor:
-    """Return the values of the codes in each of the 256 bytes, ``(256, 8 / bits)``; ``values`` is by code."""
+    """Return the values of the codes packed in each of the 256 bytes, [256, 8 / bits]; ``values`` is by code."""
     shifts = torch.arange(0, 8, bits)
     return values[(torch.arange(256).unsqueeze(1) >> shifts) & (2**bits - 1)]
 
 
 def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
-    """Return the first ``numel`` values that packed bytes stand for, by a table of `bit_values`."""
+    """Return the first ``numel`` values that packed bytes stand for, 1-D, by a table of `bit_values`."""
     return table.index_select(0, packed.int()).view(-1)[:numel]
 
 
 def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
-    """Add to ``out`` the values that packed bytes stand for."""
+    """Add the values that packed bytes stand for to ``out``, in place, by a table of `bit_values`."""
     lanes = table.shape[1]
     for block in blocks(packed.numel(), packed.device, BLOCK_ELEMENTS // lanes):
         part = out[block.start * lanes : block.stop * lanes]
@@ -194,7 +197,7 @@ def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
 
 
 class Lanes:
-    """The packing of codes into words for summing, and the unpacking of their sums.
+    """Packing of small integer codes into words that an all-reduce can sum, and unpacking of the sums.
 
     Args:
         bits: of a lane: 4, 8, 16 or 32.
@@ -211,7 +214,7 @@ class Lanes:
         self._workspace = Workspace()
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Pack codes into words, which do not share the codes' memory."""
+        """Return codes packed one or two to a word of `code_dtype`, in memory that the next call reuses."""
         numel, device = codes.numel(), codes.device
         if self._bits in (8, 32):
             return self._workspace.take("words", numel, self.code_dtype, device).copy_(codes)
@@ -222,7 +225,7 @@ class Lanes:
         return words.mul_(1 << self._bits).add_(codes[:half]).add_(self._levels)
 
     def unpack(self, words: Tensor, numel: int, workers: int) -> Tensor:
-        """Return the sums of the codes from the sums of the words over ``workers`` workers."""
+        """Return the sums of the codes, [numel], from words summed over ``workers`` workers; may be their memory."""
         if self._bits in (8, 32):
             return words
         sums = self._workspace.take("sums", numel, self.code_dtype, words.device)

@@ -1,1 +1,1 @@
-"""Which samples a worker takes at a step."""
+"""Training data: which samples a worker takes at a step, and how they become a batch."""

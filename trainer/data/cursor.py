@@ -56,7 +56,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalBatch:
-    """One step's samples, in the order of the stream, and how many of them each rank takes.
+    """Samples of one step, as dataset indices in stream order, and how many of them each rank takes.
 
     ``samples`` are dataset indices and may be a view that must not be written to. ``epoch`` and ``position`` are those
     of the first sample: completed epochs, and samples drawn since the run began. ``epochs`` are those of each sample.
@@ -72,17 +72,17 @@ class GlobalBatch:
         return len(self.samples)
 
     def offset(self, rank: int) -> int:
-        """Return the first position of a rank's samples in the batch."""
+        """Return the position in the batch of the first sample of a rank."""
         return sum(self.shares[:rank])
 
     def slice(self, rank: int) -> Indices:
-        """Return the samples of one rank."""
+        """Return the dataset indices of one rank's samples, int64; a view that must not be written to."""
         first = self.offset(rank)
         return self.samples[first : first + self.shares[rank]]
 
 
 class Cursor:
-    """A place in the samples of a run, the same on every rank.
+    """Base of positions in a run's stream of training samples, the same on every rank.
 
     ``take(shares)`` gives the next samples, ``shares[r]`` of them for rank r, and moves the cursor behind them;
     ``at(state)`` gives a cursor over the same data that continues exactly where ``state`` was taken.
@@ -102,7 +102,7 @@ class Cursor:
         return self.position // self.dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """Take the next samples, ``shares[r]`` of them for rank r."""
+        """Return the next samples, ``shares[r]`` of them for rank r, and move the cursor behind them."""
         samples, epochs = self._draw(shares)
         batch = GlobalBatch(
             epoch=self.epoch, position=self.position, samples=samples, shares=tuple(shares), epochs=epochs
@@ -115,12 +115,12 @@ class Cursor:
         raise NotImplementedError
 
     def state(self) -> dict[str, int]:
-        """Return the position of the cursor, as plain JSON."""
+        """Return the position, in samples drawn by all workers, for a checkpoint, as plain JSON."""
         return {"dataset_size": self.dataset_size, "position": self.position}
 
 
 class SampleCursor(Cursor):
-    """A place in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
+    """Position in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
 
     def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
         super().__init__(dataset_size, position)
@@ -131,18 +131,18 @@ class SampleCursor(Cursor):
         return self._stream.take(sum(shares))
 
     def state(self) -> dict[str, int]:
-        """Return the position of the cursor and its seed, as plain JSON."""
+        """Return the position, in samples drawn by all workers, and the seed, for a checkpoint, as plain JSON."""
         return {**super().state(), "seed": self._seed}
 
     def at(self, state: Mapping[str, int]) -> SampleCursor:
-        """Return a cursor of the state's own data and seed (see `Cursor`)."""
+        """Return a new cursor at a saved state, over the data and with the seed that the state names."""
         return SampleCursor(state["dataset_size"], state["seed"], position=state["position"])
 
 
 # Two, because samples are read ahead: one reader may be in the next epoch already.
 @lru_cache(maxsize=2)
 def permutation(size: int, seed: int, epoch: int) -> Indices:
-    """Return the shuffled order of one epoch, read-only: a pure function of its arguments, everywhere.
+    """Return the dataset indices of one epoch in shuffled order, read-only; the same on every platform.
 
     Sorting by raw random words costs a little more than a shuffle. But the words of numpy's bit generators are
     guaranteed never to change between releases and platforms (NEP 19), while its shuffles, and torch's, are not; and
@@ -155,7 +155,7 @@ def permutation(size: int, seed: int, epoch: int) -> Indices:
 
 
 class Passes:
-    """One worker's samples, pass after pass.
+    """One worker's endless stream of samples, pass after pass over its data.
 
     Args:
         order: the samples of a pass, by the number of the pass; never empty.
@@ -182,7 +182,7 @@ class Passes:
         self.drawn += count
 
     def take(self, count: int) -> tuple[Indices, Indices]:
-        """Take the next ``count`` samples, each with the number of its pass over the data."""
+        """Return the next ``count`` dataset indices, and for each the number of its pass, from 0; moves on."""
         pieces: list[Indices] = []
         turns: list[Indices] = []
         left = count
@@ -210,7 +210,7 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch.
+    """Dataset indices that are computed together; of one epoch where samples differ from epoch to epoch.
 
     One that does not count is computed because the other devices of a sharded model compute one more.
     """
@@ -224,13 +224,13 @@ class MicroBatch:
 
 
 def by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
-    """Cut the indices of samples where the epoch changes."""
+    """Return dataset indices cut where the epoch changes, each piece with its epoch."""
     edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
     return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
 
 
 def evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
-    """Cut indices into as few and as equal parts as a limit on samples allows; None: there is no limit."""
+    """Return indices cut into as few and as equal parts as ``max_samples`` each allows; None: there is no limit."""
     if len(indices) == 0:
         return []
     return np.array_split(indices, 1 if max_samples is None else -(-len(indices) // max_samples))
@@ -247,7 +247,7 @@ Parts: TypeAlias = Callable[[int, int], Indices]
 
 
 def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
-    """Give every worker the same samples in all its passes, shuffled anew in each.
+    """Return a function (worker, pass) -> dataset indices: a worker's part of ``parts``, shuffled anew in each pass.
 
     Args:
         parts: of each worker, in rank order.
@@ -271,7 +271,9 @@ def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
 
 
 def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
-    """Cut a ring of all samples into an arc for each worker; from turn to turn all move on by 1/N of it (SelDP).
+    """Return a function (worker, pass) -> dataset indices: an arc of a ring of all samples, which moves on (SelDP).
+
+    From pass to pass all arcs move on by 1/N of the ring.
 
     In any turn the arcs are disjoint and cover the data. With equal weights a worker's N turns are all chunks; after
     those the ring is shuffled anew. Unequal weights make arcs that are finished at the same time by workers whose
@@ -301,7 +303,7 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
 def make_parts(
     partition: Partition, *, size: int, weights: Sequence[int], seed: int, labels: Indices | None = None
 ) -> Parts | None:
-    """Make the workers' parts of the data by a partition rule; None for ``global``, which has one order for all.
+    """Return the function (worker, pass) -> dataset indices of a partition; None for ``global``: one order for all.
 
     Args:
         partition: the rule.
@@ -328,7 +330,7 @@ def make_parts(
 
 
 def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Indices, ...]:
-    """Deal each worker samples of ``each`` labels; of labels that several have, each has an equal part.
+    """Return the dataset indices of each worker, of ``each`` labels; workers with a label in common divide it.
 
     Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
 
@@ -381,7 +383,7 @@ def _check_enough(size: int, weights: Sequence[int]) -> None:
 
 
 class PartitionedCursor(Cursor):
-    """A place in the stream of each worker: its passes over its parts, one after the other.
+    """Position in each worker's stream of samples: passes over that worker's part of the data.
 
     Args:
         parts: what the workers see.
@@ -405,12 +407,12 @@ class PartitionedCursor(Cursor):
         return np.concatenate([samples for samples, _ in taken]), np.concatenate([turns for _, turns in taken])
 
     def state(self) -> dict[str, int]:
-        """Return the position of the cursor and of each worker in its part, as plain JSON."""
+        """Return the samples drawn by all and by each worker, for a checkpoint, as plain JSON."""
         drawn = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
         return {**super().state(), **drawn}
 
     def at(self, state: Mapping[str, int]) -> PartitionedCursor:
-        """Return a cursor that continues where ``state`` was taken.
+        """Return a new cursor over the same data that continues where ``state`` was taken.
 
         Where that was with another number of workers, parts are others, too: each worker begins as deep in its own as
         its weight says.
@@ -431,7 +433,7 @@ ELSEWHERE = -1
 
 
 class StreamCursor(Cursor):
-    """A `Cursor` whose samples are those that arrive at this worker.
+    """Cursor over samples that arrive at this worker in real time, at its stream's rate.
 
     Args:
         stream: what the run says.
@@ -470,11 +472,11 @@ class StreamCursor(Cursor):
         self._origin_s = 0.0
 
     def begin(self) -> None:
-        """Let samples arrive from now on, or from the place that was set."""
+        """Start the stream's clock: samples behind those already taken arrive from now on."""
         self._origin_s = self._clock() - self.taken / self._rate_per_s
 
     def arriving(self, count: int) -> tuple[Indices, Indices]:
-        """Wait for the next samples that the buffer still has; return them with the pass that each belongs to.
+        """Return the next ``count`` samples that the buffer kept, each with its pass; wait until they have arrived.
 
         Raises:
             RunFailed: they would take longer than the run's patience.
@@ -503,7 +505,7 @@ class StreamCursor(Cursor):
         return names, epochs
 
     def state(self) -> dict[str, int]:
-        """Return the position of every worker's stream. A collective: all workers ask at the same point."""
+        """Return the samples that every worker took from its stream, for a checkpoint; all workers must call it."""
         rows = gather_numbers([float(self.taken)], len(self._stream.rates))
         return {**super().state(), **{f"taken_by_{rank}": int(taken) for rank, (taken,) in enumerate(rows)}}
 
@@ -519,7 +521,7 @@ class StreamCursor(Cursor):
         return self
 
     def flow(self) -> dict[str, float]:
-        """Return the stream's waits and rates since the last call, by the names of a control row.
+        """Return samples waiting (most), seconds waited, samples dropped since the last call, by a control row's names.
 
         Most samples that waited at once, seconds that the worker waited, and samples that are never trained on.
         """
@@ -555,7 +557,7 @@ class StreamCursor(Cursor):
 
 
 def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
-    """Return the passes of a worker that takes every ``workers``-th sample of a shuffled epoch, from ``rank`` on."""
+    """Return a function pass -> dataset indices: every ``workers``-th of a shuffled epoch, from ``rank`` on."""
 
     def order(number: int) -> Indices:
         everything = permutation(dataset_size, seed, number)
@@ -566,7 +568,7 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
 
 
 def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
-    """Return the number of the first sample that is still there when ``count`` are to be taken.
+    """Return the running number of the first sample that a stream's buffer still has when ``count`` are taken.
 
     Args:
         policy: of the buffer.
@@ -581,7 +583,10 @@ def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, cou
 
 
 def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
-    """Return the number of samples that wait, where batches have ``count``."""
+    """Return the number of samples that wait in a stream's buffer, where a batch takes ``count`` at once.
+
+    Arguments are as of `first_kept`.
+    """
     return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)
 
 

@@ -1,4 +1,4 @@
-"""How a list of sample indices becomes a batch on a device, whatever kind of dataset the samples come from.
+"""From sample indices to a batch on a device, whatever kind of dataset the samples come from.
 
 The label of every sample of a data set, whatever kind of data set it is.
 """
@@ -23,7 +23,7 @@ Batch: TypeAlias = "Tensor | tuple[Batch, ...] | list[Batch] | dict[str, Batch]"
 
 
 class MapDataset(Protocol):
-    """Samples by index. Any map-style ``torch.utils.data.Dataset`` with a length is one.
+    """Protocol of datasets that return a sample by index; any map-style torch ``Dataset`` with a length is one.
 
     With ``gather(indices)`` it returns the collated batch of some samples in one step. (PyTorch's ``__getitems__`` is a
     list of samples still to be collated.) With ``set_epoch(epoch, seed)`` its samples change from epoch to epoch.
@@ -41,7 +41,7 @@ class MapDataset(Protocol):
 
 
 def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
-    """Return the batch of ``indices``, in that order: by ``gather`` where offered, else by collating the samples.
+    """Return the batch of ``indices``, in that order: by the dataset's ``gather`` if it has one, else collated.
 
     Raises:
         BadInput: the samples cannot be collated.
@@ -62,18 +62,18 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
 
 
 def changes_with_epoch(dataset: MapDataset) -> bool:
-    """Return whether a data set's samples change from epoch to epoch (augmentation)."""
+    """Return whether a dataset's samples change from epoch to epoch (augmentation): it has ``set_epoch``."""
     return hasattr(dataset, "set_epoch")
 
 
 def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
-    """Tell a dataset that cares which epoch (from 0) of which run is being read; others are left alone."""
+    """Set the epoch (from 0) and the run's seed of a dataset that has ``set_epoch``; others are left alone."""
     if changes_with_epoch(dataset):
         cast(Any, dataset).set_epoch(epoch, seed)
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """Move every tensor of a nested batch to ``device``; leaves that are not tensors stay as they are."""
+    """Return a nested batch with its tensors on ``device``, other leaves as they are; does not wait for copies."""
     return cast(Batch, tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch))
 
 
@@ -82,7 +82,7 @@ DEEPEST = 6
 
 
 def tensors_in(batch: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
-    """Yield the tensors of a batch: of sequences, of mappings, and of objects that hold them as attributes."""
+    """Yield the tensors of a batch, in sequences, mappings and attributes of objects, ``depth`` levels deep at most."""
     if isinstance(batch, Tensor):
         yield batch
     elif depth:
@@ -97,7 +97,7 @@ def samples_in(batch: Any) -> int:
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the two tensors of a supervised batch.
+    """Return the two tensors (inputs, targets) of a supervised batch; refuse any other batch.
 
     Raises:
         BadInput: the batch is something else.
@@ -113,7 +113,7 @@ def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class TensorPairs:
-    """Inputs and targets held in memory, row ``i`` of each being sample ``i``."""
+    """Dataset of inputs and targets in memory; sample ``i`` is row ``i`` of each."""
 
     inputs: Tensor
     targets: Tensor
@@ -129,7 +129,7 @@ class TensorPairs:
         return self.inputs[index], self.targets[index]
 
     def gather(self, indices: Sequence[int] | Indices, /) -> tuple[Tensor, Tensor]:
-        """Return ``(inputs, targets)`` of these rows."""
+        """Return the rows of inputs and of targets at ``indices``."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self.inputs[rows], self.targets[rows]
 
@@ -139,6 +139,8 @@ _AT_A_TIME = 1024
 
 def labels_of(dataset: MapDataset) -> Indices:
     """Return the labels, [samples], int64: the data set's ``targets`` or ``labels``, else read sample by sample.
+
+    A data set that changes with the epoch is then set to epoch 0.
 
     Raises:
         BadInput: samples are not pairs of an input and a whole number.

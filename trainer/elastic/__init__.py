@@ -1,1 +1,1 @@
-"""Goes on when workers are lost or come back: survivors keep their state, and meet the others again."""
+"""Training that goes on when workers are lost or come back: survivors keep their state and form a new group."""

@@ -38,7 +38,7 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Version:
-    """The progress of the training that a worker holds; the largest is the newest.
+    """Progress of the training state that a worker holds; of two, the larger is the newer.
 
     Attributes:
         agreed: generation in which all workers last had the same state.
@@ -57,7 +57,7 @@ class Version:
 
 
 class Member(Record):
-    """A worker that wants to train.
+    """A worker that registers to train: its number in the run, its process (life), and the state that it holds.
 
     Attributes:
         place: its number in the run's spec.
@@ -87,7 +87,7 @@ class Member(Record):
 
 
 class Generation(Record):
-    """A group of workers that train together; ranks are in the order of their places."""
+    """Group of workers that train together until one is lost or one comes; ranks are in the order of places."""
 
     number: int
     members: tuple[Member, ...]
@@ -103,14 +103,14 @@ class Generation(Record):
         return tuple(member.life for member in self.members)
 
     def rank(self, member: Member) -> int | None:
-        """Return the rank of a worker in this generation; None when it is no member."""
+        """Return the rank of a worker's process in this generation; None: it is no member."""
         lives = [(candidate.place, candidate.life) for candidate in self.members]
         return lives.index((member.place, member.life)) if (member.place, member.life) in lives else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """The seconds that registered workers wait for the others.
+    """Seconds that registered workers wait for others: at the start, after a loss, and before giving up.
 
     Attributes:
         start_s: when the run starts; then everyone is needed.
@@ -124,7 +124,7 @@ class Patience:
 
 
 class Presence:
-    """The hosts that are known to be up or gone, read from a file of whoever starts and ends them.
+    """Hosts that are known to be up or gone, from a file of the process that starts and ends them; else unknown.
 
     Without one nothing is: a worker that does not come may be cut off. A look costs one system call.
 
@@ -137,12 +137,12 @@ class Presence:
         self._file, self._hosts = file, tuple(hosts)
 
     def is_away(self, place: int) -> bool:
-        """Return whether a place has no host that a worker could come from."""
+        """Return whether the host of worker ``place`` is known to be gone; False: it is up, or nothing is known."""
         there = self._now()
         return there is not None and self._hosts[place] not in there
 
     def is_dead(self, place: int, life: str) -> bool:
-        """Return whether a worker has ended with its host; false where it has not, or nobody knows."""
+        """Return whether process ``life`` of worker ``place`` is known to have ended with its host; False: unknown."""
         there = self._now()
         if there is None:
             return False
@@ -167,7 +167,7 @@ def may_close(
     patience: Patience,
     presence: Presence = Presence(),  # noqa: B008  # it has no state
 ) -> bool:
-    """Return whether the registered workers are to begin without waiting any longer.
+    """Return whether the registered workers may begin a generation now, after waiting ``waited_s`` for the rest.
 
     Args:
         registered: by place.
@@ -186,7 +186,7 @@ def may_close(
 
 
 def entitled(registered: Mapping[int, Member], presence: Presence = Presence()) -> bool:  # noqa: B008  # likewise
-    """Return whether the registered workers are enough of the last generation to go on without the rest.
+    """Return whether registered workers are most of the last generation's living, or half with the lowest place.
 
     Two groups that both are would be more than all who live, whatever each knows of the dead: the larger number of dead
     that one knows of is at most the number that there are.
@@ -217,7 +217,10 @@ def _electorate(registered: Mapping[int, Member], presence: Presence) -> list[in
 
 
 def is_hopeless(registered: Mapping[int, Member], waited_s: float, patience: Patience) -> bool:
-    """Return whether to stop waiting for the rest; the run then ends, and can be launched again from its checkpoint."""
+    """Return whether, after ``waited_s``, the registered workers should give up waiting for others and end the run.
+
+    It can be launched again from its checkpoint.
+    """
     has_begun = any(member.joined != NO_GENERATION for member in registered.values())
     return waited_s >= (patience.give_up_s if has_begun else patience.start_s)
 
@@ -230,32 +233,32 @@ them at most, and two who live would have all the others meet again for ever."""
 
 
 class Abandoned(Exception):  # not a failure
-    """The end of looking for other workers: the run was asked to stop, is over, or has this worker twice."""
+    """End of the search for other workers: the run was asked to stop, is over, or has this worker twice."""
 
 
 class RendezvousStore(PrefixStore):
-    """A connection to the store that workers meet in, by whose keys and values they agree.
+    """Connection to the key-value store in which workers agree on generations, under one attempt's prefix.
 
     Its prefix is the attempt of torchrun to start the run: those that share a store know nothing of each other.
     """
 
     def text(self, key: str) -> str:
-        """Return the value of a key, or an empty text where there is none."""
+        """Return the value of a key, or an empty text where there is none; does not wait for it."""
         return self.get(key).decode() if self.check([key]) else ""
 
 
 def wanted(store: RendezvousStore) -> int:
-    """Return the newest generation that any worker wants; -1 before the first has come."""
+    """Return the number of the newest generation (worker group) that any worker wants; -1: none does yet."""
     return int(store.text("generation") or -1)
 
 
 def begun(store: RendezvousStore) -> int:
-    """Return the newest generation that has begun in this store; -1 when none has."""
+    """Return the number of the newest generation (worker group) that has begun in this store; -1: none has."""
     return int(store.text("closed") or -1)
 
 
 def want(store: RendezvousStore, number: int) -> None:
-    """Announce that a generation is wanted, or a newer one."""
+    """Announce that generation ``number`` (worker group) is wanted, unless a newer one is; never lowers it."""
     while (present := store.text("generation")) == "" or int(present) < number:
         store.compare_set("generation", present, str(number))
 
@@ -270,7 +273,7 @@ def meet_again(
     stop_wished: Callable[[], bool] = lambda: False,
     presence: Presence = Presence(),  # noqa: B008  # it has no state
 ) -> Generator[float, None, Generation]:
-    """Register until part of a new generation; yields seconds to wait before it goes on.
+    """Register for a new generation (worker group) until part of one, and return it; yield seconds to sleep.
 
     Args:
         store: of the run.

@@ -85,7 +85,7 @@ _ENDS_WHEN_DEAF = (
 
 
 def open_sockets() -> dict[str, int]:
-    """Return the descriptors of this process's open sockets by the socket's name; none where there is no /proc."""
+    """Return the file descriptors of this process's open sockets, by socket name; empty where there is no /proc."""
     sockets: dict[str, int] = {}
     for entry in os.listdir(_OPEN) if sys.platform == "linux" else ():
         with suppress(OSError):  # it was closed meanwhile
@@ -96,14 +96,14 @@ def open_sockets() -> dict[str, int]:
 
 
 def break_all_but(known: Collection[str]) -> None:
-    """Break every TCP connection of this process opened since `open_sockets` gave ``known``."""
+    """Shut down every TCP connection of this process that is not in ``known``, a former result of `open_sockets`."""
     for connection in _opened_since(known):
         with suppress(OSError):  # it went by itself
             connection.shutdown(socket.SHUT_RDWR)
 
 
 def break_when_deaf(known: Collection[str]) -> None:
-    """Have the kernel break every TCP connection opened since ``known``, once its other end is gone silently.
+    """Have the kernel break TCP connections not in ``known`` once their other end is silent for `DEAF_S` s.
 
     Without this, whoever waits for the answer of a host that is cut off waits for a quarter of an hour.
 
@@ -136,7 +136,7 @@ _REACHED_WITHIN_S = 0.5
 
 
 def connect(meeting: str) -> TCPStore:
-    """Open a connection of its own to the store at ``address:port``, which breaks when its host is cut off.
+    """Open a new connection to the store at ``meeting``, ``address:port``, which breaks if that host is cut off.
 
     Raises:
         DistNetworkError: nobody is there.
@@ -149,7 +149,7 @@ def connect(meeting: str) -> TCPStore:
 
 
 def reachable(meetings: Sequence[str]) -> list[str]:
-    """Return the addresses at which somebody listens, in their order."""
+    """Return the addresses (``address:port``) of ``meetings`` at which a server answers, in their order."""
     with ThreadPoolExecutor(max(1, len(meetings))) as pool:
         return [meeting for meeting, there in zip(meetings, pool.map(_answers, meetings), strict=True) if there]
 
@@ -164,7 +164,7 @@ def _answers(meeting: str) -> bool:
 
 
 def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
-    """Return the reachable store with the newest generation, else the first reachable; None: none is reachable.
+    """Return the address of the reachable store with the newest generation; of equals the first; None: none.
 
     Raises:
         RuntimeError: a store was lost while it was asked.
@@ -182,7 +182,7 @@ _HEAVY = ("model", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The training state that a worker takes from one generation into the next; tensors are copies, on the CPU.
+    """Training state that a worker takes from one generation into the next; tensors are copies, on the CPU.
 
     Attributes:
         version: how new it is.
@@ -204,7 +204,7 @@ class Held:
 
 
 def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | None:
-    """Send the newest training state to every worker; None where no worker holds one, and the newest checkpoint counts.
+    """Return the newest training state of any worker, which sends it to all; None: none has one. All must call it.
 
     Called by all workers of the generation, in whose group they are.
 
@@ -240,7 +240,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
 
 
 def alike_part(memory: State) -> State:
-    """Return the part of a residual state that is the same on all workers."""
+    """Return the part of an exchange's state that is the same on all workers, by name."""
     return {key: value for key, value in memory.items() if key.startswith(ALIKE)}
 
 
@@ -262,7 +262,7 @@ def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str
 
 
 def told(generation: Generation, held: Held | None) -> dict[str, object]:
-    """Return the fields of the event that announces a new generation."""
+    """Return the fields of a ``workers_changed`` event: generation, workers, lost, new, and where state came from."""
     source = max(generation.members, key=lambda member: member.version)
     return {
         "generation": generation.number,
@@ -281,18 +281,20 @@ _REASON_LETTERS = 200
 
 
 class WorkerGroup:
-    """One worker's place in the run's process group, which forms anew as workers come and go.
+    """Membership of one worker in the run's process group, which forms anew as workers come and go.
 
     Args:
         spec: of the run, with all of its workers.
         place: this worker's number in it.
         life: tells it from others that had its place before.
         run_dir: of the run.
-        meetings: where stores are, in the order in which they are to be used, by a worker's place on the same host.
-        attempt: of torchrun to start the run, alike on all workers.
+        meetings: addresses (``address:port``) of rendezvous stores in order of preference, by the place of a worker on
+            the store's host.
+        attempt: torchrun's count of restarts, as a text that prefixes the store's keys, alike on all workers; empty
+            where there are several stores.
         device: of this worker.
         stop_requested: whether somebody asked the run to stop.
-        presence: what is known of them.
+        presence: which hosts are known to be up or gone.
     """
 
     def __init__(
@@ -328,7 +330,7 @@ class WorkerGroup:
         self.generation: Generation | None = None
 
     def join(self, held: Held | None = None) -> WorkerContext:
-        """Become part of the next generation, as soon as there is one.
+        """Wait for a new generation, open its process group, return the context; ``held``: state kept; None: none.
 
         Raises:
             RunFailed: too few workers are left.
@@ -344,12 +346,12 @@ class WorkerGroup:
                 self.leave(str(error))
 
     def survives(self, error: Exception) -> bool:
-        """Return whether an error is the loss of other workers, after which this worker goes on."""
+        """Return whether an error means that other workers were lost, after which this worker can `join` again."""
         rang = self._watch is not None and self._watch.rang and isinstance(error, RuntimeError)
         return rang or isinstance(error, HungPeer) or has_timed_out(error) or is_peer_loss(error)
 
     def check(self) -> None:
-        """Check between steps that no other generation is wanted, which a worker that is alone would not notice.
+        """Raise RuntimeError if a new generation is wanted; called between steps, as a lone worker would not notice.
 
         Raises:
             RuntimeError: another generation is wanted.
@@ -358,7 +360,7 @@ class WorkerGroup:
             raise RuntimeError("another generation of workers is wanted")
 
     def leave(self, reason: str) -> None:
-        """Leave the present generation, and announce that it is over.
+        """Leave the generation: announce its end, break connections, destroy the group; ``reason`` is for the log.
 
         Args:
             reason: by what its end showed here; the first one counts until training goes on.
@@ -372,7 +374,7 @@ class WorkerGroup:
         self.close()
 
     def agreed(self, held: Held | None, *, step: int) -> None:
-        """Log that all workers of the generation have the same state, and that training goes on.
+        """Log that all workers have the same state and training goes on; nothing is logged of the first generation.
 
         Args:
             held: what they took over; None: the newest checkpoint, or nothing.
@@ -387,7 +389,7 @@ class WorkerGroup:
         self._lost_s, self._reason = None, ""
 
     def finished(self) -> None:
-        """Mark the run as over in the store, so that nobody waits for its workers any more."""
+        """Mark the run as over in the store, if that can be reached, so that nobody waits for its workers any more."""
         if self._store is not None:
             with suppress(RuntimeError):  # likewise
                 self._store.set("finished", "1")
@@ -398,7 +400,7 @@ class WorkerGroup:
         return self._store is not None and self._store.text("finished") == "1"
 
     def close(self) -> None:
-        """Stop watching the rendezvous, destroy the process group, and close the event log of this worker."""
+        """Stop watching for new generations, destroy the process group, and close this worker's event log."""
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
@@ -496,7 +498,7 @@ class WorkerGroup:
 
 
 class Watch:
-    """A thread that looks whether another generation is wanted or a member is dead, and ends the waiting of this one.
+    """Thread that breaks the group's connections once another generation is wanted or a member is known to be dead.
 
     One look costs a message to the store and back.
 

@@ -1,7 +1,7 @@
 """Controllers: pure functions from gathered statistics to a decision that every rank reaches alike.
 
-Batch policies share the global batch. `hetopt.core.run_spec.BATCH_POLICIES` says what each does; `choose` makes the one
-that a run asks for, and registers others.
+`policy` divides the global batch. `hetopt.core.run_spec.BATCH_POLICIES` says what each policy does;
+`policy.choose_policy` makes the one that a run asks for, and `policy.register` adds others.
 
-`learning_rate` holds the rules by which the learning rate follows the global batch.
+`ratio` decides how much of the gradient is sent.
 """

@@ -132,21 +132,21 @@ StateT = TypeVar("StateT", bound=Record)
 
 
 class NothingToRemember(Record):
-    """The state of a policy that learns nothing."""
+    """State of a policy that learns nothing from one control period to the next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchObservation:
-    """The compute times of one control period, in rank order. All its steps were computed with these shares.
+    """Compute times of all workers in one control period, in rank order, all with the same local batch sizes.
 
     Attributes:
         local_batch_sizes: samples of each worker in a step.
-        compute_s: median time that a step's computation took.
+        compute_s: median time that a step's computation took on each worker.
         spread_s: robust standard deviation of one step's computation (1.4826 x median absolute deviation), 0 where a
             single step was seen.
         steps: how many steps the medians are over.
         epoch: epochs completed when the period ended.
-        step_time_s: mean time of a step of the period.
+        step_time_s: mean time of a step of the period, on the leader's clock.
         noise: of the gradient, the mean of the period's samples; None: there were none.
         samples_seen: by all workers until the next step.
     """
@@ -163,7 +163,7 @@ class BatchObservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchDecision:
-    """The shares from now on, and in words why, if they changed (``None`` if not)."""
+    """Local batch sizes from now on, in rank order, and in words why they changed; None: they did not."""
 
     local_batch_sizes: tuple[int, ...]
     reason: str | None = None
@@ -175,13 +175,13 @@ class BatchDecision:
 
 
 class BatchPolicy(Protocol, Generic[StateT]):
-    """The policy of local batch sizes, asked once a control period, with the same arguments on every rank."""
+    """Protocol of policies of local batch sizes, asked once a control period with the same input on every rank."""
 
     def initial(self) -> StateT:
-        """Return the state before the first observation; its type reads a checkpoint's (`Record.model_validate`)."""
+        """Return the state before the first observation; its type also reads the state in a checkpoint."""
 
     def decide(self, state: StateT, observation: BatchObservation) -> tuple[StateT, BatchDecision]:
-        """Return the next state, and the shares to use from now on.
+        """Return the next state, and the local batch sizes to use from now on; pure, the same on every rank.
 
         They sum to what the observed shares sum to, but under the policies ``rate`` and ``critical``.
         """
@@ -189,7 +189,7 @@ class BatchPolicy(Protocol, Generic[StateT]):
 
 @dataclass(frozen=True, slots=True)
 class KeepShares:
-    """The policy that changes nothing, whatever is measured."""
+    """Batch policy that never changes the local batch sizes."""
 
     initial: ClassVar[type[NothingToRemember]] = NothingToRemember
     """The empty state: this policy remembers nothing."""
@@ -197,7 +197,7 @@ class KeepShares:
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
     ) -> tuple[NothingToRemember, BatchDecision]:
-        """Keep the observed local batch sizes."""
+        """Return the state and the observed local batch sizes, both unchanged."""
         return state, BatchDecision(local_batch_sizes=observation.local_batch_sizes)
 
 
@@ -206,7 +206,7 @@ Every = Literal["epoch", "period"]
 
 
 class EpochMean(Record):
-    """Mean compute times of the steps since the last decision, all over the same shares.
+    """Mean compute seconds of each worker's steps since the last decision, all with the same local batch sizes.
 
     Attributes:
         epoch: the epoch that is being gathered.
@@ -221,7 +221,10 @@ class EpochMean(Record):
     steps: NonNegativeInt = 0
 
     def gather(self, observation: BatchObservation, every: Every) -> tuple[EpochMean, tuple[float, ...] | None]:
-        """Return the mean with one more period, and the mean times if it is time to decide."""
+        """Return the mean with one more period; and, if a decision is due, each worker's mean seconds, else None.
+
+        Where a decision is due, the mean that is returned begins anew.
+        """
         times_s, steps = observation.compute_s, observation.steps
         if self.steps and self.local_batch_sizes == observation.local_batch_sizes:
             steps += self.steps
@@ -238,14 +241,14 @@ class EpochMean(Record):
 
 
 class Growth(Record):
-    """The share and throughput of a worker before its share grew: ``samples`` of them, at so many samples a second."""
+    """A worker's local batch size (samples) and throughput (samples/s) before the local batch size grew."""
 
     samples: PositiveInt
     samples_per_s: PositiveFloat
 
 
 class DynamicState(Record):
-    """The state of `DynamicShares`.
+    """State of `DynamicShares`: the times gathered so far, and what was learned of shares that grew.
 
     Attributes:
         gathered: of the present epoch.
@@ -263,7 +266,9 @@ class DynamicState(Record):
 
 
 class DynamicShares(DynamicSettings):
-    """The law of dynamic batching. ``least`` and ``most`` are b_min and b_max, in equal shares.
+    """Batch policy of local batch sizes in proportion to smoothed throughput, outside a dead band (dynamic batching).
+
+    ``least`` and ``most`` are b_min and b_max, in equal shares.
 
     Attributes:
         minimum: least share of a worker, whatever an equal one is.
@@ -275,7 +280,7 @@ class DynamicShares(DynamicSettings):
     """The state before the first period: no times, no caps."""
 
     def decide(self, state: DynamicState, observation: BatchObservation) -> tuple[DynamicState, BatchDecision]:
-        """Return the next state, and shares in proportion to smoothed throughputs outside the dead band.
+        """Return the next state, and local batch sizes by throughput, or unchanged within the dead band.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
@@ -343,7 +348,7 @@ class DynamicShares(DynamicSettings):
 
 
 def omnilearn(*, minimum: int = 1) -> DynamicShares:
-    """Return the law with the settings of OmniLearn's released code."""
+    """Return dynamic batching as OmniLearn's released code has it; ``minimum``: least samples of a worker."""
     return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch")
 
 
@@ -365,7 +370,7 @@ _SPREAD_MEMORY = 16
 
 
 class WorkerLine(Record):
-    """The line of one worker with its covariance, the noise around it, and the alarm sums.
+    """A worker's compute seconds as a line over its samples, with errors, noise, and evidence of a changed speed.
 
     Attributes:
         samples: the share last seen.
@@ -376,7 +381,6 @@ class WorkerLine(Record):
         covariance: of a and c.
         per_sample_variance: of c.
         step_variance: relative variance of the time of one step.
-        unrest: variance between periods, over what `step_variance` explains.
         periods: observations so far.
         since_change: periods since the worker's speed changed; None: it never did.
         slower: evidence that the worker has become slower than the line says.
@@ -398,7 +402,7 @@ class WorkerLine(Record):
 
     @classmethod
     def through(cls, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:
-        """Return the line after one observation: through it, and through the origin until more is known."""
+        """Return the line through the origin and a first period's time, which may be off by ``relative_error``."""
         slope_s = time_s / samples
         through_origin = cls(
             samples=samples,
@@ -413,16 +417,16 @@ class WorkerLine(Record):
         return through_origin._turnable(OVERHEAD_SD)
 
     def time_s(self, samples: float) -> float:
-        """Return the expected compute time of a step, in seconds."""
+        """Return the expected compute seconds of a step of ``samples`` samples."""
         return self.fixed_s + self.per_sample_s * samples
 
     def relative_sd(self, samples: float) -> float:
-        """Return the standard error of `time_s`, relative to it."""
+        """Return the standard error of `time_s` for ``samples`` samples, as a fraction of `time_s`."""
         squares = self.fixed_variance + samples * samples * self.per_sample_variance
         return math.sqrt(max(0.0, squares + 2 * samples * self.covariance)) / self.time_s(samples)
 
     def seen(self, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:
-        """Return the line after one more period.
+        """Return the line after one more period, scaled by the new time if the worker's speed has changed.
 
         Args:
             samples: the worker's share in it.
@@ -462,7 +466,7 @@ class WorkerLine(Record):
         )
 
     def conditioned(self, samples: int, time_s: float, variance: float) -> WorkerLine:
-        """Return the line once ``a + c samples`` was seen to be a time with that variance: the Kalman update."""
+        """Return the line after a Kalman update by a time for ``samples``, in s, of variance ``variance``, in s^2."""
         row_fixed = self.fixed_variance + samples * self.covariance
         row_sample = self.covariance + samples * self.per_sample_variance
         total = row_fixed + samples * row_sample + variance
@@ -479,7 +483,7 @@ class WorkerLine(Record):
         )
 
     def possible(self) -> WorkerLine:
-        """Return the likeliest line that can be: no overhead below 0, and a step that depends on the share.
+        """Return the likeliest line with an overhead of 0 s or more and with seconds that grow with the samples.
 
         The errors stay what they were: an overhead that is cut off at 0 is not thereby known to be 0.
         """
@@ -533,7 +537,7 @@ _FEW_STEPS = 3  # fewer have no spread to speak of
 
 
 class ModelState(Record):
-    """The lines of all workers in rank order, and for how many periods neither shares nor speeds have changed."""
+    """Fitted compute-time lines of all workers, in rank order, and periods since a size or speed last changed."""
 
     lines: tuple[WorkerLine, ...] = ()
     quiet_periods: NonNegativeInt = 0
@@ -541,7 +545,7 @@ class ModelState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShares:
-    """The policy that fits each worker's line, and takes the shares that are best for the lines.
+    """Batch policy that fits each worker's compute time by a line and solves for the quickest local batch sizes.
 
     Args:
         minimum: least share of a worker.
@@ -559,7 +563,7 @@ class ModelShares:
     """The state before the first period: no worker's speed is known."""
 
     def decide(self, state: ModelState, observation: BatchObservation) -> tuple[ModelState, BatchDecision]:
-        """Return the lines after this period, and the shares that are best for them where that is worth a change.
+        """Return the lines after this period, and the quickest local batch sizes if they gain enough, else as before.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
@@ -582,7 +586,7 @@ class ModelShares:
         return state, decision
 
     def times(self, state: ModelState) -> list[WorkerTime]:
-        """Return the compute times of the workers by their lines."""
+        """Return the fitted compute times of all workers, in rank order, as `solve_shares` takes them."""
         lines = [line.possible() for line in state.lines]
         return [
             WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum) for line in lines
@@ -633,7 +637,7 @@ def _median_error(step_variance: float, steps: int) -> float:
 
 
 class ProportionalShares(ProportionalSettings):
-    """The policy of shares in proportion to ``b / t`` of the last epoch.
+    """Batch policy of local batch sizes in proportion to each worker's throughput in the last epoch (or period).
 
     Attributes:
         minimum: least share of a worker.
@@ -645,7 +649,7 @@ class ProportionalShares(ProportionalSettings):
     """The state before the first period: no measurements."""
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
-        """Return the epoch's mean so far, or at its end the shares in proportion to throughput.
+        """Return the mean so far, and local batch sizes by throughput if an epoch has ended, else as observed.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
@@ -667,7 +671,7 @@ class ProportionalShares(ProportionalSettings):
 
 
 class AllocateMicroBatches(AllocationSettings):
-    """The policy of shares in whole micro-batches.
+    """Batch policy of local batch sizes in whole micro-batches, dealt out by throughput once an epoch (or period).
 
     Attributes:
         micro: samples of a micro-batch.
@@ -679,7 +683,7 @@ class AllocateMicroBatches(AllocationSettings):
     """The state before the first period: no measurements."""
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
-        """Return the epoch's mean so far, or at its end whole micro-batches by throughput; others become whole.
+        """Return the mean so far, and local batch sizes in whole micro-batches, dealt out anew if an epoch has ended.
 
         Raises:
             BadInput: the global batch is not made of micro-batches, or of too few.
@@ -706,7 +710,7 @@ class AllocateMicroBatches(AllocationSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RateShares:
-    """The policy ``rate``, the only one whose shares change their sum.
+    """Batch policy ``rate``: a local batch is what the worker's stream brings in a set time, so the global one varies.
 
     Args:
         stream: the rates, and what a rate asks for.
@@ -722,7 +726,7 @@ class RateShares:
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
     ) -> tuple[NothingToRemember, BatchDecision]:
-        """Return the samples that every stream brings in a set time as the shares."""
+        """Return the state unchanged, and as local batch sizes the samples that streams bring in a set time."""
         wanted = tuple(max(self.minimum, self.stream.batch(rate)) for rate in self.stream.rates)
         if wanted == observation.local_batch_sizes:
             return state, BatchDecision(local_batch_sizes=wanted)
@@ -731,14 +735,14 @@ class RateShares:
 
 
 def stream_learning_rate_scale(stream: Stream, batch_size: int, planned_batch_size: int) -> float:
-    """Return the learning rate's factor for steps of ``batch_size`` samples: ``B / B0`` or its root, capped."""
+    """Return the factor on the learning rate at a global batch of ``batch_size``: ``B / B0``, its root or 1, capped."""
     rule = "none" if stream.learning_rate == "fixed" else stream.learning_rate
     cap = stream.max_learning_rate_scale
     return min(cap, max(1 / cap, learning_rate_scale(rule, batch_size, planned_batch_size)))
 
 
 class CriticalState(Record):
-    """The state of `CriticalBatch`.
+    """State of `CriticalBatch`: workers' lines, gradient noise, and progress in samples of the planned batch.
 
     Attributes:
         given: samples of the planned batch; 0 before the first period.
@@ -759,7 +763,7 @@ class CriticalState(Record):
     since: NonNegativeInt = 0
 
     def progress(self, samples_seen: int, batch_size: int) -> float:
-        """Return the samples that the planned batch would have taken to get as far.
+        """Return the samples that the planned batch size would have taken for the progress made by ``samples_seen``.
 
         Args:
             samples_seen: by all workers, since `since` in steps of one size.
@@ -771,12 +775,12 @@ class CriticalState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticalBatch:
-    """The policy of a global batch that grows while the gradient noise makes that pay.
+    """Batch policy of a global batch that grows while gradient noise makes that progress in less time.
 
     Args:
         given: samples of the planned batch.
-        most: of the largest.
-        least_gain: part of the time for as much progress that is worth a change.
+        most: samples of the largest batch.
+        least_gain: part of the time for as much progress that a change must save.
         minimum: least share of a worker.
     """
 
@@ -789,7 +793,7 @@ class CriticalBatch:
     """The state before the first period: no speeds, no noise."""
 
     def decide(self, state: CriticalState, observation: BatchObservation) -> tuple[CriticalState, BatchDecision]:
-        """Return the next state, and the shares: of a larger batch where that pays, else as ``model`` has them.
+        """Return the next state, and local batch sizes: of a larger global batch if that pays, else by `ModelShares`.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
@@ -882,7 +886,7 @@ POLICIES: dict[str, Maker] = {
 
 
 def register(name: str, about: str, make: Maker) -> None:
-    """Add a batch policy: from here on a run may ask for it by this name.
+    """Register a batch policy by ``name``: half a sentence on what it does, and its factory (spec, least samples).
 
     Args:
         name: as people write it.
@@ -899,7 +903,7 @@ def register(name: str, about: str, make: Maker) -> None:
 
 
 def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
-    """Return the batch policy of a run; `BatchPolicy.initial` tells the type of its state.
+    """Return the batch policy that a run asks for; refuses a global batch without ``minimum`` samples a worker.
 
     Args:
         spec: of the run.

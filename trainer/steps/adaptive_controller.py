@@ -1,4 +1,4 @@
-"""What is sent, and how: decided between control periods by a ratio policy, the same on every rank.
+"""Control of the gradient exchange: a ratio policy decides between control periods what is sent, alike on every rank.
 
 How gradients travel in a run, and who decides that: what sums them over all workers, made once.
 
@@ -57,13 +57,13 @@ LEAST_SAVING = 0.05
 
 
 class AdaptiveController:
-    """The ratio policy of a run with its state, the same on every rank.
+    """Ratio policy of a run with its state, which chooses the gradient exchange of the next steps, alike on all ranks.
 
     Args:
-        spec: of the run; it steers its exchange.
+        spec: of the run whose exchange is controlled.
         candidates: what there is to choose from.
         network: as measured at the start; None: nothing here asks for it.
-        tries_twins: whether somebody acts on `try_ratio`.
+        tries_twins: whether the caller makes the paired trial that `try_ratio` asks for.
 
     Attributes:
         candidates: what there is to choose from.
@@ -129,11 +129,11 @@ class AdaptiveController:
         return self._decision.try_ratio if self._verdict is None else None
 
     def heard(self, verdict: Verdict) -> None:
-        """Take the verdict of a paired trial; the same on all ranks."""
+        """Keep the verdict of a paired trial, which must be the same on all ranks, for the next `judge`."""
         self._verdict = verdict
 
     def period_steps(self, steps: int) -> int:
-        """Return the steps until the next look, where the run would look after so many."""
+        """Return the steps of the next control period: ``steps``, or fewer where the ratio policy asks."""
         wished = self._decision.look_after_steps
         if wished is None:
             return steps
@@ -158,7 +158,7 @@ class AdaptiveController:
         learning_rate: float,
         steps_left: int | None = None,
     ) -> Event | None:
-        """Learn from a period, and decide; return the change as an event's fields, if any.
+        """Choose the next exchange by a period's measurements; return the change as an event's fields; None: no change.
 
         Args:
             period: of which the exchanges by the candidate in use count.
@@ -236,7 +236,7 @@ class AdaptiveController:
         return best, f"{way_in_words(best.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
 
     def state(self) -> Mapping[str, object]:
-        """Return the state for a checkpoint, as plain JSON."""
+        """Return the ratio policy's state and the exchange in use, for a checkpoint, as plain JSON."""
         return {
             "policy": self._name,
             "policy_state": self._state.model_dump(mode="json"),
@@ -245,7 +245,7 @@ class AdaptiveController:
         }
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state in a checkpoint, where it suits the policy and the cluster that the run has now.
+        """Restore a checkpoint's state, unless of another ratio policy; the exchange only if it is still a candidate.
 
         The network is not part of it: it was measured anew.
         """
@@ -276,7 +276,7 @@ def choose_ratio_policy(
     tries_twins: bool = False,
     settings: Settings | None = None,
 ) -> RatioPolicy[Any]:
-    """Return the ratio policy of that name; `RatioPolicy.initial` tells the type of its state.
+    """Return a new ratio policy by its name, for a run that was asked to send ``ratio`` of the elements.
 
     Args:
         name: of the policy.
@@ -315,7 +315,7 @@ def choose_ratio_policy(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
-    """The exchange of a run's gradients, and the controller that changes it.
+    """A run's exchange of gradients, and the controller that changes it while training goes on.
 
     Attributes:
         compression: of the run.
@@ -349,18 +349,21 @@ class ExchangeConfig:
         return way_name(self.compression) if self.steering is None else self.steering.candidate.key
 
     def follow(self) -> None:
-        """Exchange by the controller's candidate from the next step on."""
+        """Switch to the controller's chosen exchange from the next step on; does nothing without a controller."""
         if self.steering is not None and self.exchange is not None:
             self.exchange.use(self.steering.candidate.compression)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
-        """Restore the controller's state in a checkpoint, whose residual the step has already."""
+        """Restore the controller's state of a checkpoint (None: it has none), and switch to the exchange it chose.
+
+        The step has the checkpoint's residual already.
+        """
         if self.steering is not None and state is not None:
             self.steering.resume(state)
         self.follow()
 
     def event(self, period: Period) -> Event:
-        """Return the ``exchange`` field of a ``step`` event; empty where nothing was exchanged."""
+        """Return the ``exchange`` field of a period's ``step`` event; empty if nothing finite was exchanged."""
         steering = self.steering
         if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}
@@ -385,12 +388,12 @@ class ExchangeConfig:
 
 
 def is_steered(spec: RunSpec, compression: Compression) -> bool:
-    """Return whether anything about the exchange is left to decide while training goes on."""
+    """Return whether a policy decides on the gradient exchange while training goes on."""
     return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[compression.name].by_ratio)
 
 
 def can_overlap(device: torch.device, world_size: int) -> bool:
-    """Return whether the whole cluster can sum buckets under backward; called by all workers, with the same result."""
+    """Return whether all workers can sum gradient buckets while backward runs; every worker must call it."""
     if world_size == 1:
         return False
     is_cuda = device.type == "cuda"
@@ -413,7 +416,7 @@ def make_exchange(
     tries_twins: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> ExchangeConfig:
-    """Make the exchange of a run's whole gradients; where anything is left to decide, measure the network first.
+    """Make the exchange of a run's whole gradients; may measure the network, so all workers must call it.
 
     Args:
         spec: who decides how much is sent, and how it travels.
@@ -424,7 +427,7 @@ def make_exchange(
         clock: seconds.
         buckets: in which sums can be made under backward.
         bf16_in_buckets: whether those can be rounded to bf16 as well.
-        tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
+        tries_twins: whether the caller makes the paired trial that `AdaptiveController.try_ratio` asks for.
         group: who exchanges; None: all workers.
 
     Raises:

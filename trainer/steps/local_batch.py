@@ -43,13 +43,13 @@ from hetopt.trainer.data.fetch import (
 
 
 def drawn_samples(injection: Injection, shares: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of samples that each worker draws for its share; at least one, the same in every step."""
+    """Return the samples that each worker draws for local batch sizes ``shares``; copies from others make them up."""
     factor = 1 + _givers(injection, len(shares)) * injection.samples
     return tuple(max(1, round(share / factor)) for share in shares)
 
 
 def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, position: int) -> tuple[int, ...]:
-    """Return the number of drawn samples that each worker gives to every other, alike on every rank.
+    """Return the drawn samples that each worker gives to every other in a step, by rank; 0: it does not give.
 
     Args:
         injection: how many workers give how much.
@@ -65,7 +65,7 @@ def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, posi
 
 
 def samples_of_step(spec: RunSpec) -> int:
-    """Return the number of samples that all workers draw in the first step; they may hold copies besides."""
+    """Return the samples that all workers together draw in the run's first step, copies handed on not counted."""
     if spec.injection is None or len(spec.workers) == 1:
         return spec.global_batch_size
     return sum(drawn_samples(spec.injection, first_shares(spec)))
@@ -76,7 +76,7 @@ def _givers(injection: Injection, workers: int) -> int:
 
 
 class Injector:
-    """The exchange of samples between workers, so that each computes some of the others'."""
+    """Exchange of samples between workers (data injection), so that each computes some of the others' samples."""
 
     def __init__(self, injection: Injection, seed: int) -> None:
         self.injection = injection
@@ -86,7 +86,7 @@ class Injector:
         self._samples = 0
 
     def mix(self, own: Sequence[Batch], drawn: Sequence[int], position: int) -> tuple[Batch, tuple[int, ...]]:
-        """Return this worker's samples with those it is given behind them, and the number that each worker then holds.
+        """Return this worker's samples, then those it is given; and each worker's number of both. All must call it.
 
         Args:
             own: micro-batches of what this worker has drawn, on the host.
@@ -119,7 +119,7 @@ class Injector:
         return tree_map_only(Tensor, lambda _: next(mixed), own[0]), held
 
     def event(self) -> Event:
-        """Return the samples and bytes that all workers handed over since the last call, and this one's seconds."""
+        """Return samples and bytes that all workers handed over since the last call, and this worker's seconds."""
         counters = {
             "samples": self._samples,
             "sent_bytes": sum(message.payload_bytes for message in self._channel.messages)
@@ -157,7 +157,7 @@ AHEAD = 2
 
 
 class ReadAhead:
-    """The reader of micro-batches ahead, in one thread, in the order in which they will be asked for.
+    """Thread that reads micro-batches ahead, in the order in which they will be asked for.
 
     Args:
         read: gives the samples of a micro-batch; called in the thread alone.
@@ -170,7 +170,7 @@ class ReadAhead:
         self._reading: deque[tuple[MicroBatch, Future[Batch]]] = deque()
 
     def follow(self, upcoming: Iterator[MicroBatch]) -> None:
-        """Drop what was read, and read the upcoming micro-batches from here on."""
+        """Drop what was read ahead, and begin to read the micro-batches that ``upcoming`` yields."""
         for _, future in self._reading:
             future.cancel()
         self._reading.clear()
@@ -179,7 +179,7 @@ class ReadAhead:
             self._read_one_more()
 
     def next(self, part: MicroBatch) -> Batch:
-        """Return the samples of the next micro-batch, once they are read."""
+        """Return the samples of ``part``, which must be the next micro-batch in order; waits until it is read."""
         expected, future = self._reading.popleft()
         if expected.epoch != part.epoch or not np.array_equal(expected.indices, part.indices):
             raise RuntimeError("other samples were read ahead than are asked for")
@@ -198,7 +198,7 @@ class ReadAhead:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReader:
-    """The reader of slices in micro-batches.
+    """Reader of a worker's slice of each global batch, cut into micro-batches.
 
     Attributes:
         dataset: the training data.
@@ -217,7 +217,7 @@ class BatchReader:
     ranks: int = 1
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """Cut the micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow.
+        """Return a rank's slice of a global batch as micro-batches, in stream order, as few and equal as rules allow.
 
         One across the end of an epoch is cut there when the data is augmented.
         """
@@ -243,22 +243,22 @@ class BatchReader:
         return [part for unit in units for part in evenly(unit, self.max_samples)]
 
     def read(self, part: MicroBatch) -> Batch:
-        """Read the samples of a micro-batch onto the device."""
+        """Return the samples of a micro-batch, read onto the device."""
         return to_device(self.read_on_host(part), self.device)
 
     def read_for_later(self, part: MicroBatch) -> Batch:
-        """Read the samples of a micro-batch on the host, pinned where the device is a GPU."""
+        """Return the samples of a micro-batch, read into host memory, pinned where the device is a GPU."""
         batch = self.read_on_host(part)
         return tree_map_only(Tensor, Tensor.pin_memory, batch) if self.device.type == "cuda" else batch
 
     def read_on_host(self, part: MicroBatch) -> Batch:
-        """Read the samples of a micro-batch on the host."""
+        """Return the samples of a micro-batch, read into host memory."""
         set_epoch(self.dataset, part.epoch, self.seed)
         return fetch(self.dataset, part.indices)
 
 
 class SampleFeed:
-    """One worker's micro-batches, step after step.
+    """Source of one worker's micro-batches, step after step.
 
     Args:
         reader: of the training data.
@@ -299,20 +299,23 @@ class SampleFeed:
         return self._reader.max_samples
 
     def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
-        """Return the samples that each worker draws in a step of these shares; fewer where others hand some on."""
+        """Return the samples that each worker draws for local batch sizes ``shares``; fewer if others give some."""
         return tuple(shares) if self._injector is None else drawn_samples(self._injector.injection, shares)
 
     def event(self) -> Event:
-        """Return the event's fields on samples handed on between workers since the last call."""
+        """Return the event's fields on samples handed on between workers since the last call; empty: none are."""
         return {} if self._injector is None else self._injector.event()
 
     def first_part(self, samples: int) -> MicroBatch:
-        """Return the largest micro-batch of a share of ``samples``, made of the first samples of the data set."""
+        """Return the largest micro-batch of a local batch of ``samples``, made of the data set's first samples."""
         limits = (self._reader.unit, self._reader.max_samples)
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
-        """Take this worker's micro-batches of the next step; moves the cursor behind the step's samples."""
+        """Return this worker's micro-batches of the next step, ``shares[r]`` samples for rank r, and move the cursor.
+
+        With data injection all workers must call it.
+        """
         drawn = self.drawn(shares)
         if self._ahead is not None and drawn != self._followed:
             self._ahead.follow(self._from_here(drawn))
@@ -324,7 +327,7 @@ class SampleFeed:
         return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
-        """Limit micro-batches to ``max_samples``, and cut those of the last `take` anew."""
+        """Limit micro-batches to ``max_samples`` samples from now on; return those of the last `take`, cut anew."""
         self._reader = replace(self._reader, max_samples=max_samples)
         self.learned_bound = max_samples
         if self._batch is None:
@@ -336,16 +339,16 @@ class SampleFeed:
         return parts
 
     def recall_bound(self, max_samples: int) -> None:
-        """Lower the limit of samples in a micro-batch to the one learned before an interruption; 0: none."""
+        """Lower the limit of samples per micro-batch to one learned before an interruption, never raise it; 0: none."""
         if max_samples and (self.max_samples is None or max_samples < self.max_samples):
             self.learn_bound(max_samples)
 
     def read(self, part: MicroBatch) -> Batch:
-        """Read the samples of a micro-batch onto the device."""
+        """Return the samples of a micro-batch of the last `take`, on the device; in order where they are read ahead."""
         return to_device(self._on_host(part), self._reader.device)
 
     def close(self) -> None:
-        """Stop reading micro-batches ahead."""
+        """Stop the thread that reads micro-batches ahead, if there is one."""
         if self._ahead is not None:
             self._ahead.close()
 

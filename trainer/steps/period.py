@@ -1,4 +1,4 @@
-"""What the steps of a control period were like: measured by each worker, gathered in one control vector, read by all.
+"""Measurements of a control period's steps: made by each worker, gathered in one control vector, read by all.
 
 Every rank reads the same matrix, so whatever is decided from it is decided alike.
 """
@@ -21,22 +21,24 @@ from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 @dataclass(frozen=True)
 class ControlRow:
-    """One worker's entry in the control vector. A mean is over the steps of the period unless it says otherwise.
+    """One worker's measurements of a control period, sent to all workers as a row of numbers.
+
+    A mean is over the steps of the period unless it says otherwise.
 
     Those behind ``exchanges`` are of the steps that exchanged in the way that is in use now.
 
     Attributes:
         steps: steps of the period.
         step_time_s: mean time of a step on the worker's clock, control left out.
-        compute_s: mean time from the first sample fetched to the last gradient ready, over the steps with the present
-            shares.
+        compute_s: mean time from before the first sample is fetched until the last gradient is ready, less the wait for
+            other workers meanwhile, over the steps with the present shares.
         processor_s: mean processor time of the computing thread meanwhile; on a GPU all of it.
         exchange_s: mean time from there to the summed gradient, the wait for slower workers included; likewise.
         judged_steps: steps with the present shares since these were last judged.
         compute_median_s: median compute time over those: what shares are judged by, for one hiccup must not move them.
         compute_spread_s: robust standard deviation of one step's compute time over those.
         loss_sum: sum of the losses over the worker's samples.
-        pace_use: real over declared compute time (see `Pace.use`); 0: not known.
+        pace_use: real over declared compute time (see `Slowdown.use`); 0: not known.
         memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
         stop_wished: 1 when somebody asked this worker to stop.
         since_checkpoint_s: on the worker's clock; the leader's counts.
@@ -54,9 +56,10 @@ class ControlRow:
         sync_s: median of the operations, with the wait for slower workers; under backward, of all that the step had to
             wait for.
         sent_bytes: mean of what the worker contributed.
-        energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
+        energy, kept_energy: means of the squared norm of gradient and residual, and of what was sent of it; 0 where
+            nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
-        own_norm: squared norm of the worker's weighted gradient, the mean of the steps that tell it; 0: none does.
+        own_norm: squared norm of the worker's weighted gradient, the mean over all steps that tell it; 0: none does.
         sum_norm: the same of the sum over all workers.
         norm_samples: of the worker in these steps.
         candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
@@ -108,7 +111,7 @@ _OF_EXCHANGES = [column.name for column in fields(ControlRow)].index("exchanges"
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """The control rows of all workers, in rank order, for one period of steps.
+    """Measurements of all workers over one control period, in rank order.
 
     ``local_batch_sizes`` are the shares at its end. Where the period's first step was the last with other shares, its
     times are left out; its loss counts. So many ``devices`` share a model, in rank order.
@@ -120,7 +123,7 @@ class Period:
 
     @classmethod
     def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...], devices: int = 1) -> Period:
-        """Return the period of the rows that the workers sent."""
+        """Return the period of all workers' rows of numbers, in rank order, and the local batch sizes at its end."""
         rows = (ControlRow(*numbers[:_SINGLE], look_energies=tuple(numbers[_SINGLE:])) for numbers in gathered)
         return cls(rows=tuple(rows), local_batch_sizes=local_batch_sizes, devices=devices)
 
@@ -215,7 +218,7 @@ class Period:
         )
 
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
-        """Return the gain curve at the ratios that runs look at; None: no step looked."""
+        """Return the energy that each of ``ratios`` would have kept, as last looked at; None: no step looked."""
         looked = [row for row in self.rows if row.look_energy]
         if not looked:
             return None
@@ -226,7 +229,7 @@ class Period:
         )
 
     def observation(self, epoch: int, samples_seen: int) -> BatchObservation:
-        """Return what batch policies judge by, after ``epoch`` completed epochs and so many samples."""
+        """Return the period's measurements as batch policies take them; ``epoch``: epochs completed at its end."""
         return BatchObservation(
             local_batch_sizes=self.local_batch_sizes,
             compute_s=tuple(row.compute_median_s for row in self.rows),
@@ -239,7 +242,7 @@ class Period:
         )
 
     def stream_event(self, rates: Sequence[float]) -> Event:
-        """Return the field of a ``step`` event that tells about the workers' streams, each in rank order.
+        """Return the ``stream`` field of a ``step`` event: rates, samples waiting, seconds waited, dropped, by rank.
 
         Args:
             rates: of the streams, samples a second.
@@ -254,7 +257,7 @@ class Period:
         }
 
     def event(self, *, step: int, epoch: float, samples_seen: int) -> Event:
-        """Return the fields of the ``step`` event that the workers measured.
+        """Return the measured fields of a ``step`` event: loss, mean seconds of a step and of its parts on each worker.
 
         The worker that waits least is the one the others wait for, so the least exchange time of the cluster is that of
         the exchange itself (``sync_s``, the same for all) and what a worker spends beyond it is its wait.
@@ -280,7 +283,7 @@ class Period:
 
 
 class PeriodLog:
-    """The traces of steps until they are gathered; marks are read only then.
+    """Traces of this worker's steps since the last control row; time marks are read only when a row is made.
 
     Attributes:
         stopwatch: of the device.
@@ -302,18 +305,18 @@ class PeriodLog:
         return len(self.traces)
 
     def resume(self) -> None:
-        """Begin the next step now: time since the last one is no part of it."""
+        """Start timing the next step now, so that the time since the last one is no part of it."""
         self._resumed = self.stopwatch.mark()
 
     def add(self, trace: StepTrace) -> None:
-        """Add the trace of a step that is over."""
+        """Add the trace of a step, which ends now."""
         now = self.stopwatch.mark()
         self.traces.append(trace)
         self.spans.append((self._resumed, now))
         self._resumed = now
 
     def close(self, *, way: str = "", dense_bytes: int = 0, looks: int = 0, **reported: float) -> ControlRow:
-        """Return the row for the steps since the last call, at least one; waits until the device has done them.
+        """Return the row of all steps since the last call, with ``reported`` as further fields; waits for the device.
 
         Args:
             way: only the exchanges of steps that exchanged in this way count.
@@ -377,7 +380,7 @@ class PeriodLog:
         return replace(stats, compress_s=0.0, sync_s=self.stopwatch.seconds(trace.backward_end, trace.reduce_end))
 
     def judged(self, *, changed: bool) -> None:
-        """Note that shares were judged, and perhaps changed: only steps from now on count next time."""
+        """Forget compute times, so that only later steps judge local batch sizes; ``changed``: these have changed."""
         self._judged_s = []
         if changed:
             self._with_other_shares = len(self.traces)

@@ -65,7 +65,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[object]:
-    """Return a context for one forward pass in a precision (parameters and gradients stay fp32)."""
+    """Return a context manager for one forward pass in a precision; parameters and gradients stay fp32."""
     dtype = _DTYPES.get(precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
@@ -75,7 +75,7 @@ AMPERE = (8, 0)
 
 
 def lacks_units(device: torch.device, precision: Precision) -> bool:
-    """Return whether a device would compute in a precision without any gain."""
+    """Return whether a device has no fast units for a precision, so that nothing is gained by it."""
     if device.type != "cuda":
         return precision == "tf32"
     return precision in ("tf32", "bf16") and torch.cuda.get_device_capability(device) < AMPERE
@@ -83,7 +83,9 @@ def lacks_units(device: torch.device, precision: Precision) -> bool:
 
 @contextlib.contextmanager
 def matrices_in(precision: Precision) -> Iterator[None]:
-    """Compute products of fp32 matrices in TF32 inside, backward too, if that is the precision; else as usual.
+    """Compute fp32 matrix products and convolutions inside in TF32, backward too, if ``precision`` is tf32.
+
+    Torch's switches, which hold for the process, are put back at the end.
 
     GPUs before Ampere have no such units, and compute in fp32.
     """
@@ -99,7 +101,9 @@ def matrices_in(precision: Precision) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """The factor that keeps small fp16 gradients above zero (Micikevicius et al. 2018, section 3.2).
+    """Factor on fp16 losses that keeps small gradients above zero, and the steps since an overflow or a change.
+
+    (Micikevicius et al. 2018, section 3.2.)
 
     It halves when a gradient overflows and doubles after ``growth_interval`` steps without overflow. PyTorch's
     GradScaler does the same, but decides from this worker's gradient; here it is decided from the sum, which all
@@ -111,7 +115,7 @@ class LossScale:
     growth_interval: int = 2000
 
     def after(self, *, finite: bool) -> LossScale:
-        """Return the scale after a step whose summed gradient was, or was not, finite."""
+        """Return the next step's scale: half (at least 1) if the summed gradient was not finite, at times double."""
         if not finite:
             return LossScale(value=max(1.0, self.value / 2), growth_interval=self.growth_interval)
         if self.clean_steps + 1 >= self.growth_interval:
@@ -120,13 +124,13 @@ class LossScale:
 
 
 def initial_loss_scale(precision: Precision) -> LossScale | None:
-    """Return the loss scale to start from; only fp16 needs one."""
+    """Return the loss scale to start from for fp16; None: the precision needs none."""
     return LossScale() if precision == "fp16" else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTrace:
-    """The loss, times and exchange of one step.
+    """Record of one step of this worker: loss, marks of its times, and its exchange.
 
     Attributes:
         loss_sum: sum of this worker's losses over its samples, a double on the device.
@@ -157,7 +161,7 @@ class StepTrace:
 
 
 class LossModule(nn.Module):
-    """A model with its task's loss on top.
+    """Model with the task's loss on top: called with a batch, it returns the mean loss.
 
     Attributes:
         is_counted: whether the loss is a mean over something else than samples, as far as it was called or tested.
@@ -175,7 +179,7 @@ class LossModule(nn.Module):
         self._calls = 0
 
     def follow(self, *, counts: bool, targets_per_sample: float) -> None:
-        """Weigh batches as a test of the loss has shown (see `hetopt.trainer.training`).
+        """Set whether batches weigh by samples or by what the loss counts, as a test of the loss has shown.
 
         Args:
             counts: whether the loss is a mean over something else than samples.
@@ -184,7 +188,7 @@ class LossModule(nn.Module):
         self.is_counted, self._targets_per_sample = counts, targets_per_sample
 
     def forward(self, batch: Batch) -> Tensor:
-        """Compute the mean loss over the batch, by samples or by what is counted."""
+        """Return the mean loss of a batch, a scalar; where the loss counts other things than samples, set ``count``."""
         with autocast(next(self.model.parameters()).device.type, self._precision):
             result = self._loss(self.model, batch)
         loss = result[0] if isinstance(result, tuple) else result
@@ -232,7 +236,7 @@ _SAME = 1e-3
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that training changes, in the model's order.
+    """Return the model's parameters that require gradients, in the model's order; all must be fp32.
 
     Raises:
         BadInput: there are none, or some are not fp32.
@@ -251,7 +255,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The elements of a flat gradient that travel together.
+    """Contiguous elements of the flat gradient that are exchanged together: one bucket.
 
     Attributes:
         index: of the part, in the order in which parts travel.
@@ -269,7 +273,7 @@ class Part:
 
 
 def parts_of(parameters: Sequence[Tensor]) -> list[Part]:
-    """Return the parts of a flat gradient from its end on: a small one first, so that something travels early.
+    """Return the buckets of a flat gradient from its end on: a small one first, so that something travels early.
 
     Args:
         parameters: float32 or complex64, or this device's parts of them, in the order in which their gradients lie.
@@ -288,7 +292,7 @@ def parts_of(parameters: Sequence[Tensor]) -> list[Part]:
 
 
 class Buckets:
-    """The hooks that call ``ready`` with each part of a gradient, in one order on all workers, once it is made.
+    """Hooks that call ``ready`` with each bucket, once backward has made its gradients, in one order on all workers.
 
     Args:
         parameters: in the order in which their gradients lie.
@@ -310,7 +314,7 @@ class Buckets:
         self._hooks: list[RemovableHandle] = []
 
     def arm(self, passes: int = 1) -> None:
-        """Follow this many backward passes, whose gradients add up; parts are ready in the last one."""
+        """Follow the next ``passes`` backward passes, whose gradients add up; buckets are ready in the last one."""
         if not self._hooks:
             note = partial(_note_made, weakref.ref(self))  # weakly: no collector sees what hooks of parameters hold
             self._hooks = [
@@ -322,19 +326,19 @@ class Buckets:
         self._missing = [passes * len(part.members) for part in self.parts]
 
     def finish(self) -> None:
-        """End the backward passes; buckets that backward left out are ready now."""
+        """Stop following backward passes, and call ``ready`` with each bucket that they left out."""
         self.is_armed = False
         while self.told < len(self.parts):
             self._tell()
         self.told = 0
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
     def note_made(self, index: int) -> None:
-        """Note that a backward pass has made the gradient of a parameter."""
+        """Note a gradient as made, by the parameter's index, and call ``ready`` with full buckets; only while armed."""
         if not self.is_armed:
             return
         if not self._left[index]:
@@ -364,7 +368,7 @@ _RUNS_WITH_LESS = 1
 
 
 class DoesNotFit(RunFailed):
-    """A micro-batch of ``samples`` needs more memory than this worker has."""
+    """Error that a micro-batch of ``samples`` samples does not fit into this worker's memory."""
 
     def __init__(self, part: MicroBatch) -> None:
         super().__init__(
@@ -375,7 +379,7 @@ class DoesNotFit(RunFailed):
 
 
 def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
-    """Remember buffers and torch's random sequences, which a forward pass changes; return what restores them."""
+    """Copy a model's buffers and torch's random states; return a function that puts them back."""
     buffers, generators = [(buffer, buffer.clone()) for buffer in model.buffers()], Generators.at(device)
 
     def restore() -> None:
@@ -388,7 +392,7 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """Return the samples of the micro-batch to try when one of ``samples`` does not fit.
+    """Return the samples to try after a micro-batch of ``samples`` did not fit: half, rounded down; fails at 1.
 
     Raises:
         RunFailed: it was a single sample.
@@ -407,7 +411,7 @@ whether the step looks at gains."""
 
 
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
-    """Return a function that says in each step whether gradients are summed at once or in buckets, and by which.
+    """Return a function that decides at each step whether gradients are summed whole or in buckets, and by what.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
     so is every step that looks at gains.
@@ -431,7 +435,7 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
 
 
 class FusedStep:
-    """The gradient of a step in one flat fp32 buffer, summed at once or in buckets under backward.
+    """Computation of a step's gradient in one flat fp32 buffer, and its sum over workers, whole or in buckets.
 
     Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
 
@@ -450,7 +454,7 @@ class FusedStep:
         stopwatch: of the device.
         pace: how fast this worker may be.
         way: name of what the exchange does, for the traces.
-        norms: whether norms of local gradients are asked for, where the whole buffer is exchanged.
+        norms: whether traces tell the squared norm of this worker's gradient, where the whole buffer is exchanged.
         counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
             up, or of this worker ``alone``, whose samples then are the whole batch; ``unused``: samples are counted.
         in_buckets: sums buckets in the place of ``exchange``.
@@ -512,10 +516,11 @@ class FusedStep:
         return in_use or Residual()
 
     def warm_up(self, part: MicroBatch) -> None:
-        """Compute a micro-batch once, discard its gradient, and restore all else.
+        """Compute a micro-batch once, to see if it fits; buffers and random states are put back, no gradient is used.
 
         Raises:
             DoesNotFit: memory ran out.
+            RunFailed: likewise, where devices share the model.
         """
         self._take_gradients()
         restore = remembered(self._module.model, self._device)
@@ -530,14 +535,14 @@ class FusedStep:
         look_at: Sequence[float] = (),
         wants_norms: bool = False,
     ) -> StepTrace:
-        """Compute the gradient of a step's micro-batches, and exchange it.
+        """Compute the gradient of a step's micro-batches into `flat`, and sum it over workers; all must call it.
 
         Args:
             parts: what to compute.
             global_batch_size: B, samples of all workers.
             loss_scale: of fp16; None: there is none.
-            look_at: ratios to tell the kept energy at.
-            wants_norms: whether to tell the norms of the gradient.
+            look_at: ratios (fractions of the elements) at which to measure the energy kept.
+            wants_norms: whether to measure the squared norms of this worker's gradient and of the sum.
 
         Raises:
             DoesNotFit: memory ran out. Gradients are spoilt; everything else is as before if ``parts`` held a
@@ -702,7 +707,7 @@ class FusedStep:
 
 
 def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:
-    """Return whether no worker's part of a gradient is NaN or infinite; the same on all of them.
+    """Return whether all workers' parts of a gradient are free of NaN and infinity; all of ``group`` must call it.
 
     Args:
         flat: this worker's part.

@@ -1,4 +1,4 @@
-"""How the parts of a step are timed on each kind of device without slowing it down.
+"""Times of a step's parts on each kind of device, measured without slowing it down.
 
 A mark is set now and read later: on a GPU the work is still queued when the mark is set, and waiting for it at every
 step would undo the overlap that is being measured.
@@ -24,7 +24,7 @@ from hetopt.core.run_spec import DeclaredTime, WorkerSpec
 
 
 class CpuMark(NamedTuple):
-    """Readings of two clocks at once, in seconds: the monotonic one, and processor time of this thread."""
+    """Readings of two clocks at once, in seconds: the monotonic clock, and this thread's processor time."""
 
     wall_s: float
     processor_s: float
@@ -34,7 +34,7 @@ Mark: TypeAlias = "CpuMark | torch.cuda.Event"
 
 
 class Stopwatch:
-    """The clock of a device: marks on it, the time between them, and how much of that the device computed.
+    """Clock of a device: sets marks in its work, and tells the seconds between them later.
 
     Marks of a CPU are readings of two clocks: the thread that drives forward and backward computes all the while,
     whatever number of threads help it. Marks of a GPU are events in its current stream, where nobody else computes.
@@ -44,7 +44,7 @@ class Stopwatch:
         self._device = device
 
     def mark(self) -> Mark:
-        """Set a mark at this point of the device's work."""
+        """Return a mark at this point of the device's work, without waiting for it."""
         if self._device.type != "cuda":
             return CpuMark(time.perf_counter(), time.thread_time())
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's gap
@@ -52,11 +52,11 @@ class Stopwatch:
         return event
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Return the seconds from one mark to a later one; waits for the device to reach it."""
+        """Return the seconds from one mark to a later one, after waiting until the device has reached it."""
         return _between(first, last).wall_s
 
     def processor_s(self, first: Mark, last: Mark) -> float:
-        """Return the seconds between two marks in which the device worked for this process, of a GPU all of them."""
+        """Return this thread's processor seconds between two marks; on a GPU all seconds between them."""
         return max(0.0, _between(first, last).processor_s)
 
 
@@ -82,24 +82,24 @@ two cores, four and eight waiting processes), which would be half a percent of a
 
 
 class Slowdown:
-    """The waits that make a worker as slow as the one it stands for; none by default."""
+    """Waits that make a worker as slow as the machine it emulates; this class never waits."""
 
     waits: ClassVar[bool] = False
     """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Begin the computation of so many samples, now or as long ago as reading them took."""
+        """Begin a step's computation of ``samples`` samples, ``read_s`` seconds ago; does nothing here."""
 
     def reach(self, done: float) -> None:
-        """Wait until the machine it stands for would have computed this part (1 = all of it), too."""
+        """Wait until the emulated machine would have done the fraction ``done`` of the step; does nothing here."""
 
     def use(self) -> float:
-        """Return real over declared time, the median of the steps since the last call; 0: not known or declared."""
+        """Return real over declared compute time, the median of steps since the last call; 0: not known or declared."""
         return 0.0
 
 
 class Stretched(Slowdown):
-    """The slowdown by a factor: waits of ``(factor - 1)`` times the seconds used since the last wait.
+    """Slowdown by a factor: waits ``factor - 1`` times the seconds of computing since the last wait.
 
     Args:
         factor: how many times longer computing takes, at least 1.
@@ -116,17 +116,19 @@ class Stretched(Slowdown):
         self._begun_s = 0.0
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Remember the seconds used so far."""
+        """Begin to count the seconds used by this step; both arguments are ignored."""
         self._begun_s = self._used_s()
 
     def reach(self, done: float) -> None:
-        """Wait in proportion to what this part of the computation used."""
+        """Wait ``factor - 1`` times the seconds used since the last wait; ``done`` is ignored."""
         self._sleep((self._factor - 1) * max(0.0, self._used_s() - self._begun_s))
         self._begun_s = self._used_s()  # a busy wait uses time, too
 
 
 class Declared(Slowdown):
-    """The slowdown to a declared time; one step takes
+    """Slowdown to a declared time: waits until a step has taken as long as on the machine that is emulated.
+
+    One step takes
 
         (fixed_s + per_sample_s * samples) * slowdown / speed_factor
 
@@ -162,7 +164,7 @@ class Declared(Slowdown):
         self._uses: list[float] = []
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Decide the declared seconds of this step."""
+        """Set the declared seconds of a step of ``samples``, begun ``read_s`` seconds ago, by the conditions now."""
         now = self._conditions.now()
         plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
         self._declared_s = plain_s * now.slowdown / now.speed_factors.get(self._host, 1.0)
@@ -170,7 +172,7 @@ class Declared(Slowdown):
         self._begun_s = self._clock() - read_s
 
     def reach(self, done: float) -> None:
-        """Wait until this part of the declared time is over."""
+        """Wait until the fraction ``done`` of the step's declared seconds is over."""
         arrived_s = self._clock()
         if done >= 1:
             self._uses.append((arrived_s - self._begun_s - self._waited_s) / self._declared_s)
@@ -180,7 +182,7 @@ class Declared(Slowdown):
             self._waited_s += self._clock() - arrived_s
 
     def use(self) -> float:
-        """Return the part of the declared time that the real computation takes: above 1 it does not fit.
+        """Return real over declared compute time, the median of the steps since it last did; above 1 it does not fit.
 
         0 until there are a few steps to take the median of, which then count for the next time.
         """
@@ -191,7 +193,7 @@ class Declared(Slowdown):
 
 
 def busy(seconds: float) -> None:
-    """Wait for ``seconds`` without letting go of the core.
+    """Wait for ``seconds`` seconds in a loop that keeps the core busy.
 
     A weaker machine computes all the while. Where a paced worker sleeps instead, its core falls idle and its caches
     cool, and waking up for the exchange costs milliseconds that no weaker machine would have paid.
@@ -202,7 +204,7 @@ def busy(seconds: float) -> None:
 
 
 def precisely(seconds: float) -> None:
-    """Sleep for ``seconds``, but in the last moment only offer the core to whoever else has work."""
+    """Sleep for ``seconds`` seconds, to a small part of a millisecond, by yielding the core at the end."""
     until = time.perf_counter() + seconds
     if seconds > _YIELDING_S:
         time.sleep(seconds - _YIELDING_S)
@@ -211,7 +213,7 @@ def precisely(seconds: float) -> None:
 
 
 def make_pace(worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, own_core: bool) -> Slowdown:
-    """Make the slowdown of a worker on a device. A declared time goes before a factor.
+    """Make the slowdown of a worker on a device: to its declared time, else by its factor, else none.
 
     On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever
     number of threads help it). Elapsed time would not do: paced workers often share the cores of one machine, and a

@@ -1,1 +1,1 @@
-"""Workers that train for themselves and are brought together now and then: their parameters, averaged."""
+"""Local SGD: workers apply their own gradients, and average their parameters now and then."""

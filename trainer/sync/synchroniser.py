@@ -62,7 +62,7 @@ from hetopt.trainer.steps.stopwatch import Stopwatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncDecision:
-    """The decision after a step whether to average parameters, and whose.
+    """Decision after a step whether all workers average parameters now, and whose enter the average.
 
     Attributes:
         synchronise: average parameters now.
@@ -74,14 +74,16 @@ class SyncDecision:
 
 
 class Rounds(Record):
-    """State of a periodic policy: the number of averages so far."""
+    """State of `Periodic`: the number of averages so far."""
 
     done: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Periodic:
-    """The average of every H-th step: local SGD (Stich 2018, 1805.09767), or FedAvg (McMahan et al. 2017, 1602.05629).
+    """Rule that averages parameters every H steps, of all workers (local SGD) or of some drawn anew (FedAvg).
+
+    Local SGD is Stich 2018 (1805.09767), FedAvg McMahan et al. 2017 (1602.05629).
 
     H = 1 is BSP for optimizers that are linear in the gradient. In FedAvg some of the workers, drawn anew each time,
     enter an average that all receive. On devices the others rest. Machines that are paid for train on, and lose what
@@ -108,7 +110,7 @@ class Periodic:
     def decide(
         self, state: Rounds, step: int, local_steps: int, changes: tuple[float, ...] | None
     ) -> tuple[Rounds, SyncDecision]:
-        """Return whether the round is over, and whose parameters count (see `SyncPolicy`)."""
+        """Return the next state, and whether to average now, after H ``local_steps``; alike on all ranks."""
         if local_steps < self.every_steps:
             return state, SyncDecision(synchronise=False)
         return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
@@ -135,7 +137,7 @@ is as long as the run before it."""
 
 @dataclass(frozen=True, kw_only=True)
 class GradientChange:
-    """The relative change of a worker's gradient norm: one worker's own; not the same on all ranks.
+    """Relative change of the moving mean of one worker's squared gradient norm; not the same on all ranks.
 
         m_t = (1 - a) m_{t-1} + a |g_t|^2,    change_t = |m_t - m_{t-1}| / m_{t-1}        (SelSync, 2307.07950)
 
@@ -153,7 +155,7 @@ class GradientChange:
     change: float = 0.0
 
     def after(self, square_norm: float) -> GradientChange:
-        """Return the change after one more step; infinite, and not averaged in, where the norm is not finite."""
+        """Return the change after a step of this squared gradient norm; infinite where the norm is not finite."""
         if not math.isfinite(square_norm):
             return replace(self, change=math.inf)
         if self.mean is None:
@@ -165,7 +167,7 @@ class GradientChange:
 
 
 class SelSyncState(Record):
-    """The state of `SelSync`.
+    """State of `SelSync`: the logarithm of delta, where that is steered.
 
     Attributes:
         log_delta: where delta is steered; None: it is not, or no change was seen yet.
@@ -176,7 +178,9 @@ class SelSyncState(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SelSync:
-    """The average where enough workers meet a large enough change, and in each of the first steps.
+    """Rule that averages parameters in steps where enough workers' gradient norms change enough (SelSync).
+
+    With a fixed delta the first steps all average.
 
     Attributes:
         delta: change from which a worker votes; infinite: votes are counted in vain. None: steered.
@@ -199,7 +203,7 @@ class SelSync:
     """The state before the first vote."""
 
     def threshold(self, state: SelSyncState) -> float | None:
-        """Return the present delta; None: it is steered, and no change was seen yet."""
+        """Return delta, the relative change from which a worker votes; None: steered, and no change was seen yet."""
         if self.delta is not None:
             return self.delta
         return None if state.log_delta is None else math.exp(state.log_delta)
@@ -207,7 +211,7 @@ class SelSync:
     def decide(
         self, state: SelSyncState, step: int, local_steps: int, changes: tuple[float, ...] | None
     ) -> tuple[SelSyncState, SyncDecision]:
-        """Decide by the workers' votes (see `SyncPolicy`)."""
+        """Return the next state, and whether to average now, by the workers' gradient changes; alike on all ranks."""
         change = None if changes is None else self._decisive(changes)
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
@@ -260,7 +264,7 @@ taken as infinite, for whoever meets that had better say so."""
 
 
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
-    """Return the number of votes that a synchronisation needs: one, more than half, or a part of the workers."""
+    """Return the votes that an average needs: 1 (``any``), more than half (``majority``), or a part, ``quorum``."""
     of_quorum = max(1, math.ceil(quorum * workers - 1e-9))
     return {"any": 1, "majority": workers // 2 + 1}.get(votes, of_quorum)
 
@@ -268,7 +272,7 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy:
-    """Return the policy that says when parameters are averaged, which ``bsp`` never does.
+    """Return the rule for when parameters are averaged; not for ``bsp``, which never averages them.
 
     Args:
         sync: the choice.
@@ -302,7 +306,7 @@ VOTE_BYTES = 8
 
 
 class ModelVector:
-    """The model as a flat fp32 vector, to be read and written.
+    """A model's trained parameters, then its floating-point buffers, as one flat fp32 vector to copy out and in.
 
     Args:
         model: parameters that are not trained, and counters, stay out of it.
@@ -315,11 +319,11 @@ class ModelVector:
         """Elements that are parameters; the first ones."""
 
     def read(self) -> Tensor:
-        """Return a copy of all elements, [elements]."""
+        """Return a copy of trained parameters and buffers, [elements], fp32."""
         return torch.cat([tensor.detach().reshape(-1).float() for tensor in self._tensors])
 
     def write(self, flat: Tensor) -> None:
-        """Write the elements of ``flat`` into the model, [elements]."""
+        """Overwrite the model's trained parameters and buffers, in place, with ``flat``, [elements]."""
         with torch.no_grad():
             parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
             for tensor, part in zip(self._tensors, parts, strict=True):
@@ -327,7 +331,7 @@ class ModelVector:
 
 
 class OuterStep:
-    """The outer optimizer of averaged updates, with its momentum.
+    """Outer optimizer (DiLoCo) that steps by the workers' averaged update, with Nesterov's momentum.
 
     Args:
         parameters: elements that are stepped; running statistics behind them are averaged as they are.
@@ -352,7 +356,7 @@ class OuterStep:
 
 
 class Synchronizer:
-    """The parameter averaging of local SGD workers, on one of them.
+    """One worker's side of averaging parameters among local SGD workers.
 
     Asked after every step, on every rank, in the same order as everything else that workers do together.
 
@@ -400,7 +404,7 @@ class Synchronizer:
         self._told: deque[tuple[int, int, float | None]] = deque()  # step, bytes sent, divergence where it averaged
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Vote after this worker's optimizer step, and average parameters if it is time to.
+        """Vote after this worker's optimizer step, and average parameters if it is time to; all workers must call it.
 
         Args:
             step: its number, from 1.
@@ -450,7 +454,10 @@ class Synchronizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Make the model the average of all workers' inside, running statistics included; may be nested."""
+        """Make the model the average of all workers' inside, buffers included, then put it back; all must enter.
+
+        It may be nested.
+        """
         is_settled = self._local_steps == 0 and self._rounded is None
         if self._own is not None or is_settled:
             yield
@@ -468,7 +475,7 @@ class Synchronizer:
             self._own = None
 
     def event(self, step: int) -> Event:
-        """Return the number of averages, the bytes sent and the workers' divergence since the last call."""
+        """Return averages, bytes sent and divergence of the steps up to ``step`` that were not told before."""
         entries = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
         if not entries:
             return {}
@@ -487,7 +494,7 @@ class Synchronizer:
         return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: this worker's model and optimizer, residual, and votes."""
+        """Return the state for a checkpoint: this worker's model, optimizer, residual, and votes, once these are in."""
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
@@ -504,7 +511,7 @@ class Synchronizer:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` gave; with another policy, begin from the average."""
+        """Restore the state that `state` returned; of another rule, begin from the model as it is, the average."""
         self._base = self._vector.read()
         if state.get("policy") != self._sync.name:
             return
@@ -532,7 +539,7 @@ def make_synchroniser(
     stopwatch: Stopwatch,
     dataset_size: int,
 ) -> Synchronizer | None:
-    """Make the synchronizer of a run; None where gradients are summed in every step, and models never differ.
+    """Make the parameter averaging of a run; None where gradients are summed in every step (``bsp``).
 
     Args:
         spec: of the run.

@@ -1,1 +1,1 @@
-"""How much of the gradient is sent: pure policies, asked once a control period, the same on every rank."""
+"""Policies of how much of the gradient is sent: pure functions, asked once a control period, alike on every rank."""

@@ -1,4 +1,4 @@
-"""hetopt's own policy: tries what promises most for a few whole steps, and commits to the best.
+"""hetopt's own ratio policy: tries the most promising exchanges for a few steps each, and commits to the best.
 
 An arm is an option (compressor, collective, ratio; dense among them). What an arm is worth is J, the time of one dense
 step's progress:
@@ -75,7 +75,7 @@ _LEAST_DELIVERY = 0.02  # of a step, in dense steps: less is not told apart
 
 @dataclass(kw_only=True)
 class PairedTrial:
-    """The mean losses of two models that begin alike, one of them with sparsified gradients, by chunks of steps.
+    """Mean losses of two copies of a model, trained densely and sparsified to ``ratio``, by chunks of steps.
 
     No look at gradients tells: neither the energy that is kept, nor the delay says how much a task minds that most of
     its gradient comes late (an LSTM learns as fast at 0.1 % as with everything, a small ResNet stays where it began).
@@ -88,7 +88,7 @@ class PairedTrial:
     thin: list[float] = field(default_factory=list)
 
     def after(self, rows: Sequence[Sequence[float]]) -> Verdict | None:
-        """Judge the trial after another chunk; None: nothing can be said yet.
+        """Add a chunk of each worker's [dense loss, sparse loss, samples]; return the verdict; None: it is too early.
 
         Args:
             rows: of each worker, mean losses of the whole and of the thin twin over the chunk, and its samples a step.
@@ -116,7 +116,7 @@ ANOTHER, IN_A_ROW = 1.25, 2
 
 
 class Timing(Record):
-    """The mean seconds of an option's steps, their number, and measured over predicted exchange time (None: hidden)."""
+    """Mean seconds of an option's steps, and measured over predicted seconds of its exchange (None: hidden)."""
 
     collective: str
     step_s: PositiveFloat
@@ -125,7 +125,7 @@ class Timing(Record):
 
 
 class StepTimes(Record):
-    """The timings of options by key since something last changed, mean compute seconds, and signs of a change."""
+    """Measured step seconds of exchange options, by key, since speeds last changed, and signs of another change."""
 
     timings: dict[str, Timing] = Field(default_factory=dict)
     compute_s: NonNegativeFloat = 0.0
@@ -138,7 +138,7 @@ class StepTimes(Record):
         return self.strikes > 0
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Return the step times with a period's median added, seconds; one that is far off counts once repeated."""
+        """Return the times with a period's median added; one far off is ignored, but repeated it replaces them all."""
         before = self.timings.get(option.key)
         # The first step of a way is slower than those that follow, and tells nothing alone.
         if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):
@@ -154,7 +154,7 @@ class StepTimes(Record):
         return StepTimes(timings=timings, compute_s=compute_s, steps=self.steps + steps)
 
     def step_s(self, option: Option, network: Network) -> float:
-        """Return the seconds of an option's step, as timed or else as predicted."""
+        """Return the seconds of a step with an option: as measured, or as predicted if it was not tried."""
         timing = self.timings.get(option.key)
         if timing is not None:
             return timing.step_s
@@ -188,7 +188,7 @@ def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) 
 
 
 class AutoState(Record):
-    """The state of `AutoRatio`: step times, gains, and the account of paired trials.
+    """State of `AutoRatio`: step times, gains, and the account of paired trials.
 
     Attributes:
         option: in use.
@@ -222,7 +222,7 @@ class AutoState(Record):
         return self.rises > 1
 
     def expected_gain(self, ratio: float) -> float | None:
-        """Return the gain that a ratio would settle to by the newest curve; None before the first."""
+        """Return the fraction of energy that a ratio is expected to keep, by the newest look; None before the first."""
         if not self.points:
             return None
         ratios, gains = zip(*self.points, strict=True)
@@ -231,7 +231,7 @@ class AutoState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """An option as it looks now: ``per_progress_s`` is J, ``hoped_s`` what that may be at best."""
+    """An exchange option, the energy it keeps (0 to 1), step seconds, and seconds of a dense step's progress."""
 
     option: Option
     gain: float
@@ -242,7 +242,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoRatio:
-    """The policy of the option that promises the least time to the target.
+    """Ratio policy that chooses the exchange option of least expected time to the target.
 
     Args:
         options: what there is to choose from, each of another key; dense exchange among them.
@@ -262,7 +262,7 @@ class AutoRatio:
     """The state before the first step: no option was measured."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return dense, or the largest ratio with a curve if that is faster: from there all other gains can be read."""
+        """Return a decision for dense exchange, or for the largest ratio with a gain curve if that is faster."""
         starts = [self.dense]
         if looking := [option for option in self.options if option.gain is None]:
             largest = max(option.ratio for option in looking)
@@ -278,7 +278,7 @@ class AutoRatio:
         return next(filter(is_dense, self.options))
 
     def decide(self, state: AutoState, observation: RatioObservation) -> tuple[AutoState, RatioDecision]:
-        """Return the state after this period, and the exchange to use from now on."""
+        """Return the state after this period, and the exchange to use, or the ratio to test in a paired trial."""
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
         assert used is not None and network is not None  # noqa: PT018  # whoever asks has both
@@ -309,7 +309,7 @@ class AutoRatio:
 
 @dataclass(frozen=True)
 class Outlook:
-    """The grounds on which options are judged: the policy, its state, and the network as measured."""
+    """Grounds on which exchange options are judged: the policy, the policy's state, and the measured network."""
 
     policy: AutoRatio
     state: AutoState
@@ -324,7 +324,7 @@ class Outlook:
         return 0.0 if verdict.says == "harmless" else max(known, CAUTIOUS_COEFFICIENT)
 
     def usable(self) -> list[Judged]:
-        """Return the options that keep enough, as far as is known; dense training is always one of them."""
+        """Return the options known to keep enough of the gradient's energy, judged; dense is always one of them."""
         judged = [self.judged(option) for option in self.policy.options]
         return [
             candidate
@@ -333,7 +333,7 @@ class Outlook:
         ]
 
     def keeps_enough(self, option: Option, gain: float) -> bool:
-        """Return whether an option of this gain may be used; the delay of its gradients is priced, not forbidden."""
+        """Return whether an option that keeps the fraction ``gain`` of the gradient's energy may be used."""
         state = self.state
         if option.gain is None and state.sends_all:
             return False
@@ -343,7 +343,10 @@ class Outlook:
         return gain >= self.policy.least_gain and self.coefficient * distance(gain) <= self.policy.most_lost
 
     def judged(self, option: Option, *, coefficient: float | None = None) -> Judged | None:
-        """Return an option's expected gain and seconds per unit of progress; None where its gain is unknown."""
+        """Return an option with the energy it keeps, step seconds and seconds per progress; None: energy unknown.
+
+        ``coefficient`` is that of the law of slowdown; None: as it stands after trials.
+        """
         gain = self.gain(option)
         if gain is None:
             return None
@@ -354,11 +357,11 @@ class Outlook:
         return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=steps * step_s, hoped_s=steps * at_best_s)
 
     def is_tried(self, option: Option) -> bool:
-        """Return whether steps were timed with an option since something last changed."""
+        """Return whether steps with an option were timed since speeds last changed."""
         return option.key in self.state.times.timings
 
     def gain(self, option: Option) -> float | None:
-        """Return the gain that an option converges on; None where nothing is known of it."""
+        """Return the fraction of gradient energy that an option keeps in the long run; None where nothing is known."""
         state = self.state
         if option.gain is not None or option.key == state.option:
             return state.gain if option.gain is None else option.gain
@@ -369,7 +372,7 @@ class Outlook:
         return max(1e-6, min(1.0, expected, *(expected * s for r, s in state.kept.items() if r >= option.ratio)))
 
     def worth_trying(self, best: Judged) -> float | None:
-        """Return the ratio that would be best if late gradients did no harm, where a trial of that pays; else None."""
+        """Return the ratio to test in a paired trial, if that could save more time than it takes; else None."""
         state, policy = self.state, self.policy
         is_told = state.verdict is not None and state.verdict.says != "undecided"
         if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
@@ -387,7 +390,7 @@ class Outlook:
         return chosen.option.ratio if worth else None
 
     def trial(self, best: Judged) -> Judged | None:
-        """Return the most promising untried option; None where none is hoped to save what a change costs.
+        """Return the untried option of least hoped-for seconds per progress; None: none could save what a change costs.
 
         It takes at most twice the best's seconds per progress.
         """
@@ -409,7 +412,7 @@ class Outlook:
 
 
 def is_dense(option: Option) -> bool:
-    """Return whether an option sends everything, and loses nothing to speak of."""
+    """Return whether an option sends every element and loses next to no energy."""
     return option.ratio >= DENSE and option.gain == 1
 
 

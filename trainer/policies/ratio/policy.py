@@ -28,7 +28,7 @@ _NOTHING = 1e-12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GainCurve:
-    """Kept energies at some ratios and the whole energy, of every worker in rank order.
+    """Energy that each worker's largest gradient elements hold, at several ratios, and the whole energy, by rank.
 
     Attributes:
         ratios: fractions of the elements kept, increasing, each in (0, 1].
@@ -41,15 +41,15 @@ class GainCurve:
     energy: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Return kept energy of all workers over their energy, in (0, 1]; 1 where there is no gradient to lose."""
+        """Return the fraction, 0 to 1, of all workers' gradient energy kept at ``ratio``; 1: there is no gradient."""
         return self._at(ratio, [sum(column) for column in zip(*self.kept, strict=True)], sum(self.energy))
 
     def gains(self, ratio: float) -> tuple[float, ...]:
-        """Return each worker's gain at a ratio, in rank order."""
+        """Return the fraction, 0 to 1, of each worker's gradient energy kept at ``ratio``, in rank order."""
         return tuple(self._at(ratio, row, energy) for row, energy in zip(self.kept, self.energy, strict=True))
 
     def points(self) -> tuple[tuple[float, float], ...]:
-        """Return the ratios with the gain over all workers."""
+        """Return each measured ratio, increasing, with the fraction of all workers' energy that it keeps."""
         return tuple((ratio, self.gain(ratio)) for ratio in self.ratios)
 
     def _at(self, ratio: float, kept: Sequence[float], energy: float) -> float:
@@ -59,12 +59,12 @@ class GainCurve:
 
 
 def gain_of(kept: float, energy: float) -> float:
-    """Return kept energy over energy, clipped to [0, 1] against rounding; 1 where there was none."""
+    """Return the kept part of the gradient's energy as a fraction, clipped to [0, 1]; 1 where ``energy`` is 0."""
     return min(1.0, max(0.0, kept / energy)) if energy > 0 else 1.0
 
 
 def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) -> float:
-    """Interpolate the gain at any ratio: a power law between measured points, and 1 at a ratio of 1.
+    """Return the fraction of energy kept at ``ratio``, by a power law between measured points; 1 at a ratio of 1.
 
     Below the smallest point the gain is taken to fall in proportion, which is the least that it can be: the largest
     elements come first, so what is kept falls no faster than what is sent.
@@ -87,7 +87,9 @@ DENSE = 1.0
 
 
 class Verdict(Record):
-    """The result of a paired trial of exchanges at ``ratio`` and above: harmless (few enough more steps) or harmful.
+    """Result of a paired trial: whether sending ``ratio`` of the elements, or more of them, harms training.
+
+    ``harmless``: it takes few enough more steps.
 
     ``undecided``: training had not begun to learn.
     """
@@ -98,11 +100,11 @@ class Verdict(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatioObservation:
-    """The times and energies of one control period. All its steps were exchanged in the same way.
+    """Times, energies and loss of one control period, all of whose steps were exchanged in the same way.
 
     Attributes:
         step: steps done when the period ended.
-        steps: of them, in the period.
+        steps: of them, those of the period that exchanged so.
         epoch: passes over the data completed, with fractions.
         ratio: fraction of the elements that was sent; 1: dense.
         compute_s: median time of a step's computation on the slowest worker, the backward pass included.
@@ -113,7 +115,7 @@ class RatioObservation:
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
         network: as measured before training; absent where nobody asks for it.
-        option: `Option.key` of the exchange that was in use; absent where nothing plans.
+        option: `Option.key` of the exchange that was in use; absent: it has none.
         learning_rate: of the first parameter group; absent where nobody asks.
         steps_left: until the run ends by its own rules; absent where that is not known.
         loss: mean over the samples of the period; absent where nobody asks.
@@ -145,7 +147,7 @@ class RatioObservation:
         return gain_of(sum(self.kept_energy), sum(self.energy))
 
     def gains_at(self, ratio: float) -> tuple[float, ...] | None:
-        """Return each worker's gain at a ratio: off the curve, or as sent at that ratio; None where unknown."""
+        """Return the fraction of each worker's energy kept at ``ratio``, in rank order; None: it is not known."""
         if self.gain_curve is not None:
             return self.gain_curve.gains(ratio)
         return tuple(map(gain_of, self.kept_energy, self.energy)) if ratio == self.ratio else None
@@ -153,12 +155,12 @@ class RatioObservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatioDecision:
-    """The exchange to use from now on.
+    """The ratio (fraction of elements sent) or exchange to use from now on, and what to measure next.
 
     Attributes:
         ratio: fraction of the elements; 1: dense, nothing held back, and what was held back goes first.
         reason: in words why, if something changed; absent if not.
-        option: `Option.key` of the exchange to use; absent: the planner chooses among those of this ratio.
+        option: `Option.key` of the exchange to use; absent: the quickest at this ratio.
         measure_gain: the last step of the next period yields a gain curve, even a dense one.
         look_after_steps: end the next period after so many steps; absent: the run's control period.
         try_ratio: before anything else is exchanged, twins are to tell whether this ratio holds training back.
@@ -177,22 +179,22 @@ class RatioDecision:
 
 
 class RatioPolicy(Protocol, Generic[StateT]):
-    """The policy of the compression ratio, asked once a control period, with the same arguments on every rank."""
+    """Protocol of policies of the compression ratio, asked once a control period, with the same input on every rank."""
 
     def initial(self) -> StateT:
-        """Return the state before the first observation; its type reads a checkpoint's (`Record.model_validate`)."""
+        """Return the state before the first observation; its type also reads the state in a checkpoint."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return the decision before anything was observed.
+        """Return the ratio or exchange for the first period; ``network`` is None where it was not measured.
 
         Args:
             network: as measured between the workers; absent where it was not.
         """
 
     def decide(self, state: StateT, observation: RatioObservation) -> tuple[StateT, RatioDecision]:
-        """Return the next state, and the exchange to use from now on."""
+        """Return the next state, and the ratio or exchange to use from now on; pure, the same on every rank."""
 
 
 def percent(ratio: float) -> str:
-    """Format a ratio for people: the percentage that is sent, and how many times less that is."""
+    """Format a ratio for people, as '1 % (100x)': the part sent, and the reduction; from 1 on 'everything'."""
     return "everything" if ratio >= 1 else f"{100 * ratio:.3g} % ({1 / ratio:.4g}x)"

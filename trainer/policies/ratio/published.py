@@ -73,7 +73,7 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduledRatio:
-    """The policy of a schedule of ratios, then a fixed one.
+    """Ratio policy of a schedule, one ratio for each of the first epochs, then a fixed ratio.
 
     Args:
         ratio: fraction of the elements that is sent after the schedule; 1: dense.
@@ -87,26 +87,29 @@ class ScheduledRatio:
     """The epoch says it all."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return the ratio of the first epoch."""
+        """Return a decision for the ratio of the first epoch."""
         return RatioDecision(ratio=self.at(0.0))
 
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """Return the ratio of the epoch that has begun."""
+        """Return the state unchanged, and the ratio of the epoch that has begun."""
         ratio = self.at(observation.epoch)
         if ratio == observation.ratio or not self.schedule:
             return state, RatioDecision(ratio=ratio)
         return state, RatioDecision(ratio=ratio, reason=f"warm-up: {percent(ratio)} from epoch {observation.epoch:.3g}")
 
     def at(self, epoch: float) -> float:
-        """Return the ratio after ``epoch`` epochs."""
+        """Return the ratio once ``epoch`` epochs are done, never below the fixed one."""
         done = int(epoch)
         return max(self.ratio, self.schedule[done]) if done < len(self.schedule) else self.ratio
 
 
 class AccordionState(Record):
-    """The smoothed norm, what it and the learning rate were at the last look, and when the next look is due."""
+    """State of `Accordion`: the smoothed gradient norm now and at the last look, and when the next look is due.
+
+    ``learning_rate`` is that of the last period in which it was known.
+    """
 
     norm: NonNegativeFloat | None = None
     norm_at_look: NonNegativeFloat | None = None
@@ -116,7 +119,7 @@ class AccordionState(Record):
 
 
 class Accordion(AccordionSettings):
-    """The policy of two ratios by the change of the gradient's norm.
+    """Ratio policy of two ratios: the larger while the gradient's norm changes fast, else the smaller.
 
     Attributes:
         gentle: fraction that is sent in critical regimes.
@@ -130,11 +133,11 @@ class Accordion(AccordionSettings):
     """Nothing was seen; training begins in a critical regime."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return the larger ratio, as gradients change most at first."""
+        """Return a decision for the larger ratio, as gradients change most at first."""
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
-        """Return the larger ratio where the gradient's norm changes fast (a critical regime), else the smaller one."""
+        """Return the next state, and the larger ratio where the gradient's norm changed fast, else the smaller one."""
         fresh, before = observation.gradient_norm, state.norm
         norm = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
         change = 0.0
@@ -171,7 +174,7 @@ _ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
 
 
 class ThresholdRatio(ThresholdSettings):
-    """The policy of one ratio or everything.
+    """Ratio policy of one ratio or dense exchange, by the workers' votes on the energy that the ratio would lose.
 
     A ``delta`` of 0 is dense, of 1 always compressed. Votes that are combined by ``mean`` judge the workers' mean loss.
 
@@ -185,13 +188,13 @@ class ThresholdRatio(ThresholdSettings):
     """The state before the first step: nothing was sent."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return a dense decision: nobody has voted yet."""
+        """Return a decision for dense exchange, and for a look at gains: no worker has voted yet."""
         return RatioDecision(ratio=DENSE, measure_gain=True)
 
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """Return the ratio if the workers' gains allow it, else dense; unchanged where no gain was measured."""
+        """Return the ratio if the workers' gains allow it, else dense exchange; unchanged without a measured gain."""
         gains = observation.gains_at(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)
@@ -214,10 +217,10 @@ class ThresholdRatio(ThresholdSettings):
 
 
 class GravacState(Record):
-    """The state of GraVAC's search for a compression factor.
+    """State of GraVAC's search for a compression factor (1 / ratio).
 
     Attributes:
-        floor: the factor below which nothing but dense is sent; grows.
+        floor: the factor that a step sends where the candidate keeps too little energy; grows while it is searched.
         candidate: the factor that is tried.
         raised: how often the candidate was raised.
         window_steps: steps in the present window.
@@ -234,7 +237,9 @@ class GravacState(Record):
 
 
 class Gravac(GravacSettings):
-    """The search of GraVAC. With ``eps`` above 1 everything is sent always.
+    """Ratio policy that searches for the best compression factor (1 / ratio) while training (GraVAC).
+
+    With ``eps`` above 1 everything is sent always.
 
     Attributes:
         largest: factor beyond which nothing is tried; no less than the floor.
@@ -243,15 +248,15 @@ class Gravac(GravacSettings):
     largest: PositiveFloat = 1000.0
 
     def initial(self) -> GravacState:
-        """Return the state before the first step: the least compression allowed."""
+        """Return the state before the first step: candidate and floor are the first factor of the settings."""
         return GravacState(floor=self.floor, candidate=self.floor)
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return the floor's ratio, sent where it keeps enough."""
+        """Return a decision for the floor's ratio, sent in the steps where it keeps enough energy."""
         return self.payload(self.initial())
 
     def decide(self, state: GravacState, observation: RatioObservation) -> tuple[GravacState, RatioDecision]:
-        """Return the state after this period, and the payloads of the next."""
+        """Return the state of the search after this period, and what each step of the next may send."""
         state, before = self._measured(state, observation), state
         if state.window_steps >= self.window and not state.done:
             state = self._next_window(state, observation.level_gains)
@@ -268,7 +273,7 @@ class Gravac(GravacSettings):
         return state, self.payload(state, reason)
 
     def payload(self, state: GravacState, reason: str | None = None) -> RatioDecision:
-        """Return the decision that each step of the window chooses a payload by: candidate, floor or everything."""
+        """Return the decision by which each step sends the candidate, the floor or everything, by the energy kept."""
         if self.eps > 1 or state.candidate == 1:
             return RatioDecision(ratio=DENSE, reason=reason)
         return RatioDecision(
@@ -311,7 +316,7 @@ class Gravac(GravacSettings):
 
 
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
-    """Return the factor that ends the search: the smaller of the two of largest worth, if they hardly differ."""
+    """Return the smaller of the two factors of most worth, if the worths are equal within ``tolerance``; else None."""
     if len(worth) < 2:
         return None
     first, second = sorted(worth, key=lambda factor: (-worth[factor], factor))[:2]
@@ -322,21 +327,21 @@ def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
-    """Time and retained energy of one candidate ratio."""
+    """Predicted seconds of one exchange by a candidate, and the fraction of the gradient's energy that it keeps."""
 
     time_s: float
     gain: float
 
 
 class ScanState(Record):
-    """Gain and time of the choice when it was made; absent before the first."""
+    """State of `ScanRatio`: gain and exchange seconds of the choice when it was made; None before the first."""
 
     gain: PositiveFloat | None = None
     time_s: PositiveFloat | None = None
 
 
 class ScanRatio(ScanSettings):
-    """The policy that scans its options for the best of time and gain.
+    """Ratio policy that scans exchange options for the best of exchange time and energy kept (AR-Topk's choice).
 
     Without ``least_gain``, of which the paper knows nothing, the choice went to 0.3 % after one step over quick links,
     whose gain fell to 4 %, and little was learned.
@@ -351,12 +356,12 @@ class ScanRatio(ScanSettings):
     """The state before the first scan: no ratio was chosen."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return the largest ratio, from which the gain of all others can be read."""
+        """Return a decision for the option of largest ratio, from which the gain of all others can be read."""
         largest = max(self.options, key=lambda option: option.ratio)
         return RatioDecision(ratio=largest.ratio, option=largest.key, measure_gain=True)
 
     def decide(self, state: ScanState, observation: RatioObservation) -> tuple[ScanState, RatioDecision]:
-        """Return the next choice. Without a gain curve or a network nothing changes."""
+        """Return the next state and choice; unchanged without gain curve or network, or while gain and time hold."""
         keep = RatioDecision(ratio=observation.ratio, option=observation.option, measure_gain=True)
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
@@ -391,7 +396,7 @@ class ScanRatio(ScanSettings):
 
 
 def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: float) -> int:
-    """Return the index of the best prospect; of equals the first."""
+    """Return the index of the prospect of least weighted maximum of scaled time and 1 / gain; of equals the first."""
     front = pareto(prospects)
     times = _scaled([prospects[i].time_s for i in front])
     losses = _scaled([1 / prospects[i].gain for i in front])
@@ -400,7 +405,7 @@ def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: floa
 
 
 def pareto(prospects: Sequence[Prospect]) -> list[int]:
-    """Return the indices of the prospects that no other beats or equals in both respects; of equal ones the first."""
+    """Return ascending indices of the prospects that no other beats or equals in time and gain; of equals the first."""
     order = sorted(range(len(prospects)), key=lambda i: (prospects[i].time_s, -prospects[i].gain, i))
     front: list[int] = []
     best = -math.inf
