@@ -1,1 +1,1 @@
-"""Execution targets of runs: this machine, a cluster emulated on it, hosts of one's own, or rented machines."""
+"""Execution targets of runs: this machine, a cluster emulated on it, own hosts, Slurm nodes, or rented machines."""

@@ -32,7 +32,7 @@ POLL_S = 0.2
 def until(
     reached: Callable[[], bool], *, within_s: float, every_s: float = 0.05, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Wait until a condition holds, at least one look long; return whether it did in time.
+    """Wait until ``reached()`` is true, asked every ``every_s`` seconds; return False if it is not within ``within_s``.
 
     Args:
         reached: looks whether it has.
@@ -51,27 +51,31 @@ def until(
 
 @dataclass(frozen=True, kw_only=True)
 class RunHandle:
-    """The name of one run. Everything about it is in its folder, so that another terminal can look and stop it."""
+    """The handle of a run, which is its folder: any other process can watch and stop the run by it."""
 
     run_dir: Path
 
 
 class Launcher(Protocol):
-    """A launcher that runs a `RunSpec` somewhere."""
+    """The interface that starts, watches and stops runs of a `RunSpec` in one kind of place."""
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
-        """Start the run and return at once. ``run_dir`` exists and is empty but for what the caller put there."""
+        """Start a run in the existing folder ``run_dir``, and return its handle without waiting for training.
+
+        The folder is empty but for what the caller put there, or holds an ended run, which is resumed. Renting
+        takes minutes.
+        """
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """Return the present status of a run. Cheap: callers ask a few times a second."""
+        """Return a run's present status; callers ask a few times a second. On EC2 this also looks after the run."""
 
     def stop(self, handle: RunHandle) -> None:
-        """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
+        """End a run and wait until nothing of it is running; workers save a checkpoint if they can. Idempotent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A plan on a backend, predicted and priced. Nothing was started or rented.
+    """A launch on one backend, predicted and priced, but not begun: nothing was started or rented.
 
     Attributes:
         launch: the record of the launch, with what the run should take there.
@@ -84,11 +88,11 @@ class Prepared:
     connects_to: tuple[str, ...] = ()
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
-        """Return the folder of a run, new or resumed, and its launch record dated with this start.
+        """Create a new run's folder, or take the resumed run's; return it and the launch record, dated now.
 
         Args:
             folders: where a new one is made.
-            secret: its name cannot be guessed.
+            secret: whether a new folder's name cannot be guessed.
         """
         if self.folder is not None:
             return self.folder, self.launch.model_copy(update={"resumed_s": (*self.launch.resumed_s, time.time())})
@@ -100,14 +104,17 @@ class Prepared:
 
 
 class Backend(Launcher, Protocol):
-    """An execution target that plans run on. Whoever adds another writes one file with these methods."""
+    """The interface of an execution target, which prepares, submits, watches and stops the runs of plans there.
+
+    Adding another takes one file with these methods.
+    """
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> Prepared:
-        """Map a plan onto this backend, and predict it there.
+        """Map the plan ``wanted`` onto this backend's machines and predict it there; ``made`` is only recorded.
 
         Args:
             made: the plan as it was made, for the record.
-            wanted: as it is to be run.
+            wanted: the plan as it is to be run.
             options: the record that this backend was registered with.
 
         Raises:
@@ -115,39 +122,43 @@ class Backend(Launcher, Protocol):
         """
 
     def prepare_resumed(self, folder: Path, options: Any) -> Prepared:
-        """Prepare a run that has ended to go on from its last checkpoint.
+        """Prepare the ended run in ``folder`` to go on from its last checkpoint; start nothing yet.
+
+        A run that has saved no checkpoint begins anew.
 
         Raises:
-            HetoptError: it is not over, ran elsewhere, or has no checkpoint.
+            HetoptError: it is not over, or ran elsewhere.
         """
 
     def check_ready(self, prepared: Prepared) -> None:
-        """Refuse what could not be started now, before anybody is asked and anything is made. `submit` does it too.
+        """Raise if the prepared launch could not be started now; connect to none of the plan's machines for that.
 
-        It connects to no machine of the plan: nobody has said yes to that yet.
+        The user has not confirmed the launch yet. `submit` checks it again.
 
         Raises:
             HetoptError: it could not.
         """
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """Start what was prepared, and return at once: the run, and its record as it was written.
+        """Start the prepared launch; return the run's handle and launch record without waiting for training.
 
         Raises:
-            HetoptError: it cannot be started; nothing of it is left.
+            HetoptError: it cannot be started; nothing of it runs or is rented.
         """
 
 
 @runtime_checkable
 class Renting(Launcher, Protocol):
-    """A launcher that can replace the machines of a run by others."""
+    """The interface of a launcher whose runs can move from spot to on-demand machines."""
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
-        """Replace all preemptible machines by others that nobody takes back; the former are given back after that.
+        """Order that a run's spot machines are replaced by on-demand machines; later polls carry it out.
+
+        The spot machines are given back once the others train.
 
         Args:
             handle: of the run.
-            needed_s: from now to its end.
+            needed_s: seconds from now to the run's end, for which the budget must pay.
 
         Raises:
             BadInput: there are none, or it is being done.
@@ -156,7 +167,7 @@ class Renting(Launcher, Protocol):
 
 
 def check_place(launch: Launch, folder: Path, place: str) -> None:
-    """Refuse a run that goes on elsewhere.
+    """Raise BadInput unless the run in ``folder`` was launched on ``place``, such as ``local``.
 
     Raises:
         BadInput: so it is.
@@ -169,7 +180,7 @@ def check_place(launch: Launch, folder: Path, place: str) -> None:
 
 
 def is_finished(events: Sequence[LogEvent]) -> bool:
-    """Return whether a run came to an end of its own, by its events: nothing is left to do."""
+    """Return whether a run's last event is the end of training, other than by a stop, or the end of a probe."""
     match events[-1] if events else None:
         case TrainingFinished(reason=reason):
             return reason != "stopped"
@@ -179,7 +190,7 @@ def is_finished(events: Sequence[LogEvent]) -> bool:
 
 
 def advances(event: LogEvent) -> bool:
-    """Return whether an event shows progress of a run: a machine that brings it is not given up."""
+    """Return whether an event shows progress of a run: logged steps, a saved checkpoint, or an event of a probe."""
     return isinstance(event, StepsLogged | CheckpointSaved | ProbeEvent)
 
 
@@ -189,16 +200,17 @@ such as a package index or a line that is down, is over by the third."""
 
 
 def is_given_up(idle: int) -> bool:
-    """Return whether a host is given up, after too many placements without a completed step.
+    """Return whether a host is given up: ``idle``, its count of placements without a completed step, is 3 or more.
 
     Args:
-        idle: its placements since the last completed step that it took part in, each of which it has ended itself.
+        idle: its placements that it ended itself before a step was done: since the last completed step, or, of a rented
+            machine's host, since the run was launched or resumed.
     """
     return idle >= MOST_IDLE
 
 
 def back_off_s(first_s: float, idle: int) -> float:
-    """Return how many seconds to wait before a host is placed again: twice as long each time.
+    """Return the seconds before a lost host is connected to again: ``first_s`` * 2^``idle``, 8 ``first_s`` at most.
 
     Args:
         first_s: after a placement that brought steps.

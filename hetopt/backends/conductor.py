@@ -26,7 +26,7 @@ Move = Literal["go on", "place", "pause", "wait", "end", "fail"]
 
 @dataclass(kw_only=True)
 class Situation:
-    """The state of a run and its hosts, on which the conductor's next move depends.
+    """The state of a run and its hosts, from which `next_move` decides.
 
     Attributes:
         members: hosts of the present generation.
@@ -34,7 +34,7 @@ class Situation:
         fresh: hosts that came after the last placement: what they were in it is lost.
         allowed: hosts that may be used now.
         ended: exit code of each member whose workers have ended in this generation.
-        failed_for_s: since the first of them failed.
+        failed_for_s: seconds since the first of these failed; 0 while none has.
         pauses: whether all were told to save a checkpoint and wait.
         over: whether the run came to an end of its own.
         stopping: whether somebody wished its end.
@@ -56,7 +56,7 @@ class Situation:
 
 
 def next_move(now: Situation) -> Move:
-    """Decide the conductor's next move. Pure: the same situation gives the same move.
+    """Return the conductor's next move for a run's situation: go on, place, pause, wait, end or fail. Pure.
 
     place: say who takes part, with all that are there and may be used. pause: have a checkpoint saved, to place after
     it. wait: nobody is there. end: nothing is left to do. fail: no other machine would mend it.
@@ -81,14 +81,14 @@ def next_move(now: Situation) -> Move:
 
 @dataclass(kw_only=True)
 class Conductor(ABC):
-    """The conductor of one run from beginning to end.
+    """The base class of conductors, each of which leads one run on several hosts until it is over.
 
     Attributes:
         run_dir: the run's folder.
         spec: the run.
         stop_signal: the signal that asked this process to end, if any did.
-        turn_s: between looks.
-        now: what the next decision rests on.
+        turn_s: seconds between two decisions.
+        now: the situation, on which the next decision rests.
         reasons: what hosts of the present generation have said of their failures.
     """
 
@@ -108,38 +108,38 @@ class Conductor(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Reach the hosts, and place the first of them."""
+        """Connect to the hosts and start the first generation of workers on them; called once, by `conduct`."""
 
     @abstractmethod
     def look(self) -> None:
-        """Update `now`: who is there, who may be used, whose workers have ended, and what the user wishes."""
+        """Update `now`: connected and usable hosts, exit codes of members, and whether the user wants the end."""
 
     @abstractmethod
     def is_over(self) -> bool:
-        """Return whether the run came to an end of its own; what hosts do after that is no loss."""
+        """Return whether the run has come to an end by itself, so that a host that ends now is no loss."""
 
     @abstractmethod
     def awaits(self) -> bool:
-        """Return whether a host may still come, while none is connected."""
+        """Return whether a host may still come, asked while none is usable; False ends the run as failed."""
 
     @abstractmethod
     def place(self) -> None:
-        """Begin the next generation with all hosts that are there and may be used, from the newest checkpoint."""
+        """Start the next generation of workers on all usable hosts that are there, from the newest checkpoint."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Have all workers save a checkpoint at one step and wait: some hosts join, or some have to leave."""
+        """Tell all workers to save a checkpoint at one step and wait, as hosts join or have to leave."""
 
     @abstractmethod
     def finish(self, *, failed: bool) -> None:
-        """Let the hosts bring the results that they have; where the run has failed, do not wait for that."""
+        """Have the hosts bring their results and end, waiting some seconds for it; not if the run has ``failed``."""
 
     @abstractmethod
     def let_go(self) -> None:
-        """End every host's part, whatever it does."""
+        """End what is left of the run on every host; called last, also after an error."""
 
     def conduct(self) -> int:
-        """Conduct the run until it is over; return hetopt's exit code."""
+        """Lead the run until it is over; return hetopt's exit code, or 128 + the number of a signal."""
         try:
             self.begin()
             while self.stop_signal() is None:
@@ -168,16 +168,16 @@ class Conductor(ABC):
         return next_move(self.now)
 
     def begin_generation(self, members: Sequence[str]) -> None:
-        """Note that the run goes on with these hosts, of which none has ended yet."""
+        """Record that the hosts ``members`` now train as a new generation; start nothing."""
         self.now.members, self.now.ended, self.now.fresh, self.now.pauses = members, {}, set(), False
         self.reasons = []
 
     def has_failed(self) -> bool:
-        """Return whether the workers of a member have failed, without whom the others end."""
+        """Return whether workers of any member have ended with an error, after which the others end."""
         return any(self.now.ended.values())
 
     def exit_code(self, *, failed: bool) -> int:
-        """Return the exit code of a run whose hosts have ended."""
+        """Return hetopt's exit code from the ended hosts' exit codes; ``failed`` without any: that of a lost host."""
         return exit_code(list(self.now.ended.values()), host_died=failed and not self.now.ended)
 
     def _conclude(self, *, failed: bool) -> int:

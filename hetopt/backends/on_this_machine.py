@@ -1,4 +1,4 @@
-"""Backends that rent nothing: processes of this machine, rehearsals on it, and hosts of one's own that ssh reaches.
+"""Backends that rent nothing: processes of this machine, rehearsals on it, and the user's hosts that ssh reaches.
 
 Each machine of a plan is a process, an emulated host, or a host of the inventory.
 
@@ -57,7 +57,7 @@ class _OnThisMachine(ProcessLauncher):
         raise NotImplementedError("each of them maps its own way")
 
     def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
-        """See `hetopt.backends.backend.Backend`."""
+        """Measure this machine's present speed, map the plan ``wanted`` onto it and predict it; record ``made``."""
         present = at_present(wanted, _read_as_worker)
         wanted = present.plan
         here = self._map(wanted, options)
@@ -84,13 +84,13 @@ class _OnThisMachine(ProcessLauncher):
         return Prepared(launch=launch)
 
     def prepare_resumed(self, folder: Path, options: OnThisMachine) -> Prepared:
-        """See `hetopt.backends.backend.Backend`."""
+        """Prepare the ended run in ``folder`` to go on, with a new limit of restarts if options give it."""
         launch = resumable(self, folder, self.name)
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
         return Prepared(launch=launch, folder=folder)
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """See `hetopt.backends.backend.Backend`."""
+        """Check the launch again, record it in the run's folder, and start the run without waiting for training."""
         self.check_ready(prepared)
         folder, launch = prepared.begun(folders)
         try:
@@ -102,7 +102,7 @@ class _OnThisMachine(ProcessLauncher):
         return self.start(launch.spec, folder, {}), launch
 
     def check_ready(self, prepared: Prepared) -> None:
-        """See `hetopt.backends.backend.Backend`.
+        """Raise BadInput if torch or the task is missing here, or no cluster can be emulated for a rehearsal.
 
         Raises:
             BadInput: torch is not installed, the task is not there, or no cluster can be emulated.
@@ -117,7 +117,7 @@ class _OnThisMachine(ProcessLauncher):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalBackend(_OnThisMachine, LocalLauncher):
-    """Real processes on this machine, as many as the plan has workers, or one for each slowdown."""
+    """The backend of real processes here: as many as the plan has workers, at most the CPUs, or one a slowdown."""
 
     name: Place = "local"
 
@@ -127,7 +127,7 @@ class LocalBackend(_OnThisMachine, LocalLauncher):
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
-    """A scaled emulation of the plan's cluster, or of described hosts, with a network of its own. It needs root."""
+    """The backend of scaled emulations on this machine, of a plan's cluster or of described hosts. It needs root."""
 
     name: Place = "rehearsal"
 
@@ -153,7 +153,9 @@ def _restarted(spec: RunSpec, options: OnThisMachine) -> RunSpec:
 
 
 def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
-    """Return the launch of a run that can go on: from its newest checkpoint, or anew where it has saved none yet.
+    """Return the launch record of an ended run, which ``launcher`` can resume; raise BadInput if it is not over.
+
+    The run goes on from its newest checkpoint, or begins anew where it has saved none yet.
 
     Args:
         launcher: that started it.
@@ -178,12 +180,12 @@ WORTH_SAYING = 0.15
 
 
 class Present(NamedTuple):
-    """A plan with its profile as it would be now.
+    """A plan with its profile corrected to this machine's present speed and contention, and the reading behind it.
 
     Attributes:
         plan: what is about to run.
         reading: of the machine; None: nothing was to be measured.
-        slower: times as long as when it was profiled that everything takes.
+        slower: factor on all times since the profile was made, without scatter; 1: as then.
         notes: what a person should know of that.
     """
 
@@ -194,7 +196,7 @@ class Present(NamedTuple):
 
 
 def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
-    """Return the plan with its profile as it would be now: as fast, and as busy as the machine has been seen.
+    """Return the plan with its profile corrected to this machine's present speed and contention, measured by ``read``.
 
     What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
     of which the yardstick knows nothing, stays too, and nothing is measured for it.
@@ -218,7 +220,7 @@ def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
 
 
 def followed(difference: float, log_sd: float) -> float:
-    """Return the part of a difference of logs that is not scatter: none at all below it, almost all far above.
+    """Return the part of a log ratio, ``difference``, that is not scatter: 0 within ``log_sd``, almost all far outside.
 
     As far as a James-Stein estimate would follow it, ``1 - s^2 / r^2`` of a difference ``r`` that scatters by ``s``.
     """
@@ -239,7 +241,7 @@ def _notes(slower: float, factor: float, reach: float) -> Iterator[str]:
 
 
 def slowed(profile: Profile, slower: float) -> Profile:
-    """Return the profile with everything that this machine's processors did taking ``slower`` times as long."""
+    """Return the profile with times of this machine's processors multiplied by ``slower``, and rates divided by it."""
     return profile.model_copy(
         update={
             "devices": tuple(_device(device, slower) for device in profile.devices),
@@ -296,11 +298,11 @@ _CHECK = "`hetopt hosts check` says what else there is to mend"
 
 @dataclass(frozen=True, kw_only=True)
 class OnHosts(Prepared):
-    """A plan on hosts that were asked and can begin.
+    """A prepared launch on the hosts of an inventory, of which none has been asked anything yet.
 
     Attributes:
-        inventory: those.
-        files: of the run's folder, by name, such as the code; a run that goes on has it there.
+        inventory: the hosts, and the hash of the code.
+        files: contents of the run's folder, by name, such as the code; a run that goes on has it there.
     """
 
     inventory: Inventory
@@ -309,7 +311,9 @@ class OnHosts(Prepared):
 
 @dataclass(frozen=True, kw_only=True)
 class SshBackend(ProcessLauncher):
-    """The backend of hosts of an inventory. The run's process here is their conductor, and ends with this one's.
+    """The backend of hosts of an inventory, reached by ssh; a process on this machine leads each run.
+
+    That process ends with the launching process.
 
     Attributes:
         name: of the place.
@@ -318,11 +322,11 @@ class SshBackend(ProcessLauncher):
     name: Place = Ssh.PLACE
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """See `ProcessLauncher.program`."""
+        """Return the program that leads a run on ssh hosts from this machine."""
         return Program(module="hetopt.backends.ssh.conductor", log_name="conductor.log", defaults={})
 
     def hosts_of(self, options: Any) -> tuple[Host, ...]:
-        """Return the hosts of a launch.
+        """Return the hosts that launch options name, by an inventory file or by ``hosts``, of which one is given.
 
         Raises:
             BadInput: there are none, or two inventories.
@@ -335,7 +339,7 @@ class SshBackend(ProcessLauncher):
         return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
 
     def asked(self, prepared: OnHosts) -> Inventory:
-        """Return the inventory with what the hosts say: their addresses, and why some are left out.
+        """Ask the hosts over ssh; return the inventory with their addresses, and why some hosts are left out.
 
         Raises:
             HetoptError: no host can take part.
@@ -343,7 +347,7 @@ class SshBackend(ProcessLauncher):
         return ready(prepared.inventory, prepared.launch.spec, prepared.launch.plan.profile.job.reading)
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> OnHosts:
-        """See `hetopt.backends.backend.Backend`. No host is asked anything yet."""
+        """Map the plan ``wanted`` onto the hosts of the options and predict it; no host is asked anything yet."""
         mapped, hosts = _mapped(wanted, self.hosts_of(options))
         run = mapped.run
         bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
@@ -364,18 +368,18 @@ class SshBackend(ProcessLauncher):
         )
 
     def prepare_resumed(self, folder: Path, options: Any) -> OnHosts:
-        """See `hetopt.backends.backend.Backend`."""
+        """Prepare the ended run in ``folder`` to go on with its inventory and code; no host is asked yet."""
         launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
         return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_told(inventory))
 
     def check_ready(self, prepared: Prepared) -> None:
-        """See `hetopt.backends.backend.Backend`: only the hosts know, and `submit` asks them."""
+        """Do nothing: only the hosts know whether they can begin, and `submit` asks them."""
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """See `hetopt.backends.backend.Backend`. The hosts are asked first, and nothing is changed on them by that.
+        """Ask the hosts, leave out any that cannot take part, and start the run without waiting for training.
 
-        Those that cannot take part are left out, which the run's events say with the reason.
+        Asking changes nothing on the hosts. The run's events say which hosts are left out, and why.
 
         Raises:
             RunFailed: no host can take part; nothing has begun.
@@ -393,7 +397,7 @@ class SshBackend(ProcessLauncher):
 
 @dataclass(frozen=True, kw_only=True)
 class SshProbes(SshBackend):
-    """Short runs on hosts that were asked already: whatever is started takes their inventory and code along.
+    """The launcher of short measuring runs on hosts that were asked already, with their inventory and code.
 
     Attributes:
         inventory: those hosts.
@@ -404,7 +408,7 @@ class SshProbes(SshBackend):
     bundle: Bundle
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
-        """See `ProcessLauncher.start`; the spec names some of the hosts."""
+        """Write the inventory of the hosts that ``spec`` names, and the code, into ``run_dir``; start the run there."""
         names = set(host_names(spec))
         hosts = tuple(host for host in self.inventory.hosts if host.name in names)
         some = self.inventory.model_copy(update={"hosts": hosts})
@@ -461,7 +465,7 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host
 
 
 def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
-    """Ask hosts what would keep them from training together, or from running a plan.
+    """Ask hosts what would keep them from training together, or from running ``plan`` if given; one result a host.
 
     Raises:
         BadInput: the plan cannot run on them.
@@ -474,7 +478,7 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
 def ready(
     inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None, link: Link = SSH
 ) -> Inventory:
-    """Ask the hosts of an inventory; return it with the address by which each was reached, and why some are left out.
+    """Ask an inventory's hosts; return it with each reached host's address, and the reason why others are left out.
 
     Args:
         inventory: of those to ask.
@@ -508,7 +512,7 @@ def _told(inventory: Inventory) -> tuple[str, ...]:
 
 
 def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | None) -> RunSpec:
-    """Return the run as the hosts read it: their devices, and code and data by the names that these have there."""
+    """Return the run as hosts read it: devices, and code and data by their names there; no ``data``: as in ``spec``."""
     workers = tuple(
         worker.model_copy(update={"device": "cpu" if CPU in inventory.host(worker.host).devices else "cuda"})
         for worker in spec.workers

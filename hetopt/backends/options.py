@@ -26,10 +26,10 @@ IMAGE_KINDS = ("x86_64-cpu", "arm64-cpu", "x86_64-gpu", "arm64-gpu")
 
 
 def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
-    """Return a factor of 1 or more for each worker, also out of a text such as '1,1,2' or '1 x2, 2'.
+    """Parse the option ``name`` into a slowdown factor of 1 to 1e6 for each worker, from numbers or text ('1, 2 x2').
 
     Raises:
-        BadInput: one of them is none.
+        BadInput: there is no factor, or a factor is out of range.
     """
     from hetopt.core.grammar import numbers
     from hetopt.core.paths import shortened
@@ -49,7 +49,7 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
 
 
 def restarts(given: int, name: str) -> int:
-    """Return a number of restarts.
+    """Return the option ``name``, a number of restarts; raise BadInput if it is not from 0 to a million.
 
     Raises:
         BadInput: it is negative, or no limit at all.
@@ -90,7 +90,7 @@ def pairs(
 
 
 def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -> dict[str, tuple[str, ...]]:
-    """Return the types that may stand in for each type, also out of texts ``TYPE=OTHER[,OTHER]``.
+    """Parse the option ``name`` into substitutes by instance type, from a mapping or texts ``TYPE=OTHER[,OTHER]``.
 
     Raises:
         BadInput: a text is none of these.
@@ -99,7 +99,7 @@ def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -
 
 
 def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str]:
-    """Return an image by kind of machine, also out of texts ``KIND=AMI``.
+    """Parse the option ``name`` into an AMI id for each kind of machine, from a mapping or texts ``KIND=AMI``.
 
     Raises:
         BadInput: a text is none of these, a kind is none, or an image is none.
@@ -118,12 +118,12 @@ _IMAGE = "x86_64-gpu=ami-0123456789abcdef0"
 
 
 def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return one or more texts."""
+    """Return the given text, or several texts, as a tuple; ``name`` is not used."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
 def resource_id(given: str, name: str, *, kind: str) -> str:
-    """Return the id of a thing of EC2.
+    """Check the option ``name``, an EC2 id that begins with ``kind`` such as ``subnet-``, and return it.
 
     Args:
         given: what was written.
@@ -139,7 +139,7 @@ def resource_id(given: str, name: str, *, kind: str) -> str:
 
 
 def subnets(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return the ids of one or more subnets.
+    """Parse the option ``name``, the id of a subnet or several, into a tuple of checked ids.
 
     Raises:
         BadInput: one of them is none.
@@ -148,7 +148,7 @@ def subnets(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
 
 
 def proxy(given: str, name: str) -> str:
-    """Return the address of a proxy.
+    """Check the option ``name``, a proxy's address http://HOST:PORT without a password, and return it.
 
     Raises:
         BadInput: it is none, or has a password.
@@ -164,7 +164,7 @@ def proxy(given: str, name: str) -> str:
 
 
 def text_of(given: Path | str, name: str) -> str:
-    """Return a text, also of a file.
+    """Return the option ``name`` if it is text, or the contents of the text file if it is a `Path`.
 
     Raises:
         BadInput: the file cannot be read.
@@ -175,13 +175,13 @@ def text_of(given: Path | str, name: str) -> str:
 
 
 def path(given: Path | str, name: str) -> Path:
-    """Return a path."""
+    """Return the path that was given as the option ``name``, unchecked; text becomes a `Path`."""
     return Path(given)
 
 
 @options
 class Machines(Options):
-    """Options of every backend."""
+    """Launch options that every backend has."""
 
     PLACE: ClassVar[str] = ""
 
@@ -198,7 +198,7 @@ class Machines(Options):
 
 @options
 class OnThisMachine(Machines):
-    """Options of both backends on this machine."""
+    """Launch options of both backends on this machine: real processes, and rehearsals."""
 
     restarts: Annotated[
         int | None,
@@ -214,7 +214,7 @@ class OnThisMachine(Machines):
 
 @options
 class Local(OnThisMachine):
-    """Real processes on this machine: as many as the plan has workers, or one for each slowdown."""
+    """Launch options of real processes on this machine: as many as the plan's workers, or one for each slowdown."""
 
     PLACE: ClassVar[str] = "local"
 
@@ -231,7 +231,7 @@ class Local(OnThisMachine):
 
 @options
 class Rehearsal(OnThisMachine):
-    """A scaled emulation of the plan's cluster on this machine, with a network of its own. It needs root."""
+    """Launch options of a scaled emulation of the plan's cluster on this machine, network included. It needs root."""
 
     PLACE: ClassVar[str] = "rehearsal"
 
@@ -265,7 +265,7 @@ class Rehearsal(OnThisMachine):
 
 @options
 class OnHosts(Machines):
-    """Options of both backends on machines of an inventory."""
+    """Launch options of both backends on machines of an inventory: ssh hosts, and Slurm nodes."""
 
     inventory: Annotated[
         Path | None,
@@ -279,7 +279,7 @@ class OnHosts(Machines):
 
 @options
 class Ssh(OnHosts):
-    """Hosts of your own, reached by ssh."""
+    """Launch options of your own hosts, reached by ssh."""
 
     PLACE: ClassVar[str] = "ssh"
 
@@ -287,7 +287,7 @@ class Ssh(OnHosts):
 
 
 def word(given: str, name: str) -> str:
-    """Return a name of Slurm's, as its commands take it.
+    """Check the option ``name``, a name that Slurm knows such as a partition's, and return it; it must be printable.
 
     Raises:
         BadInput: it is none.
@@ -298,7 +298,7 @@ def word(given: str, name: str) -> str:
 
 
 def time_limit(given: str | float, name: str) -> float | None:
-    """Return the time limit of a job in seconds.
+    """Parse the option ``name``, a Slurm job's time limit such as '4h', into seconds: from 5 minutes to 366 days.
 
     Raises:
         BadInput: it is none, or too short to begin anything.
@@ -309,7 +309,7 @@ def time_limit(given: str | float, name: str) -> float | None:
 
 @options
 class Slurm(OnHosts):
-    """Nodes of a Slurm cluster, each in a job of its own."""
+    """Launch options of nodes of a Slurm cluster, each asked for by a separate job."""
 
     PLACE: ClassVar[str] = "slurm"
 
@@ -329,7 +329,7 @@ class Slurm(OnHosts):
 
 @options
 class Ec2(Machines):
-    """The plan's machines, rented all in one zone within a budget that is a hard stop."""
+    """Launch options of the plan's machines, rented on EC2 in one zone within a budget that is a hard stop."""
 
     PLACE: ClassVar[str] = "ec2"
 

@@ -69,7 +69,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Mapped:
-    """A run as its workers are on a backend, the prediction of it there, and notes to read these numbers by."""
+    """A run with the workers of one backend, its predicted time and cost there, and notes on what was assumed."""
 
     run: RunSpec
     prediction: Prediction
@@ -77,15 +77,15 @@ class Mapped:
 
 
 def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tuple[int, ...]:
-    """Return the local batch sizes that a run begins with if ``shares`` are best: some policies begin with others.
+    """Return the local batch sizes, by rank, that the run's batch policy begins with if ``shares`` would be best.
 
     Args:
-        run: which is to begin.
-        shares: of its workers.
+        run: the run that is to begin.
+        shares: the best local batch size of each worker, by rank.
         least: samples that a worker of the job needs in a step.
 
     Raises:
-        BadInput: the policy cannot share the batch so.
+        BadInput: the policy cannot divide the batch so.
     """
     workers = tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
     minimum = least_within(least, sum(shares), len(shares))
@@ -93,9 +93,10 @@ def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tupl
 
 
 def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
-    """Return the measured division of the host nearest to a number of workers, and how much longer its steps take then.
+    """Return the profiled device with ``workers`` per host or the nearest number, and the factor on its step times.
 
-    More workers than were ever measured at a time share the cores: each gets a smaller part of them.
+    Of the measured numbers of workers, the least that is enough serves, with a factor of 1. More workers than were ever
+    measured at a time share the cores: each gets a smaller part of them.
     """
     alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
     fitting = [fitted for fitted in alike if fitted.device.workers_per_host >= workers]
@@ -107,7 +108,7 @@ def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallWorkers:
-    """Workers with one thread each, any number of them on the processors of one machine: their real computing time.
+    """Workers of a thread each that share one machine's processors, and how long they really compute there.
 
     Attributes:
         model: of the job.
@@ -125,7 +126,7 @@ class SmallWorkers:
 
     @classmethod
     def of(cls, model: FittedModel, cpus: int, workers: int) -> SmallWorkers:
-        """Return workers of a machine, judged by the part of the profiled host that had the fewest threads."""
+        """Return ``workers`` workers on ``cpus`` processors, timed by the profiled device with the fewest threads."""
         alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
         fitted = min(
             alike, key=lambda candidate: (candidate.device.threads_per_worker, -candidate.device.workers_per_host)
@@ -149,7 +150,7 @@ class SmallWorkers:
         return WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s * self._threads)
 
     def work_s(self, samples: int) -> float:
-        """Return the processor seconds of one local batch, by the nearest measurements, not the line through all."""
+        """Return the processor seconds that a worker alone needs for ``samples`` samples, by near measurements."""
         fixed_s = self.fitted.step_time.fixed_s
         return fixed_s + max(0.0, self.fitted.time_s(samples) - fixed_s) * self._threads
 
@@ -196,7 +197,7 @@ def predict_run(
     startup_s: float,
     exchanges_on_processors: bool = False,
 ) -> Prediction:
-    """Predict the plan's goal in steps that compute for a known time, on a machine that costs nothing.
+    """Predict the time to a plan's goal from each worker's compute seconds per step, and the exchange. It costs 0 USD.
 
     The centre is of a machine that nobody else uses, as far as processor time tells. Intervals reach as far as
     contention has been seen to; what was timed on the wall may also have been as much too long.
@@ -272,7 +273,7 @@ ASSUMED_LOG_SD = FORETOLD_LOG_SD
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The workers that exchange gradients, and the facts of the backend on which they do.
+    """The group of workers that exchanges gradients on a backend, with timings of its links and compressors.
 
     Attributes:
         model: of the job.
@@ -296,7 +297,7 @@ class Meeting:
     steered_log_sd: float = ASSUMED_LOG_SD
 
     def operations(self, compression: Compression) -> tuple[Operation, ...]:
-        """Return the collective operations of one exchange.
+        """Return the collective operations, such as all-reduce, of one exchange with a compression, in order.
 
         Raises:
             BadInput: so many workers cannot be served like that.
@@ -305,7 +306,7 @@ class Meeting:
         return operations_of(compression, job.parameters, workers=self.workers, shapes=job.parameter_shapes or None)
 
     def exchange(self, compression: Compression) -> tuple[float, float]:
-        """Return the seconds of one exchange when nobody has to be waited for, and the standard deviation of their log.
+        """Return the seconds that links need for one exchange, without waiting, and the log's standard deviation.
 
         What all operations have in common is wrong for all of them.
         """
@@ -316,7 +317,7 @@ class Meeting:
         return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
-        """Return the seconds of a worker's own work in compression, as plans price it; else Top-k's, or nothing."""
+        """Return a worker's seconds of compressing per exchange, as plans price it; else Top-k's; 0 if not timed."""
         device, numel = self.model.reference.device, self.model.profile.job.parameters
         work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
         if work is not None:
@@ -326,7 +327,7 @@ class Meeting:
         return 0.0 if line is None else self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
 
     def gain(self, compression: Compression) -> float:
-        """Return the retained gradient energy, as plans take it; Top-k's of an unmeasured selection; else 1."""
+        """Return the share of the gradient's squared norm that is sent, as plans take it; else Top-k's, or 1."""
         curve, selects = self.model.gain, METHODS[compression.name].by_ratio and bool(self.model.gain.log_ratios)
         if selects:  # the smallest gain that was measured counts for ratios below
             ratio = max(compression.ratio, math.exp(curve.log_ratios[0]))
@@ -337,13 +338,13 @@ class Meeting:
         return known
 
     def is_assumed(self, compression: Compression) -> bool:
-        """Return whether the cost of a compression to a worker was assumed, not timed."""
+        """Return whether a worker's time for a compression is assumed, not profiled; False for dense gradients."""
         return compression.name != IDENTITY and timed_as(compression) not in self.compressors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foreseen:
-    """The exchange that a prediction is made for.
+    """The predicted gradient exchange of a run: compression, seconds per step, overlap, gain and uncertainty.
 
     Attributes:
         compression: what is sent in every step.
@@ -368,12 +369,12 @@ class Foreseen:
 
 
 def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
-    """Predict the exchange of a run, or the one that its policies should come to use most.
+    """Predict a run's gradient exchange per step; where policies choose, the option with the quickest progress.
 
     Args:
         run: as it will be started.
         meeting: of its workers.
-        compute_s: of the slowest worker in a step.
+        compute_s: seconds that the slowest worker computes in a step.
         to_target: whether the run ends at a target, so that what is held back costs steps.
 
     Raises:
@@ -493,7 +494,7 @@ UNMEASURED_DIVISION_LOG_SD = 0.2
 
 
 def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
-    """Map the plan's run onto workers of the machine that was profiled, and predict it there.
+    """Map a plan's run onto workers of the profiled machine and predict it; ``slowdowns`` None: all at full speed.
 
     Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
     slowed down by its factor.
@@ -576,7 +577,7 @@ def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: fl
 
 
 def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
-    """Return when each worker has computed (seconds), if all begin together and share the processors equally.
+    """Return when each worker ends its ``work_s``, in seconds, if all begin at once and share ``processors`` equally.
 
     Processor sharing: of ``n`` workers that still compute, each advances at ``min(1, processors / n)`` of the speed
     that it has alone. Between two ends that speed is constant, and the least work ends first, so
@@ -598,7 +599,7 @@ def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
 
 
 def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors: int, headroom: float) -> float:
-    """Return the smallest factor of at least 1 by which ``wanted_s`` must be stretched for all work to fit into it.
+    """Return the least factor >= 1 on ``wanted_s`` for ``work_s`` to end ``headroom`` times sooner on ``processors``.
 
     Each worker ends ``headroom`` times sooner than its stretched time. As nobody ends before its own work is done, and
     the processors are busy until the last one ends, this also leaves ``1 - 1 / headroom`` of all processors free.
@@ -614,6 +615,6 @@ def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors:
 
 
 def rounded_up(factor: float) -> float:
-    """Return the next number of two digits, so that what is printed is what is used."""
+    """Return a factor above 0 rounded up to two significant digits, so that the printed number is the used number."""
     unit = math.pow(10.0, math.floor(math.log10(factor)) - 1)
     return float(f"{math.ceil(factor / unit - 1e-9) * unit:.2g}")

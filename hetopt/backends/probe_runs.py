@@ -1,4 +1,4 @@
-"""Short runs that measure whole steps of a layout: of this machine's processes, of hosts of one's own."""
+"""Short runs that measure whole steps of a layout: of this machine's processes, of the user's own hosts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ PERIOD_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun:
-    """A run, and the configuration whose steps it measures."""
+    """A short run, and the machines and local batch size whose step time it measures."""
 
     configuration: Configuration
     spec: RunSpec
 
 
 def counts(most: int) -> tuple[int, ...]:
-    """Return the numbers of workers in probes: 1, 2, 3, 4, 6, 8, 12 and so on, and the largest."""
+    """Return the numbers of workers to probe, ascending: 1, 2, 3, 4, 6, 8, 12 and so on up to ``most``, and that."""
     sizes = {part * 2**power // 2 for power in range(most.bit_length() + 1) for part in (2, 3)}
     return tuple(sorted({most, *(size for size in sizes if size <= most)}))
 
 
 def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
-    """Return probes with processes of this machine, up to a number, each with its part of the threads.
+    """Return probe runs of 1, 2, 3, 4, 6 and so on to ``workers`` processes of this machine, at two batch sizes.
 
     Raises:
         BadInput: no worker.
@@ -50,7 +50,7 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
 
 
 def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
-    """Return probes of each host alone, then of the first two, three and more together; hosts go by their own names."""
+    """Return probe runs of each host alone, then of the first 2, 3, 4, 6 and so on together, under the hosts' names."""
     nodes = [Node(type=host.name, workers=len(host.devices)) for host in hosts]
     layouts = [(node,) for node in nodes] + [tuple(nodes[:count]) for count in counts(len(nodes)) if count > 1]
     sizes = _local_sizes(profile, sum(node.workers for node in nodes))
@@ -58,7 +58,7 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
 
 
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
-    """Return the step that a finished probe measured: the median over its control periods.
+    """Return the median seconds of a step, and of synchronizing in it, from a finished probe's events after warm-up.
 
     Raises:
         RunFailed: it logged no step after its warm-up.
@@ -91,7 +91,7 @@ def probe(
     names: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> ProbeRun:
-    """Return a probe run of these machines' workers, and the configuration that it measures.
+    """Return a probe run of ``size`` samples a worker on ``nodes``, called ``names`` as hosts (None: by their types).
 
     Args:
         profile: of the job.

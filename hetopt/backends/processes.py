@@ -93,7 +93,7 @@ class _Process(Record):
 
 @contextmanager
 def lease(run_dir: Path) -> Iterator[int]:
-    """Hold a run's lease inside; a process that is given the descriptor holds it for the rest of its life.
+    """Lock a run's folder in a with block, waiting up to 5 s; yield the lock's descriptor, which a child may keep.
 
     Raises:
         BadInput: somebody else has it, or the folder cannot be written.
@@ -114,7 +114,7 @@ def lease(run_dir: Path) -> Iterator[int]:
 
 
 def is_alive(run_dir: Path) -> bool:
-    """Return whether the run in a folder is alive: whether its lease is locked.
+    """Return whether the run in a folder is alive: whether any process has the folder's lease file locked.
 
     Raises:
         BadInput: the lease cannot be read, or no file can be locked there.
@@ -125,7 +125,7 @@ def is_alive(run_dir: Path) -> bool:
 
 
 def locks(descriptor: int, how: int) -> bool:
-    """Lock an open file, as ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``; False where another process keeps it from that."""
+    """Try to lock an open file (``how``: ``fcntl.LOCK_EX`` or ``LOCK_SH``) at once; return whether that worked."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -145,7 +145,7 @@ def _locks_lease(descriptor: int, how: int, run_dir: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The process that is to host a run.
+    """The command, log file and environment of the process that is to host a run.
 
     Attributes:
         module: started as ``python -m MODULE RUN_DIR LAUNCHER_PID``; it ends with the launcher that is named.
@@ -165,7 +165,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLauncher(ABC):
-    """A launcher that starts, watches and stops runs on this machine; each of its forms says what the process is.
+    """The base of launchers whose runs are a process of this machine, which may start others.
 
     Attributes:
         grace_s: how long `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
@@ -180,7 +180,7 @@ class ProcessLauncher(ABC):
 
     @abstractmethod
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Make the folder ready for a run, and return the program to start for it."""
+        """Prepare a run's folder, and return the program to start as the run's process; start nothing."""
 
     def _check(self, spec: RunSpec) -> None:  # noqa: B027  # most runs can be done
         """Refuse a run before anything of it is in its folder.
@@ -190,7 +190,7 @@ class ProcessLauncher(ABC):
         """
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
-        """Start the run and return at once. A folder that holds a checkpoint is resumed.
+        """Start the run's process and return at once; a folder that holds a checkpoint is resumed.
 
         Args:
             spec: every worker of it runs on this machine, whatever host it names.
@@ -227,13 +227,13 @@ class ProcessLauncher(ABC):
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """Return the present status of a run; reads the end of its event log and asks for one process."""
+        """Return a run's status by the lock on its folder and the end of its event log; start nothing."""
         run_dir = handle.run_dir.resolve()
         self._reap(run_dir)
         return run_status(run_dir)
 
     def stop(self, handle: RunHandle) -> None:
-        """End the run: a wish first, then SIGTERM, then SIGKILL. When it returns nothing of the run is left.
+        """End the run and wait for it: first by a stop file, so that workers save, then SIGTERM, then SIGKILL.
 
         Raises:
             BadInput: the run is alive, and what holds its lease is no process that its folder names, or one of another
@@ -331,7 +331,7 @@ def _step_s(events: Sequence[LogEvent]) -> float:
 
 
 def saved_bytes(run_dir: Path) -> dict[Path, int]:
-    """Return the checkpoints, models and outputs that a run's folder has, whole or in part, and the bytes of each."""
+    """Return the bytes of each checkpoint, model and output file in a run's folder, complete or partial, by path."""
     objects = (run_dir / OBJECTS_FOLDER / LATEST_OBJECT).parent
     folders = (run_dir / CHECKPOINT_FOLDER, objects, run_dir / OUTPUT_FOLDER)
     sizes: dict[Path, int] = {}
@@ -342,7 +342,7 @@ def saved_bytes(run_dir: Path) -> dict[Path, int]:
 
 
 def run_status(run_dir: Path) -> RunStatus:
-    """Return the present status of the run in a folder, whoever started it.
+    """Return the status of the run in a folder, whichever process started it: by its lock and its log's end.
 
     Raises:
         BadInput: its lease or its log cannot be read.
@@ -375,10 +375,10 @@ QUIET_TORCH = {
 
 @dataclass(frozen=True, kw_only=True)
 class LocalLauncher(ProcessLauncher):
-    """Worker processes under torchrun, on this machine."""
+    """The launcher of runs whose workers are processes of this machine, under torchrun."""
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """See `ProcessLauncher.program`."""
+        """Return the program that hosts worker processes of this machine: the torchrun agent."""
         return Program(
             module="hetopt.trainer.host.agent",
             log_name="host.log",
@@ -388,9 +388,9 @@ class LocalLauncher(ProcessLauncher):
 
 
 def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -> int:
-    """Be the process of a run that a `ProcessLauncher` has started; return hetopt's exit code.
+    """Run ``conducted`` as the process of a run, until it or the launcher in ``argv`` ends; return hetopt's exit code.
 
-    It ends with the launcher that is named. What it cannot do is told where people look: in the run's log.
+    A `ProcessLauncher` has started this process, which ends with the launcher. An error is written to the run's log.
 
     Args:
         argv: of the process: its module, the run's folder, and the launcher's number.

@@ -32,15 +32,15 @@ _WEIGHT = 0.3
 
 @dataclass(kw_only=True)
 class Supervision:
-    """The supervisor of one run's deadline.
+    """The watch over a rented run's deadline, which moves the run to on-demand machines at the last moment.
 
     Attributes:
         run_dir: of the run.
-        run: its log, folded by whoever follows it.
+        run: its log, folded by the process that follows it.
         steps: that the run takes.
         step_time_s: running mean over control periods with all workers, from what was predicted on: with some of them
             away a step takes longer, and those come back with the move.
-        until_there_s: from the wish to move to the first step on the new machines.
+        until_there_s: seconds from the wish to move to the first step on the new machines.
         deadline_s: by when training must end, seconds since the epoch; None: at any time.
         renting: where it can be moved; None: nowhere, or not any more.
         workers: how many there were when most were.
@@ -57,7 +57,7 @@ class Supervision:
 
     @classmethod
     def of(cls, record: Launch, run_dir: Path, run: RunFold, renting: Renting | None = None) -> Supervision:
-        """Return the supervision of a launch.
+        """Return the supervision of a launched run, whose log the caller folds into ``run``; no ``renting``: no move.
 
         Args:
             record: of the launch.
@@ -84,13 +84,13 @@ class Supervision:
         return max(0.0, self.steps - self.run.planned_step) / self.run.worth
 
     def take(self, event: LogEvent) -> None:
-        """Take in the next event of the log; only logged steps change anything."""
+        """Update the running mean of step seconds by the log's next event; only logged steps with all workers count."""
         if isinstance(event, StepsLogged) and len(event.compute_s) >= self.workers:
             self.workers = len(event.compute_s)
             self.step_time_s += _WEIGHT * (event.step_time_s - self.step_time_s)
 
     def look(self) -> str | None:
-        """Move the run if only machines on demand still keep its deadline; return the news for a person, if any."""
+        """Move the run, once, if only on-demand machines still keep its deadline; return a sentence on it or None."""
         renting = self.renting
         if renting is None or self.deadline_s is None or self.run.training_started_s is None:
             return None

@@ -1,4 +1,4 @@
-"""The text that a rented machine runs when it boots: a timer that ends it first, then everything that may fail.
+"""The script that a rented machine runs when it boots: a timer that ends it first, then everything that may fail.
 
 Pure text. What varies is a JSON file inside a quoted here-document and a few values that can hold nothing but letters,
 digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it: machines have a
@@ -56,10 +56,10 @@ ExecStart=/bin/sh -c 'exec shutdown -h now'
 
 
 def end_timer(moment: str) -> str:
-    """Return the systemd timer unit that shuts the machine down at a moment.
+    """Return the systemd timer unit that shuts a machine down at a moment.
 
     Args:
-        moment: in whole seconds since the epoch, or what a shell puts these in place of.
+        moment: whole seconds since the epoch, or a shell variable that holds them.
     """
     return f"""\
 [Unit]
@@ -76,10 +76,10 @@ WantedBy=timers.target
 
 
 def again_service(boot_id: str) -> str:
-    """Return the systemd service unit that shuts the machine down if it boots a second time.
+    """Return the systemd service unit that shuts a machine down at any boot but that with ``boot_id``.
 
     Args:
-        boot_id: of the first boot, or what a shell puts it in place of.
+        boot_id: the kernel's id of the first boot, or a shell command that prints it.
     """
     return f"""\
 [Unit]
@@ -97,11 +97,11 @@ WantedBy=multi-user.target
 def set_timer(
     end_s: float, *, run: Callable[[list[str]], bool], units: Path, clock: Callable[[], float] = time.time
 ) -> None:
-    """End the machine at a time by the timer that the boot script has set, and not when it was said before.
+    """Set this machine's shutdown timer to ``end_s``, seconds since the epoch, in place of the time set before.
 
     Args:
         end_s: when, in seconds since the epoch.
-        run: carries out a command; says whether that went well.
+        run: carries out a command; returns whether that succeeded.
         units: where the system's units are.
         clock: seconds since the epoch.
     """
@@ -121,11 +121,11 @@ WHEELS_FOLDER = "wheels"
 
 
 class NodeConfig(Terms):
-    """A rented machine's boot configuration: no value in it is more than one word to a shell.
+    """The configuration that a rented machine boots with; each value is a single word to a shell.
 
     Attributes:
         has_gpu: whether it needs torch with CUDA.
-        proxy: by which they reach S3 and packages; empty: by themselves.
+        proxy: by which it reaches S3 and packages; empty: directly.
     """
 
     run_id: RunName

@@ -1,4 +1,4 @@
-"""Objects in the run's bucket, as a machine reads and writes them; of a data set several at a time."""
+"""The objects in a run's bucket as a machine reads and writes them, and the reading of data sets and spot prices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PART_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class S3Objects(Objects):
-    """The objects of one run. Whoever makes a request that fails tries it again: a machine's network comes and goes.
+    """The objects of one run in an S3 bucket; a failed request returns None or False, and the caller tries again.
 
     Attributes:
         prefix: of the run, without a slash at its end.
@@ -42,7 +42,7 @@ class S3Objects(Objects):
 
     @classmethod
     def connect(cls, *, region: str, bucket: str, prefix: str, account_id: str) -> S3Objects:
-        """Connect to a bucket with the credentials of the machine's role."""
+        """Return the objects under ``prefix`` in a bucket, with the credentials of the machine's role."""
         retries = {"mode": "standard", "total_max_attempts": 4}
         client = _client("s3", region, retries=retries, connect_timeout=5, read_timeout=30)
         return cls(client=client, bucket=bucket, prefix=prefix, account_id=account_id)
@@ -59,7 +59,7 @@ class S3Objects(Objects):
         return answer
 
     def versioned(self, name: str) -> Versioned | None:
-        """See `Objects`."""
+        """Return the bytes under a name with their ETag; None: absent, over 64 MiB, or S3 does not answer."""
         answer = self._answer("get_object", name)
         if answer is None or answer["ContentLength"] > LARGEST_READ_BYTES:
             return None  # nothing that is read as a whole
@@ -69,11 +69,11 @@ class S3Objects(Objects):
             return None
 
     def put(self, name: str, data: bytes) -> bool:
-        """See `Objects`."""
+        """Write bytes under a name; return whether that succeeded."""
         return self._answer("put_object", name, Body=data) is not None
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """See `Objects`."""
+        """Write bytes if the object's ETag is still ``version`` (None: absent); return whether they were written."""
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         return self._answer("put_object", name, Body=data, **condition) is not None
 
@@ -87,7 +87,7 @@ class S3Objects(Objects):
         return True
 
     def send(self, name: str, path: Path) -> bool:
-        """Write a file; no object is there before all of its parts are."""
+        """Upload a file under a name, above 32 MiB in parts, whole or not at all; return whether that succeeded."""
         return self._carry("upload_file", str(path), self.bucket, f"{self.prefix}/{name}")
 
     def size_bytes(self, name: str) -> int | None:
@@ -96,15 +96,15 @@ class S3Objects(Objects):
         return None if answer is None else int(answer["ContentLength"])
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Fetch an object into a file, which has another name until it is whole."""
+        """Download an object into the file ``path``, whole or not at all; return whether that succeeded."""
         return self._carry("download_file", self.bucket, f"{self.prefix}/{name}", str(path))
 
     def delete(self, name: str) -> None:
-        """Remove one object; what stays goes with the bucket's own rule."""
+        """Try to delete an object; report no failure, as the bucket's own rule deletes it later."""
         self._answer("delete_object", name)
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder; see `fetched`.
+        """Download the objects under ``s3://BUCKET/PREFIX`` while ``goes_on``; return whether all are in the folder.
 
         Raises:
             BadInput: there is nothing, an object has a name that no file can have, or the machine's role may not read
@@ -146,14 +146,16 @@ def _in_parts() -> Any:
 
 
 def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_s: float = 1.0) -> bool:
-    """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder. What is there already in its size is not fetched.
+    """Download the objects under ``s3://BUCKET/PREFIX`` that a folder lacks while ``goes_on``; return if all are there.
+
+    What is there already in its size is not fetched.
 
     Args:
         client: of S3.
         url: where from.
         folder: where to.
-        goes_on: is asked every so often.
-        look_every_s: how often.
+        goes_on: asked with the bytes that are there and all bytes; False ends the download.
+        look_every_s: seconds between two such questions, at most.
 
     Returns:
         whether all of it is there; not where it was not to go on.
@@ -204,7 +206,7 @@ def _listed(client: Any, **place: str) -> list[Mapping[str, Any]]:
 
 
 def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
-    """Return the parameters of DescribeSpotPriceHistory for instance types in every zone.
+    """Return the parameters of DescribeSpotPriceHistory for the instance types ``names`` in all zones.
 
     Args:
         names: of the types.
@@ -238,13 +240,13 @@ _WITHIN_S = 5
 
 
 def prices_client(region: str) -> Any:
-    """Return a client of EC2's price history with the credentials of the machine's role."""
+    """Return a boto3 client for EC2's price history, with the machine's role, 5 s timeouts and a single attempt."""
     once = {"total_max_attempts": 1}
     return _client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S)
 
 
 def ask_prices(client: Any, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
-    """Return EC2's price changes, see `hetopt.backends.host.protocol.AskPrices`; None: they cannot be read."""
+    """Ask EC2 for the spot prices of instance types since ``from_s`` (epoch seconds), oldest first; None: no answer."""
     try:
         pages = client.get_paginator("describe_spot_price_history").paginate(**history_parameters(types, from_s))
         return changes_of(pages.build_full_result())

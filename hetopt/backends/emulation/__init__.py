@@ -1,1 +1,1 @@
-"""A cluster emulated on this machine: a network namespace a host, links at their rates."""
+"""A cluster emulated on this machine: a network namespace for each host, with links at their rates."""

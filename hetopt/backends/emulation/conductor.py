@@ -1,4 +1,4 @@
-"""The process that owns a rehearsal: it builds the cluster, starts its hosts, changes them as told, and removes it all.
+"""The process that owns a rehearsal: it builds the cluster, starts its hosts, changes them as ordered, and removes all.
 
 ``python -m hetopt.backends.emulation.conductor RUN_DIR PARENT_PID``. Everything that happens to the cluster happens
 here: scheduled changes, changes that other processes ask for, hosts that die, and slowing the miniature down where the
@@ -82,7 +82,7 @@ _TERMINATE_S = 13.0  # an agent gives its workers 10 s
 
 @dataclass(kw_only=True)
 class RehearsalConductor(Conductor):
-    """The conductor of one rehearsal: hosts are namespaces of this machine, which change, die and return as told.
+    """The conductor of a rehearsal, whose hosts are network namespaces that change, die and return as ordered.
 
     Attributes:
         miniature: of the spec.
@@ -116,7 +116,7 @@ class RehearsalConductor(Conductor):
         self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
 
     def begin(self) -> None:
-        """See `Conductor.begin`."""
+        """Announce speeds, set the links' rates, and start the workers of all hosts."""
         self._announce_conditions()
         self._set_rates(self._hosts)
         (self.run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
@@ -146,7 +146,7 @@ class RehearsalConductor(Conductor):
             return self.network.fork(place, self._forks, program, env=environment, output=output)
 
     def look(self) -> None:
-        """See `Conductor.look`; also do what is due."""
+        """Collect exit codes and events, carry out the changes that are due, and update `now`."""
         self._have_ended()
         now_s = time.monotonic()
         self._read(now_s)
@@ -166,15 +166,15 @@ class RehearsalConductor(Conductor):
             self.now.allowed = [name for name in self._alive if not self._hosts[name].leaving] or self._alive
 
     def has_failed(self) -> bool:
-        """See `Conductor.has_failed`; workers that come and go do without one that has failed."""
+        """Return whether workers have failed that the run cannot go on without."""
         return super().has_failed() and (self._run.has_ended or not self._comes_and_goes)
 
     def awaits(self) -> bool:
-        """See `Conductor.awaits`: whether it is told that a host returns."""
+        """Return whether a change still to come brings a dead host back."""
         return any(change.returns for change in self._pending)
 
     def is_over(self) -> bool:
-        """See `Conductor.is_over`; where some went on without others, those that have only just come need not begin."""
+        """Return whether training has ended, and all hosts, or any if the run goes on without lost hosts."""
         finished = self._run.has_ended and self._run.finish_reason != "stopped"
         return finished and (not self._agents or (self._comes_and_goes and bool(self.now.ended)))
 
@@ -262,11 +262,11 @@ class RehearsalConductor(Conductor):
         self._announce_presence()
 
     def pause(self) -> None:
-        """See `Conductor.pause`."""
+        """Tell all workers to save a checkpoint at one step and end, by the stop file."""
         (self.run_dir / STOP_FILE).touch()
 
     def place(self) -> None:
-        """See `Conductor.place`; workers that still run end at once."""
+        """Kill workers that still run, and start a generation on all usable hosts, from the newest checkpoint."""
         for name in self._agents:
             self.network.kill(self._places[name])
         self._agents, self._starts = {}, self._starts + 1
@@ -321,7 +321,7 @@ class RehearsalConductor(Conductor):
         self.network.set_rates({place: None if rate is None else rate / slowdown for place, rate in rates.items()})
 
     def exit_code(self, *, failed: bool) -> int:
-        """See `Conductor.exit_code`; where some went on without others, one that came to the end is enough."""
+        """Return hetopt's exit code; where workers go on without lost hosts, 0 if any ended well."""
         codes = list(self.now.ended.values())
         if self._comes_and_goes and self._run.has_ended and 0 in codes:
             return 0
@@ -330,12 +330,12 @@ class RehearsalConductor(Conductor):
         )
 
     def finish(self, *, failed: bool) -> None:
-        """See `Conductor.finish`."""
+        """Wait up to 20 s for the hosts to end, not if the run has ``failed``; then terminate and kill them."""
         until(self._have_ended, within_s=0.0 if failed else SURVIVORS_S)
         self._end_agents()
 
     def let_go(self) -> None:
-        """See `Conductor.let_go`."""
+        """Terminate, then kill, the hosts that are left, and end the process that forks them."""
         self._end_agents()
         self._forks.close()
 
@@ -351,7 +351,7 @@ class RehearsalConductor(Conductor):
 
 
 def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
-    """Rehearse the run in a folder; nothing of the cluster is left when this returns, however it ends.
+    """Rehearse the run in a folder on an emulated network, which is removed however it ends; return the exit code.
 
     Raises:
         BadInput: the folder has no usable ``spec.json``.
@@ -369,14 +369,14 @@ CONDITION_CHANGED = "condition_changed"
 
 
 class HostNow(EmulatedHost):
-    """The present condition of an emulated host, in the units of its description."""
+    """The present condition of an emulated host: speed, link rate, and whether it is alive, leaving or cut off."""
 
     alive: bool = True
     leaving: bool = False
     cut: bool = False
 
     def after(self, change: Change) -> HostNow:
-        """Return the host after a change that names it, or all; to the dead nothing happens but that they return."""
+        """Return the host after a change that names it, or all hosts; a dead host changes only by returning."""
         if change.host not in (self.name, EVERY_HOST):
             return self
         if not self.alive:
@@ -393,7 +393,7 @@ class HostNow(EmulatedHost):
 
 
 def is_due(change: Change, training_s: float | None, step: int) -> bool:
-    """Return whether a change is due.
+    """Return whether a change is due: at once, at its step, or at its second of training (None: not begun).
 
     Args:
         change: that was scheduled, or asked for.
@@ -406,7 +406,7 @@ def is_due(change: Change, training_s: float | None, step: int) -> bool:
 
 
 def split(pending: Sequence[Change], training_s: float | None, step: int) -> tuple[list[Change], list[Change]]:
-    """Return the changes that are due, in the order of their moments, and those that are not yet."""
+    """Return the changes that are due now, by their moments, and the others; ``training_s`` None: no training yet."""
     due = [change for change in pending if is_due(change, training_s, step)]
     later = [change for change in pending if change not in due]
     # Several may be due when a run is resumed.
@@ -414,7 +414,7 @@ def split(pending: Sequence[Change], training_s: float | None, step: int) -> tup
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
-    """Return the changes left for a resumed run: who died before was replaced, and does not die of the same again."""
+    """Return the scheduled changes without deaths of hosts that died in an earlier session, for a resumed run."""
     dead = {event.host for event in earlier if isinstance(event, ConditionChanged) and event.dies}
     return [
         change
@@ -430,13 +430,13 @@ _ROOM = 1.15
 
 @dataclass(kw_only=True)
 class FitWatch:
-    """The slowdown of a miniature at which the real computation fits into the declared time.
+    """The watch on whether real computing fits into a miniature's declared time, and the slowdown at which it does.
 
     Follows ``pace_use`` of the run's ``step`` events: real computation over declared time, of each worker.
 
     Attributes:
         slowdown: the present one, at least 1.
-        since_s: when it began to hold; periods that began earlier say nothing about it.
+        since_s: when it began to hold, by the monotonic clock; earlier periods say nothing about it.
     """
 
     slowdown: float = 1.0
@@ -444,7 +444,7 @@ class FitWatch:
     _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
 
     def look(self, event: LogEvent, now_s: float) -> int | None:
-        """Take in one event, now; return the rank whose computation does not fit, after `slowdown` was raised."""
+        """Read an event at ``now_s`` (monotonic); if computing does not fit, raise `slowdown` and return the rank."""
         if not isinstance(event, StepsLogged) or not event.pace_use:
             return None
         use = event.pace_use
@@ -467,7 +467,7 @@ class FitWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalLauncher(ProcessLauncher):
-    """The launcher of rehearsals. The run's process is their conductor."""
+    """The launcher of rehearsals; the process of each run is the conductor of its emulated cluster."""
 
     def _check(self, spec: RunSpec) -> None:
         assert spec.miniature is not None, "it was mapped onto a cluster"
@@ -478,7 +478,7 @@ class RehearsalLauncher(ProcessLauncher):
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """See `ProcessLauncher.program`."""
+        """Remove an earlier attempt's change requests, and return the program that conducts a rehearsal."""
         (run_dir / CHANGES_FILE).unlink(missing_ok=True)  # wishes of an earlier attempt
         if not (run_dir / EVENTS_FILE).exists():
             (run_dir / CONDITIONS_FILE).unlink(missing_ok=True)
@@ -490,7 +490,7 @@ class RehearsalLauncher(ProcessLauncher):
         )
 
     def stop(self, handle: RunHandle) -> None:
-        """End the run; when it returns nothing of it is left, its network included."""
+        """End a rehearsal and wait until its processes and its network are gone."""
         super().stop(handle)
         run_dir = str(handle.run_dir.resolve())
         for network in find_leftovers():
@@ -502,7 +502,7 @@ CHANGES_FILE = "changes.jsonl"
 
 
 def ask_for_change(run_dir: Path, change: Change) -> None:
-    """Ask the rehearsal in ``run_dir`` for a change; it happens within a tenth of a second, or when it is due.
+    """Ask the rehearsal that runs in ``run_dir`` for a change, which happens within 0.1 s or when it is due.
 
     Raises:
         BadInput: the run is over, or the host cannot change so.
@@ -517,7 +517,7 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
 
 
 def check_change(spec: RunSpec, change: Change) -> None:
-    """Refuse what cannot be done to this run.
+    """Raise BadInput for a change that the run would not survive, such as a cut or return without restarts.
 
     Raises:
         BadInput: so it is.
@@ -536,18 +536,18 @@ def check_change(spec: RunSpec, change: Change) -> None:
 
 
 def comes_and_goes(spec: RunSpec) -> bool:
-    """Return whether the workers that are left go on from memory when one of the run's hosts dies."""
+    """Return whether a rehearsal goes on from memory when a host dies: elastic workers on several hosts."""
     return spec.is_elastic and spec.miniature is not None and len(spec.miniature.hosts) > 1
 
 
 def starts_again(spec: RunSpec) -> bool:
-    """Return whether a script's workers restart from a checkpoint on the hosts that are left when one dies."""
+    """Return whether a rehearsal restarts from a checkpoint when a host dies: scripts with restarts, several hosts."""
     survives = bool(spec.script) and spec.max_restarts > 0
     return survives and spec.miniature is not None and len(spec.miniature.hosts) > 1
 
 
 def parse_requests(lines: Iterable[str]) -> Iterator[Change]:
-    """Yield the changes that were asked for, one a line; a line that is none is passed over."""
+    """Yield the change in each line of JSON; skip a line that is no change."""
     for line in lines:
         try:
             yield Change.model_validate_json(line)

@@ -1,4 +1,4 @@
-"""Builds a small network on this machine: a Linux network namespace and a rate-limited link for every host.
+"""Builds a small network on this machine: a Linux network namespace and a rate-limited link for each host.
 
 The hosts of network ``ab12`` are the namespaces ``hetopt-ab12-h0``, ``hetopt-ab12-h1`` and so on. Each has one link,
 ``eth0``, to a bridge in the namespace ``hetopt-ab12``. The bridge has a namespace of its own so that this machine's
@@ -62,12 +62,12 @@ takes the burst of an idle link for its rate."""
 
 
 def host_address(place: int) -> str:
-    """Return the address of the host at a place, counted from 0; the same in every network."""
+    """Return the IPv4 address of the host at index ``place`` (from 0), the same in every emulated network."""
     return f"10.77.0.{_FIRST_OCTET + place}"
 
 
 class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
-    """A network that this process has made, and removes. A context manager."""
+    """An emulated network that this process has made and removes: use it as a context manager."""
 
     def __init__(self, network_id: str, hosts: Sequence[EmulatedHost]) -> None:
         self.id = network_id
@@ -78,7 +78,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
 
     @classmethod
     def create(cls, hosts: Sequence[EmulatedHost], *, owner: str) -> EmulatedNetwork:
-        """Make a network of these hosts, their links at their rates.
+        """Build a network of these hosts, with links at their rates, and lock it as in use. Needs root.
 
         Args:
             hosts: in order of their addresses.
@@ -108,11 +108,11 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
     address = staticmethod(host_address)
 
     def namespace(self, place: int) -> str:
-        """Return the name of a host's network namespace, for `ip netns exec`."""
+        """Return the name of the network namespace of the host at index ``place``, for `ip netns exec`."""
         return f"{_switch(self.id)}-{self._hosts[place].name}"
 
     def set_rates(self, rates_bits_per_s: Mapping[int, float | None]) -> None:
-        """Give links new rates, both directions, while traffic flows. None lifts the limit.
+        """Set links' rates (bits/s) by index of the host, in both directions, while traffic flows; None: no limit.
 
         A smaller bucket would never let a packet pass that is larger than it, and the packets behind that one neither:
         the kernel hands on up to 64 kB at once, and keeps what is queued when a bucket is changed. So a link that
@@ -129,11 +129,11 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
                     run("tc", BATCH, namespace=namespace, lines=lines)
 
     def take_down(self, place: int) -> None:
-        """Take a host's link down, so that nothing reaches it."""
+        """Take down the link of the host at index ``place``, so that no packet reaches it."""
         run("ip", ["link", "set", "dev", _port(place), "down"], namespace=_switch(self.id))
 
     def bring_up(self, place: int) -> None:
-        """Bring a host's link up again."""
+        """Bring up again the link of the host at index ``place``, at the rate that it had."""
         run("ip", ["link", "set", "dev", _port(place), "up"], namespace=_switch(self.id))
 
     def popen(
@@ -145,7 +145,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process on a host. It is a direct child of this process."""
+        """Start a process on the host at index ``place``, as a direct child of this process; do not wait for it."""
         inside = command("ip", ["netns", "exec", self.namespace(place), *arguments])
         process = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env)
         self._children.setdefault(place, []).append(process)
@@ -160,7 +160,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         env: Mapping[str, str],
         output: IO[bytes],
     ) -> ForkedProcess:
-        """Start a process on a host, as `popen` does, that is a fork of one that has imported what it needs.
+        """Start a process on the host at index ``place`` as a fork of ``server``, which has imported what it needs.
 
         Raises:
             NoFork: it cannot be one; see `ForkServer.start`.
@@ -170,7 +170,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         return process
 
     def kill(self, place: int) -> None:
-        """Kill every process on a host, and wait until they are gone.
+        """Kill every process on the host at index ``place``, and wait until they are gone.
 
         Raises:
             RunFailed: one of them cannot be killed.
@@ -183,7 +183,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
             process.wait()  # or it would stay in the process table as a zombie
 
     def remove(self) -> None:
-        """Remove the network and kill what still runs in it. Once more does no harm."""
+        """Remove the network and kill what still runs in it; a second call does no harm."""
         for place in list(self._children):
             self.kill(place)
         if self._lock is not None:
@@ -212,7 +212,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
 
 @dataclass(frozen=True, kw_only=True)
 class FoundNetwork:
-    """A network that exists on this machine; it may be another process's.
+    """An emulated network that exists on this machine, perhaps another process's.
 
     Attributes:
         id: its number.
@@ -226,7 +226,7 @@ class FoundNetwork:
 
 
 def find_networks() -> list[FoundNetwork]:
-    """Return every network of a rehearsal on this machine.
+    """Return every emulated network on this machine, sorted by id, with its purpose and whether it is in use.
 
     Raises:
         BadInput: there are some, and this process may not look into them.
@@ -237,7 +237,7 @@ def find_networks() -> list[FoundNetwork]:
 
 
 def find_leftovers() -> list[FoundNetwork]:
-    """Return the networks whose makers are gone, without any that is being made this moment."""
+    """Return the emulated networks whose makers are gone, after 0.5 s if there are any; remove none."""
     left = [network for network in find_networks() if not network.in_use]
     if left:
         time.sleep(_YOUNG_S)  # its maker may be between its first step and locking it
@@ -252,7 +252,7 @@ def _is_locked(network_id: str) -> bool:
 
 
 def remove(network_id: str) -> None:
-    """Remove a network, whoever made it, and kill what still runs in it. One that is gone already is no error.
+    """Remove an emulated network, whichever process made it, and kill what runs in it; an absent network is no error.
 
     Raises:
         BadInput: that is no network's number.
@@ -271,7 +271,7 @@ def remove(network_id: str) -> None:
 
 
 def check_size(hosts: int) -> None:
-    """Refuse more hosts than there are addresses.
+    """Raise BadInput for more hosts than an emulated network has addresses, 154.
 
     Raises:
         BadInput: so it is.
@@ -283,7 +283,7 @@ def check_size(hosts: int) -> None:
 
 
 def why_not() -> str | None:
-    """Return one sentence on why no network can be made here; None: one was made, and removed, just now."""
+    """Try to make a network here, and remove it; return why that fails in a sentence, or None if it succeeds."""
     for tool in ("ip", "tc"):
         if find_tool(tool) is None:
             return f"a rehearsal needs `{tool}` (iproute2), which is not installed"
@@ -324,7 +324,7 @@ def _purpose(network_id: str) -> str:
 
 
 def alias_of(purpose: str) -> str:
-    """Return a purpose as text that fits an interface; of a long one the end is kept, which tells folders apart."""
+    """Return a network's purpose as a line of 255 bytes at most, for an interface's alias; of longer text the end."""
     printable = re.sub(r"\s+", " ", purpose).encode("utf-8", errors="replace")
     return printable[max(0, len(printable) - ALIAS_BYTES) :].decode("utf-8", errors="ignore")
 
@@ -339,7 +339,7 @@ BATCH = ("-batch", "-")
 
 
 class NetworkRefused(RunFailed):
-    """The error of a command that the kernel, or iproute2, refused. ``reason`` is its own word for why."""
+    """The error of an `ip` or `tc` command that was refused, with the refusal's own words in ``reason``."""
 
     def __init__(self, command: str, reason: str) -> None:
         super().__init__(f"`{command}` was refused: {reason}.", hint="run `hetopt gc`, then try again")
@@ -347,18 +347,18 @@ class NetworkRefused(RunFailed):
 
 
 def find_tool(tool: Tool) -> str | None:
-    """Return the path of a system tool; None: not installed. People's PATH often leaves out folders of such tools."""
+    """Return the path of `ip` or `tc`, sought in PATH, /usr/sbin and /sbin; None if it is not installed."""
     return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
 
 
 def command(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None) -> list[str]:
-    """Return the argument vector of one command, inside a namespace where one is named."""
+    """Return the argument vector of an `ip` or `tc` command in a network namespace (None: this process's)."""
     inside = [] if namespace is None else ["-n", namespace]
     return [find_tool(tool) or tool, *inside, *arguments]
 
 
 def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, lines: Sequence[str] = ()) -> str:
-    """Run one command and return what it printed.
+    """Run an `ip` or `tc` command in a namespace (None: this process's), with input ``lines``; return its output.
 
     Args:
         tool: that does it.
@@ -404,7 +404,7 @@ _LEAST_RATE = 8  # the kernel counts bytes
 
 
 def limit(rate_bits_per_s: float) -> str:
-    """Return the token bucket of one direction of a link, as `tc` reads it."""
+    """Return the `tc` arguments of a token bucket that limits a direction of a link to a rate in bits/s."""
     rate = max(_LEAST_RATE, round(rate_bits_per_s))
     burst = max(_LEAST_BURST_BYTES, round(rate / 8 * BURST_S))
     queue = max(_LEAST_QUEUE_BYTES, round(rate / 8 * QUEUE_S))
@@ -416,17 +416,17 @@ _KILL_PATIENCE_S = 10.0
 
 
 def file_of(name: str) -> Path:
-    """Return the file that stands for a network namespace."""
+    """Return the path of the file that stands for a network namespace, under /run/netns."""
     return _FOLDER / name
 
 
 def namespaces() -> list[str]:
-    """Return the sorted names of all network namespaces."""
+    """Return the sorted names of all network namespaces of this machine that have a name."""
     return sorted(path.name for path in _FOLDER.glob("*"))
 
 
 def pids_in(names: Iterable[str]) -> list[int]:
-    """Return the ids of the processes in network namespaces."""
+    """Return the ids of the processes in the network namespaces ``names``."""
     pids: list[int] = []
     for name in names:
         try:
@@ -438,7 +438,7 @@ def pids_in(names: Iterable[str]) -> list[int]:
 
 
 def kill_in(names: Sequence[str]) -> None:
-    """Kill every process in these namespaces, and wait until they are gone.
+    """Kill every process in the network namespaces ``names``, and wait until they are gone, up to 10 s.
 
     Raises:
         RunFailed: one of them cannot be killed.
@@ -492,23 +492,23 @@ parameters, 3 workers)."""
 
 @dataclass(frozen=True, kw_only=True)
 class BoxLink(LinkModel):
-    """A limited link between hosts of a miniature; ``latency_s`` is that of waking.
+    """The cost of a rate-limited link between emulated hosts; ``latency_s`` is the time to wake a waiting worker.
 
     Attributes:
-        saved_s: of sending at the limited rate, which a link that rests before each message saves up.
+        saved_s: seconds of sending at the limited rate that a link saves up as it rests before each message.
     """
 
     saved_s: float
 
     def time_s(self, messages: float, traffic_bytes: float) -> float:
-        """Return the seconds of a primitive: its messages one after the other, each with its part of the bytes."""
+        """Return the seconds of a collective that sends ``messages`` in a row, with ``traffic_bytes`` in all."""
         if messages <= 0:
             return 0.0
         waking, sending = self._powers(messages, traffic_bytes)
         return messages * math.pow(waking + sending, 1 / BESIDE_BYTES)
 
     def sd_s(self, messages: float, traffic_bytes: float) -> float:
-        """Return the standard deviation of a primitive's seconds: of waking, and of sending."""
+        """Return the standard deviation of `time_s` in seconds, from that of waking workers and of sending."""
         if messages <= 0:
             return 0.0
         waking, sending = self._powers(messages, traffic_bytes)
@@ -522,7 +522,7 @@ class BoxLink(LinkModel):
 
 
 def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:
-    """Return the emulated link as a primitive finds it: latency and bytes per second.
+    """Return the cost of an emulated link (bits/s) for a collective; workers that share processors wake more slowly.
 
     Args:
         primitive: ``all_reduce`` has two messages on their way at any time.

@@ -93,7 +93,7 @@ Limited = TypeVar("Limited", EmulatedHost, Change)
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The scale between the cluster and its miniature.
+    """The factors between a cluster and its miniature, for computing times and for links.
 
     Attributes:
         time: computation takes so many times as long.
@@ -106,16 +106,16 @@ class Scale:
     fastest_bits_per_s: float = math.inf
 
     def rate(self, bits_per_s: float) -> float:
-        """Return the rate of a cluster's link in the miniature, bits per second."""
+        """Return the rate in bits/s that a cluster's link of ``bits_per_s`` has in the miniature."""
         return min(bits_per_s / self.links, self.fastest_bits_per_s)
 
     def of(self, limited: Limited) -> Limited:
-        """Return a host, or a change of one, with the rate that its link has in the miniature."""
+        """Return a host, or a change of a host, with the rate that its link has in the miniature; None stays None."""
         rate = limited.rate_bits_per_s
         return limited.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
 
     def declare(self, host: WantedHost, samples: int) -> DeclaredTime:
-        """Return the declared step time of a worker of a host.
+        """Return the step time that each worker of a host declares in the miniature, exact for ``samples`` samples.
 
         Declared times know no floor and no micro-batches. The fixed part is raised so that ``samples`` take as long as
         they should.
@@ -129,7 +129,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal(Mapped):
-    """A run in miniature."""
+    """A run mapped onto a miniature of its cluster, with its prediction and scale."""
 
     scale: Scale
 
@@ -142,7 +142,7 @@ def rehearse(
     *,
     stands_in: bool = False,
 ) -> Rehearsal:
-    """Return the plan's run on a miniature of its cluster, or on the hosts that are described instead.
+    """Map a plan's run onto a miniature of its machines, or of ``described`` hosts, on this machine, and predict it.
 
     Global batch, compression, goal, policy and seed are kept. Without a description the shares are the plan's own, and
     the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
@@ -203,7 +203,7 @@ def _workers(hosts: Sequence[WantedHost]) -> list[WantedHost]:
 def fitting_factor(
     hosts: Sequence[WantedHost], shares: Sequence[int], changes: Sequence[Change], here: SmallWorkers
 ) -> float:
-    """Return the least slowdown at which all computation fits, also while a scheduled change makes a host faster."""
+    """Return the least slowdown (>= 1) at which all real computing fits, also once a change makes a host faster."""
     wanted_s = []
     for host, samples in zip(_workers(hosts), shares, strict=True):
         speeds = [change.speed for change in changes if change.speed and change.host in (host.host.name, EVERY_HOST)]
@@ -252,7 +252,7 @@ def miniature_run(
     here: SmallWorkers,
     scale: Scale,
 ) -> RunSpec:
-    """Return the run of the miniature, for its workers and their conductor."""
+    """Return the run specification of a miniature: declared step times, scaled links, and scheduled changes."""
     most = here.largest_batch
     return run.model_copy(
         update={
@@ -342,12 +342,12 @@ nothing but how fast a cluster can be rehearsed: one whose steps take less is sl
 
 
 def links_slower(plan: Plan) -> float:
-    """Return how many times as slow links must be for the stand-in to exchange as long as the plan's job."""
+    """Return the factor by which links are slowed for the stand-in to exchange as long as the plan's job."""
     return plan.profile.job.gradient_bytes / GRADIENT_BYTES
 
 
 def in_its_place(plan: Plan, processors: int) -> Plan:
-    """Return the plan with the stand-in as its job, profiled on this machine, for as many steps on the same machines.
+    """Return the plan with a small stand-in task as its job, for as many steps on the same machines.
 
     Raises:
         BadInput: what the plan's workers exchange depends on the shapes of the job's parameters.
@@ -374,7 +374,7 @@ def in_its_place(plan: Plan, processors: int) -> Plan:
 
 
 def remark(plan: Plan) -> str:
-    """Return the remark that a person needs to read the numbers of a stand-in."""
+    """Return the sentences that tell a person what a stand-in's times and losses mean."""
     job, slower = plan.profile.job, f"{links_slower(plan):,.3g}"
     return (
         f"The job ({job.task}) is not trained here: a gradient of {formatting.bytes_(GRADIENT_BYTES)} stands in for "
@@ -444,7 +444,7 @@ _UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "at_s": _MOMENT}
 
 
 def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
-    """Parse the hosts of a description, called h0, h1 and so on.
+    """Parse a description such as 'speed=1, rate=100mbit x2; speed=0.25' into hosts named h0, h1 and so on.
 
     Raises:
         BadInput: it cannot be read, a value is impossible, or there are more hosts than addresses.
@@ -463,7 +463,7 @@ def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
 
 
 def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
-    """Parse the changes of a schedule, one a line; ``#`` begins a comment.
+    """Parse a schedule of changes, one a line such as '30s h2 speed=0.25'; ``hosts``: all names; ``#``: a comment.
 
     Args:
         text: the schedule.
@@ -486,7 +486,7 @@ def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
 
 
 def parse_change(text: str, hosts: Collection[str]) -> Change:
-    """Parse one change, such as ``h2 speed=0.25``; without a moment it happens at once.
+    """Parse a change such as ``h2 speed=0.25``, at once if it has no moment; ``hosts``: the names that there are.
 
     Raises:
         BadInput: as for `parse_changes`.
@@ -521,7 +521,7 @@ SPEED_DIGITS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class WantedHost:
-    """One host of the cluster that is rehearsed.
+    """A host of the cluster to be rehearsed: its description, machine type and computing time.
 
     Attributes:
         host: its name, workers, relative speed and link.
@@ -535,7 +535,7 @@ class WantedHost:
 
 
 def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
-    """Return the machines of a plan, group by group: as fast, and as well connected, as the planner took them to be.
+    """Return a plan's machines as hosts h0, h1 and so on, group by group, as fast as the planner took them to be.
 
     Speeds are relative to the fastest host, for steps of as many samples as each would have if all had as many.
 
@@ -571,7 +571,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
 
 
 def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tuple[WantedHost, ...]:
-    """Return hosts as described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
+    """Return described hosts with their workers' computing times: ``alone`` over the host's speed.
 
     Args:
         described: the hosts, in order.
@@ -588,7 +588,7 @@ def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tup
 
 
 def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
-    """Return the local batch sizes with which the slowest worker ends earliest, host by host.
+    """Return the local batch sizes, by worker host by host, that sum to ``batch`` and end the slowest worker earliest.
 
     Raises:
         BadInput: a host is so slow that its best share is none.

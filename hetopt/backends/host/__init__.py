@@ -1,1 +1,1 @@
-"""A host's part in a run, and what hosts and whoever leads them tell each other, whatever the machines are."""
+"""A host's part in a run, and what hosts and the process that leads them write to each other, on any machines."""

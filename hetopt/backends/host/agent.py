@@ -1,4 +1,4 @@
-"""A host's part in a run: waits for its place, hosts the workers, heeds the end, and keeps the run's objects current.
+"""The agent of a host in a run: waits for its place, hosts the workers, obeys the lease, and uploads the run's objects.
 
 It lives as long as the lease among the objects lets it, and where nobody follows a rented run as long as the budget
 pays for that lease (`hetopt.backends.host.protocol`). What is among the objects is believed within what the machine was
@@ -81,7 +81,7 @@ LAST_UPLOADS_S = 60.0
 
 @dataclass(kw_only=True)
 class Agent:
-    """One machine's part in a run.
+    """The agent of a machine in a run, which waits for its place, hosts workers, uploads, and ends in time.
 
     Attributes:
         terms: what it was told when it began.
@@ -89,7 +89,7 @@ class Agent:
         is_taken: whether it was announced that the machine is taken away soon.
         end_at: has the machine end at a time, in seconds since the epoch, whatever its agent does, and not when it was
             said before.
-        prices: what spot pools have cost; by it the lease is extended where nobody follows the run.
+        prices: asks what spot pools have cost, by which the lease is extended where nobody follows the run.
         read_every_s: between looks for news: the lease, and whether the machine is to be taken away.
         heartbeat_s: between words that it lives, with which goes what the run has written.
         last_uploads_s: once its workers have ended, for what the last checkpoint lacks.
@@ -124,7 +124,7 @@ class Agent:
         )
 
     def live(self) -> int:
-        """Take part in the run; return the exit code of the host process."""
+        """Take part in the run, generation after generation, until its or the lease's end; return the exit code."""
         placement, code = None, RunFailed.exit_code
         # Others may be lost: those that are left go on with the next that come.
         while (placement := self._await_place(placement)) is not None:
@@ -330,7 +330,7 @@ _PARTS = re.compile(r"(state|rank-[0-9]{1,6})\.(safetensors|pt)|manifest\.json")
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """The checkpoints of a run on one machine's side.
+    """The checkpoints of a run on one machine, and which of their files are in the bucket already.
 
     Attributes:
         run_dir: the run's folder on this machine.
@@ -349,7 +349,7 @@ class Checkpoints:
     _named: str | None = None
 
     def send(self, *, ended: bool) -> bool:
-        """Do what is to be done for the next checkpoint; return whether nothing is left to do.
+        """Upload parts of the newest wanted checkpoint; the first host also names it. Return whether nothing is left.
 
         Args:
             ended: no worker writes any more, so that the newest one is the last.
@@ -357,9 +357,9 @@ class Checkpoints:
         return self._lead(ended=ended) if self.leads else self._follow(ended=ended)
 
     def restore(self, checkpoint: str | None) -> None:
-        """Fetch the checkpoint that all machines go on from.
+        """Delete this machine's checkpoints, then download ``checkpoint`` to resume from; None: only delete.
 
-        What this machine has of its own is forgotten: it may be newer than what the others have.
+        The checkpoints of this machine may be newer than what the others have.
 
         Raises:
             RunFailed: it cannot be read.
@@ -460,7 +460,7 @@ class Checkpoints:
 
 @dataclass(kw_only=True)
 class Uploads(Checkpoints):
-    """All that one machine sends; it remembers what is in the bucket already.
+    """The uploads of one machine (checkpoints, events, logs, outputs, model), and what is in the bucket already.
 
     Attributes:
         models: where what was trained goes.
@@ -471,14 +471,14 @@ class Uploads(Checkpoints):
     _logs_sent: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def restore_events(self) -> None:
-        """Fetch the events that earlier machines wrote, where they are to be continued."""
+        """Replace this machine's event log by the bucket's, to continue it; do nothing but on the first host."""
         if self.leads:
             text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/"))
             (self.run_dir / EVENTS_FILE).write_bytes(text)
             self._events_sent = len(text)
 
     def events(self) -> bool:
-        """Send the new events of the log, as an object named by where it begins; return whether it grew."""
+        """Upload new lines of the event log, named by offset, on the first host only; return whether any were."""
         path = self.run_dir / EVENTS_FILE
         if not self.leads or not path.exists():
             return False
@@ -492,7 +492,7 @@ class Uploads(Checkpoints):
         return True
 
     def logs(self) -> None:
-        """Send the end of every log that has changed."""
+        """Upload the end (256 KiB) of each log of this machine that has changed since its last upload."""
         folder = self.run_dir / LOG_FOLDER
         for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
             status = path.stat()
@@ -505,7 +505,7 @@ class Uploads(Checkpoints):
                     self._logs_sent[name] = state
 
     def outputs(self) -> list[str]:
-        """Send what the script wrote into its output folder, where worker 0 is; return remarks on what is left out."""
+        """Upload the script's output folder, on the first host only; return sentences on what is left out or failed."""
         if not self.leads:
             return []
         folder = self.run_dir / OUTPUT_FOLDER
@@ -518,7 +518,7 @@ class Uploads(Checkpoints):
         return [*written.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
 
     def model(self) -> None:
-        """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""
+        """Upload each model file in the run's folder, trained to the end or not; report no failure."""
         for path in sorted(self.run_dir.glob(MODEL_NAMES)):
             self.models.send(path.name, path)
 

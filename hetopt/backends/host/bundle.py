@@ -1,4 +1,4 @@
-"""The code that machines run, as one archive: hetopt as it is here, the user's own code, and what they install.
+"""The code that machines run, as one archive: hetopt as it is here, the user's code, and what they install.
 
 The same sources give the same bytes, so the archive is stored once by its hash and machines can check what they got.
 
@@ -46,7 +46,7 @@ Files = tuple[tuple[str, bytes], ...]
 
 
 def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
-    """Return every file of its folder that a file needs.
+    """Return ``file`` and what it imports of its folder, as paths and contents; refuse imports that machines lack.
 
     A module is looked for in `code_folder`, as Python does for a script. A package travels whole. A
     ``requirements.txt`` there with a hash for every package is installed on the machines.
@@ -86,7 +86,9 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
 
 
 def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> tuple[tuple[str, ...], Files]:
-    """Rewrite a script's arguments for machines: small files travel, and have the same name beside the script.
+    """Rewrite a script's arguments for machines; return them, and the contents of small files among them, which travel.
+
+    A file in the script's folder keeps its path there. Any other is put beside the script, as ``given-N/NAME``.
 
     Args:
         script: that they are given to.
@@ -144,7 +146,7 @@ def _names_a_path(value: str, option: str) -> bool:
 
 
 def distributions(lock: str) -> frozenset[str]:
-    """Return the distributions that a lock file pins, in normal form."""
+    """Return the normalized names of the distributions that a lock file, given as text, pins by ``==``."""
     matches = (_DISTRIBUTION.match(line) for line in lock.splitlines())
     return frozenset(_normal(match[1]) for match in matches if match)
 
@@ -242,7 +244,7 @@ _HERE = Path(next(iter(hetopt.core.__path__))).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An archive of code, and what a task, or a script with its arguments, is called inside it."""
+    """An archive (tar.gz) of code, and the names inside it of the task, or of the script with its arguments."""
 
     data: bytes
     task: str
@@ -255,7 +257,7 @@ class Bundle:
 
 
 def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -> Bundle:
-    """Pack what the machines of a run need.
+    """Pack hetopt, the task or script with its imports, and small files among its arguments into a tar.gz archive.
 
     Args:
         task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels with what it imports of its

@@ -1,4 +1,4 @@
-"""The program that enters a host: it says what is there and tries the ways to the others, or takes part in a run.
+"""The program that is sent to a host: it reports on the host and tries its links, or takes part in a run.
 
 Standard library alone: it is sent to machines as they are. To look, it writes nothing to any disk. After what it found
 it waits for the others' addresses on its standard input, and listens meanwhile on its own private address for those
@@ -48,7 +48,7 @@ _GONE_S = 15.0
 
 
 def main() -> None:
-    """Do what is asked for: look, or take part in a run."""
+    """Read a request from standard input; report on this host and its links, or become a run's node in this process."""
     asked = json.loads(sys.stdin.buffer.readline().decode())
     if "run" in asked:
         _take_part(asked)
@@ -198,7 +198,7 @@ def _node_of(root: str) -> int | None:
 
 
 def identity() -> str:
-    """Return the identity that two names for one machine share: this boot of its kernel, this view of its network."""
+    """Return text that all names of this machine share: its kernel's boot and network namespace, or its host name."""
     parts = []
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -217,7 +217,7 @@ def _memory_bytes() -> int | None:
 
 
 def shared_bytes() -> int | None:
-    """Return the size of /dev/shm, in which processes hand each other tensors."""
+    """Return the bytes of /dev/shm in all, in which processes hand each other tensors; None: it is not there."""
     try:
         disk = os.statvfs("/dev/shm")
     except OSError:

@@ -1,4 +1,4 @@
-"""The protocol of machines and whoever rented them, through the bucket: names of objects, and their contents.
+"""The protocol of a run's machines and their renter, through the bucket: names of objects, and their contents.
 
 runs/RUN/placement.json      which machine is which host, where all meet, and the spec    written by the renter
 runs/RUN/outcome.json        that the run is over for good                                written by the first host
@@ -77,11 +77,11 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Written(Record):
-    """A record that machines and whoever rented them write for each other."""
+    """The base of records that machines and their renter write for each other."""
 
     @classmethod
     def of_json(cls, data: bytes | None) -> Self | None:
-        """Parse what was written; None: nothing was, or it is something else, so that the one before holds."""
+        """Parse a record from JSON; return None if there is no data, or it is no such record."""
         try:
             return cls.model_validate_json(data or b"", strict=True)
         except ValidationError:
@@ -89,7 +89,7 @@ class Written(Record):
 
 
 class Terms(Record):
-    """The terms of a machine when it begins; later messages are believed within them."""
+    """The limits that a machine is given when it boots, within which it believes later messages."""
 
     spec_sha256: Digest = Field(description="of the run that was ordered, see `spec_digest`")
     group_secret: str = Field(
@@ -107,7 +107,7 @@ class Terms(Record):
 
 
 class PaidMachine(Record):
-    """A machine on the bill, with its dollars an hour: now, at most, and of that its volume and address."""
+    """A machine on the bill, with its USD an hour: now, at most, and the part of it for volume and address."""
 
     zone: str
     instance_type: str
@@ -118,7 +118,7 @@ class PaidMachine(Record):
 
 
 class Renewal(Record):
-    """The budget that a run has left at a moment, and all machines on its bill: by it they extend their lease.
+    """The USD that a run has left at a moment, and all machines on its bill, by which they extend their lease.
 
     It tells of every machine on the bill. Where others are to come, a lease without one is written first.
     """
@@ -137,7 +137,7 @@ class Renewal(Record):
 
 
 class Lease(Written):
-    """The lease of a run: until when it may go on, seconds since the epoch. ``stop_training_s`` of 0 means: end now."""
+    """The moments (seconds since the epoch) until which machines live, and train (``stop_training_s``; 0: end now)."""
 
     end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
     stop_training_s: float = Field(ge=0, le=_LAST_MOMENT_S)
@@ -151,7 +151,7 @@ class Lease(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """One machine's node in a run, with the placements of all machines as the conductor wrote them."""
+    """A machine's node in a run (host, address, meeting point), with the placements of all machines."""
 
     node: Node
     told: Placements
@@ -163,14 +163,14 @@ class Placement:
 
 
 class Place(Record):
-    """A machine's place in the run: its host, and its address among the others."""
+    """A machine's place in a run: the host that it is, and its address among the other machines."""
 
     host: HostName
     address: str
 
 
 class Placements(Written, RecordLeavingOut):
-    """All machines of a run with their places, as the renter writes them."""
+    """The places of all machines of a run, the checkpoint to resume from, and the run, as the renter writes them."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("pauses",)
 
@@ -189,10 +189,10 @@ class Placements(Written, RecordLeavingOut):
 
 
 def placement_of(data: bytes | None, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
-    """Return the place of a machine; None: it has none, the text is no placement, or places it in another run.
+    """Return a machine's placement parsed from ``data``; None: it has none, or it is of another run.
 
     Args:
-        data: of the placement; None: there is none yet.
+        data: JSON of the placements; None: there are none yet.
         instance_id: of the machine.
         spec_sha256: of the run that was ordered, see `spec_digest`; None: any run will do.
     """
@@ -210,7 +210,7 @@ def placement_of(data: bytes | None, instance_id: str, spec_sha256: str | None =
 
 
 def spec_digest(spec: RunSpec) -> str:
-    """Return the hash of what was ordered: all of a run but its workers, who change as machines come and go.
+    """Return the SHA-256 in hex of a run without its workers, which change as machines come and go.
 
     Machines are told it when they boot, so whatever is written into the bucket later can name no other task and no
     other data.
@@ -220,7 +220,7 @@ def spec_digest(spec: RunSpec) -> str:
 
 
 class State(Record):
-    """The state that a machine reports, by its own clock; once its workers have ended, their generation and reason."""
+    """A machine's report of what it does, by its clock; after its workers' end with their generation and reason."""
 
     time_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
     does: str = Field(pattern=r"^([a-z ]{1,80}|ended with -?[0-9]{1,3})$")
@@ -229,13 +229,13 @@ class State(Record):
 
 
 def checkpoint_name(found: object) -> str | None:
-    """Return the name of a checkpoint; None: the value is none."""
+    """Return ``found`` if it is the name of a checkpoint, such as ``step-120``; else None."""
     return found if isinstance(found, str) and re.fullmatch(CHECKPOINT_PATTERN, found) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latest:
-    """The newest complete checkpoint, which a run goes on from, and the generation of machines that has named it."""
+    """The name of the newest complete checkpoint, which a run resumes from, and the generation that named it."""
 
     checkpoint: str
     generation: int = 0
@@ -247,32 +247,32 @@ class Latest:
 
     @classmethod
     def of(cls, data: bytes) -> Latest | None:
-        """Parse the bytes of `data`; None: they are something else."""
+        """Parse the contents of the bucket's object LATEST; return None if they name no checkpoint."""
         match = re.fullmatch(rf"({CHECKPOINT_PATTERN})(?: ([0-9]{{1,9}}))?\s*", data.decode("ascii", errors="replace"))
         return None if match is None else cls(checkpoint=match[1], generation=int(match[2] or 0))
 
 
 class Outcome(Written):
-    """The word that a generation needs no successor."""
+    """The first host's message that its generation ended the run for good: no machine needs to be replaced."""
 
     generation: Generation
 
 
 def is_over(data: bytes | None, generation: int) -> bool:
-    """Return whether an outcome says that a generation is over for good."""
+    """Return whether an outcome's JSON (None: absent) says that the run ended for good in ``generation`` or later."""
     outcome = Outcome.of_json(data)
     return outcome is not None and outcome.generation >= generation
 
 
 def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:
-    """Return the run with its workers in the order of their machines' addresses, as torchrun will rank them."""
+    """Return the run with its workers sorted by their machines' addresses as text, as torchrun ranks them."""
     address = {place.host: place.address for place in places}
     workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
     return spec.model_copy(update={"workers": tuple(workers)})
 
 
 def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
-    """Return the run on the hosts that are left, with the same global batch: local batch sizes grow in proportion.
+    """Return the run without the hosts ``lost``, at the same global batch: other local batch sizes grow in proportion.
 
     Raises:
         CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
@@ -300,7 +300,7 @@ def placement_json(
     *,
     pauses: bool = False,
 ) -> bytes:
-    """Return the JSON placement by which machines find each other, and whether to save a checkpoint and wait."""
+    """Return the placements in JSON, ``places`` by machine id; ``pauses``: save a checkpoint, and wait for the next."""
     placements = Placements(
         generation=generation,
         resume_from=resume_from,
@@ -318,52 +318,52 @@ GoesOn = Callable[[int, int], bool]
 
 
 class Objects(Protocol):
-    """Named bytes that all machines of a run see."""
+    """The interface to a run's object store: named bytes that all machines of the run share."""
 
     def get(self, name: str) -> bytes | None:
-        """Return the data under a name; None: there is none, or nobody can be reached."""
+        """Return the bytes under a name; None if there are none or the store cannot be reached."""
         stored = self.versioned(name)
         return None if stored is None else stored.data
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write bytes under a name; return whether that went well."""
+        """Write bytes under a name; return whether that succeeded."""
 
     def send(self, name: str, path: Path) -> bool:
-        """Write a file, in parts where it is large; return whether that went well.
+        """Write a file under a name, in parts if it is large; return whether that succeeded.
 
         Raises:
             FileNotFoundError: there is none.
         """
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Fetch data into a file; return whether that went well. The file is whole, or not there."""
+        """Read an object into the file ``path``, whole or not at all; return whether that succeeded."""
 
     def versioned(self, name: str) -> Versioned | None:
-        """Return the data under a name, with its version; None: there is none, or nobody can be reached."""
+        """Return the bytes under a name, with their version; None if there are none or the store cannot be reached."""
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write where that version still is (None: where nothing is); return whether that went well, and was so."""
+        """Write bytes if the object's version is still ``version`` (None: absent); return whether they were written."""
 
     def names(self, prefix: str) -> Sequence[str]:
-        """Return all names with a prefix, sorted."""
+        """Return the sorted names of all objects with a prefix; empty also if a bucket cannot be reached."""
 
     def delete(self, name: str) -> None:
-        """Remove the data under a name, if that goes well."""
+        """Try to remove the object under a name; report no failure."""
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Fetch every object below a prefix into a folder; return whether all of it is there."""
+        """Download the objects below a bucket's URL into a folder while ``goes_on()``; return whether all are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versioned:
-    """The data under a name, and its version."""
+    """The bytes of an object, and the version that names just these bytes."""
 
     data: bytes
     version: str
 
 
 class Stay(Record):
-    """One machine's time on the bill."""
+    """The time of a machine on the bill: when it began and ended, and the prices paid in between."""
 
     since_s: NonNegativeFloat = Field(description="when it began, seconds since the epoch")
     until_s: NonNegativeFloat | None = Field(default=None, description="when it ended; absent while it runs")
@@ -375,20 +375,20 @@ class Stay(Record):
     priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
 
     def usd(self, now_s: float) -> float:
-        """Return the dollars that this machine has cost until ``now_s`` (seconds since the epoch)."""
+        """Return the USD that this machine has cost until ``now_s`` (seconds since the epoch), or until its end."""
         end_s = max(now_s if self.until_s is None else self.until_s, self.since_s + self.minimum_s)
         from_s = self.since_s if self.priced_s is None else self.priced_s
         return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
 
     def repriced(self, usd_per_hour: float, now_s: float) -> Self:
-        """Return the stay at another price from a moment on; its cost until then, and its least cost, stay the same."""
+        """Return the stay at ``usd_per_hour`` from ``now_s`` (seconds since the epoch) on; what it had cost stays."""
         from_s = max(now_s, self.since_s + self.minimum_s, self.priced_s or 0.0)
         paid_usd = self.model_copy(update={"until_s": None}).usd(now_s)
         return self.model_copy(update={"usd_per_hour": usd_per_hour, "paid_usd": paid_usd, "priced_s": from_s})
 
 
 def spent_usd(stays: Iterable[Stay], now_s: float) -> float:
-    """Return the dollars that the machines of a run have cost so far."""
+    """Return the USD that machines (``stays``) have cost together until ``now_s``, in seconds since the epoch."""
     return math.fsum(stay.usd(now_s) for stay in stays)
 
 
@@ -398,7 +398,7 @@ PRICES_EVERY_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class PriceChange:
-    """The price of a pool from a moment on (seconds since the epoch), in USD an hour, without volume and address."""
+    """A spot pool's price from a moment on (seconds since the epoch), in USD an hour without volume and address."""
 
     zone: str
     instance_type: str
@@ -411,7 +411,7 @@ AskPrices = Callable[[Sequence[str], float], Sequence[PriceChange] | None]
 
 
 def renewed_end_s(renewal: Renewal, changes: Sequence[PriceChange], now_s: float) -> float:
-    """Return when machines that nobody has looked after since a lease are shut down (seconds since the epoch).
+    """Return when unattended machines shut down (seconds since the epoch), by spot prices since their lease began.
 
     Args:
         renewal: what the lease says of the budget.
@@ -444,13 +444,13 @@ def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange]
 
 @dataclass(kw_only=True)
 class Allowance:
-    """The moments until which one machine may live and train, by the last lease that it read.
+    """The moments (seconds since the epoch) to which a machine may live and train, by the last lease that it read.
 
     Attributes:
-        latest_end_s: what nothing extends its life beyond, whoever wrote the lease.
+        latest_end_s: beyond which no lease extends its life.
         ask_prices: of EC2.
         end_s: when it is shut down; before the first lease, as it was told when it booted.
-        stop_training_s: when training must end for that.
+        stop_training_s: when training must end, for the last checkpoint to be uploaded by then.
     """
 
     latest_end_s: float
@@ -462,7 +462,7 @@ class Allowance:
     _asked_s: float = -math.inf
 
     def hear(self, lease: Lease, now_s: float) -> None:
-        """Take in the present lease. One that nobody has written anew for a while is extended, if it has a renewal."""
+        """Update both moments by the lease just read; extend a renewable lease by asking EC2 for prices, if due."""
         if lease.renewal != self._renewal:
             self._renewal, self._renewed_s = lease.renewal, 0.0
         self._extend(lease, now_s)

@@ -1,4 +1,4 @@
-"""The backend of a Slurm cluster, whose hosts are reached inside jobs of ours, and the process that owns a run there.
+"""The backend of a Slurm cluster, with hosts reached inside jobs of the run, and the process that leads a run there.
 
 ``python -m hetopt.backends.slurm.backend RUN_DIR PARENT_PID`` asks for the jobs, conducts the run as on any hosts, and
 gives the jobs back.
@@ -40,16 +40,16 @@ GATHER_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmBackend(SshBackend):
-    """The backend of nodes of an inventory, which are reached inside a job on each."""
+    """The backend of an inventory's nodes in a Slurm cluster, reached inside a job of the run on each."""
 
     name: Place = Slurm.PLACE
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """See `ProcessLauncher.program`."""
+        """Return the program that leads a run on Slurm nodes from this machine."""
         return replace(super().program(spec, run_dir), module="hetopt.backends.slurm.backend")
 
     def hosts_of(self, options: Slurm) -> tuple[Host, ...]:
-        """See `SshBackend.hosts_of`."""
+        """Return the hosts of the inventory file that launch options name."""
         if options.inventory is None:
             raise BadInput(
                 "a launch on Slurm needs to know which nodes: `inventory`.",
@@ -58,7 +58,7 @@ class SlurmBackend(SshBackend):
         return read_hosts(options.inventory)
 
     def prepare(self, made: Plan, wanted: Plan, options: Slurm) -> OnHosts:
-        """See `hetopt.backends.backend.Backend`. Slurm is asked nothing yet."""
+        """Map the plan ``wanted`` onto the inventory's nodes and predict it; ask Slurm and the nodes nothing yet."""
         prepared = super().prepare(made, wanted, options)
         launch, limit_s = prepared.launch, options.time_limit
         if limit_s is not None and limit_s < launch.prediction.total_s.high:
@@ -70,12 +70,12 @@ class SlurmBackend(SshBackend):
         return _ordered(replace(prepared, launch=launch), {}, options)
 
     def prepare_resumed(self, folder: Path, options: Slurm) -> OnHosts:
-        """See `hetopt.backends.backend.Backend`. Jobs are asked for as before, but for what is given now."""
+        """Prepare the ended run in ``folder`` to go on in new jobs; ``options`` that are given replace earlier ones."""
         before = json.loads((folder / ORDER_FILE).read_text(encoding="utf-8"))
         return _ordered(super().prepare_resumed(folder, options), before, options)
 
     def check_ready(self, prepared: Prepared) -> None:
-        """See `hetopt.backends.backend.Backend`: Slurm is asked whether it would take the jobs.
+        """Raise BadInput if Slurm would not take the run's jobs now; submit none.
 
         Raises:
             BadInput: it would not, or there is no Slurm here.
@@ -83,7 +83,7 @@ class SlurmBackend(SshBackend):
         self._nodes(prepared)
 
     def asked(self, prepared: OnHosts) -> Inventory:
-        """See `SshBackend.asked`: Slurm knows the addresses, and nodes are asked once their jobs run."""
+        """Ask Slurm whether it would take the jobs; return the inventory with addresses. Nodes are asked later."""
         nodes, addresses = self._nodes(prepared), dict[str, str]()
         for host in prepared.inventory.hosts:
             with suppress(OSError):
@@ -98,7 +98,7 @@ class SlurmBackend(SshBackend):
         return nodes
 
     def stop(self, handle: RunHandle) -> None:
-        """See `ProcessLauncher.stop`; its jobs end, too."""
+        """End a run as `ProcessLauncher.stop` does, then cancel its Slurm jobs."""
         super().stop(handle)
         give_back(handle.run_dir.resolve().name)
 
@@ -122,7 +122,7 @@ def _ordered(prepared: OnHosts, before: Mapping[str, object], options: Slurm) ->
 
 
 def train_on_slurm(run_dir: Path, stop_signal: StopSignal) -> int:
-    """Conduct the run in a folder, in jobs that end with it.
+    """Submit the jobs of the run in a folder, lead the run until it is over, cancel them; return hetopt's exit code.
 
     Raises:
         HetoptError: Slurm takes none of them, or no node can take part.
@@ -145,7 +145,7 @@ def train_on_slurm(run_dir: Path, stop_signal: StopSignal) -> int:
 
 
 def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: StopSignal) -> list[Host]:
-    """Ask for all jobs, wait until enough of them run, and return their hosts; none: somebody wished the end.
+    """Submit all hosts' jobs; wait for them, up to 30 s after the first runs; return running hosts, none if stopped.
 
     A run begins when all jobs run, or a while after the first: those that wait take part once they run.
 

@@ -51,7 +51,7 @@ TURNS = 40
 
 
 def slurm(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm's; return how it ended and what it printed.
+    """Run a Slurm command with ``text`` as its input; return its exit code (1 after 60 s without an end) and output.
 
     Raises:
         BadInput: Slurm is not installed here.
@@ -67,7 +67,7 @@ def slurm(*command: str, text: str | None = None) -> subprocess.CompletedProcess
 
 
 class Node(NamedTuple):
-    """A node, as `sinfo` tells it, and why no job can start on it."""
+    """A node as `sinfo` lists it: CPUs, memory in MiB, GPUs, address, and why no job can start there (None: may)."""
 
     name: str
     cpus: int
@@ -81,7 +81,7 @@ NODE_FORMAT = "%N|%c|%m|%G|%o|%T|%E"
 
 
 def read_nodes(text: str) -> dict[str, Node]:
-    """Return the nodes of an output of `sinfo` in `NODE_FORMAT`, which has a line for each partition of a node."""
+    """Parse the output of `sinfo` in `NODE_FORMAT`, with a line for each partition of a node, into nodes by name."""
     nodes = {}
     for line in (line for line in text.splitlines() if line.count("|") >= 6):
         name, cpus, memory, gres, address, state, reason = line.split("|", 6)
@@ -92,7 +92,7 @@ def read_nodes(text: str) -> dict[str, Node]:
 
 
 def ask_nodes(partition: str | None = None) -> dict[str, Node]:
-    """Return the nodes of the cluster, or of one partition.
+    """Ask `sinfo` for the nodes of a partition, or (None) of the whole cluster; return them by name.
 
     Raises:
         BadInput: there is no Slurm here, or no node.
@@ -110,7 +110,7 @@ def ask_nodes(partition: str | None = None) -> dict[str, Node]:
 
 
 def device_of(kind: str) -> str | None:
-    """Return the name in the registry of a GPU that Slurm calls so, such as ``tesla_v100-sxm2-32gb``; None: unknown."""
+    """Return the registry's name of a GPU that Slurm calls ``kind``, such as ``tesla_v100-sxm2-32gb``, or None."""
     words = re.split(r"[^A-Za-z0-9]+", kind)
     spans = [" ".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
     found = [(len(span), gpu.name) for gpu in known_gpus() for span in spans if is_called(gpu, span)]
@@ -118,7 +118,7 @@ def device_of(kind: str) -> str | None:
 
 
 def as_inventory(nodes: Iterable[Node]) -> str:
-    """Return the tables of an inventory with what Slurm says of its nodes, the memory in tenths of a GiB."""
+    """Return an inventory in TOML of the nodes as Slurm lists them: CPUs, GPUs, and memory in tenths of a GiB."""
     lines = []
     for node in nodes:
         name, memory_gib = f'"{node.name}"' if "." in node.name else node.name, 10 * node.memory_mib // 1024 / 10
@@ -133,7 +133,7 @@ def as_inventory(nodes: Iterable[Node]) -> str:
 
 
 class Job(NamedTuple):
-    """A job of a run, as `squeue` tells it."""
+    """A job of a run as `squeue` lists it: number, state, reason, and seconds left to its time limit."""
 
     number: str
     state: str
@@ -145,7 +145,7 @@ JOB_FORMAT = "%i|%k|%T|%L|%r"
 
 
 def read_jobs(text: str) -> dict[str, Job]:
-    """Return the job of each host in an output of `squeue` in `JOB_FORMAT`; one that runs before one that does not."""
+    """Parse the output of `squeue` in `JOB_FORMAT` into a job by host name; a running job goes before a waiting job."""
     jobs: dict[str, Job] = {}
     for number, host, state, left, reason in (line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4):
         if host not in jobs or state == RUNNING:
@@ -154,7 +154,7 @@ def read_jobs(text: str) -> dict[str, Job]:
 
 
 def left_of(text: str) -> float:
-    """Return the seconds of ``1-02:03:04``, as Slurm writes times; infinite where it is none, as of no limit."""
+    """Return the seconds of a time such as ``1-02:03:04``, as Slurm writes it; infinity for other text (no limit)."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)??(?:(\d+):)?(\d+)", text)
     if match is None:
         return math.inf
@@ -202,7 +202,7 @@ _WHY_ENDED = {
 
 @dataclass(kw_only=True)
 class SlurmLink(Link):
-    """The way to a node: a step of the run's job on it. Where the run has none there, one is asked for.
+    """The way to run commands on a node: as steps of the run's job there, which is submitted if there is none.
 
     Attributes:
         run: its name, which is its jobs', too.
@@ -223,7 +223,7 @@ class SlurmLink(Link):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def words(self, host: Host) -> list[str]:
-        """Return the command line that asks for a host's job; none of its words is a secret."""
+        """Return the `sbatch` command line that submits a host's job; none of its words is a secret."""
         asked = {
             "job-name": f"{JOB_PREFIX}{self.run}", "comment": host.name, "nodelist": host.address,
             "nodes": 1, "ntasks": 1, "cpus-per-task": host.cpus,
@@ -238,7 +238,7 @@ class SlurmLink(Link):
         return ["sbatch", "--parsable", "--requeue", *alone, *given]
 
     def holder(self, host: Host) -> str:
-        """Return the program of a host's job.
+        """Return the shell script of a host's job, which only holds the node while processes of the run are there.
 
         Raises:
             BadInput: the run's name is one that a shell would read.
@@ -248,14 +248,14 @@ class SlurmLink(Link):
         return HOLDER.format(run=self.run, host=host.name, turns=TURNS)
 
     def refusal(self, host: Host, *, ask: bool) -> str | None:
-        """Ask for a host's job, or, where it is not to be asked for, whether it could be; return why not."""
+        """Submit a host's job, or, without ``ask``, only test whether Slurm would take it; return why not, or None."""
         test = [] if ask else ["--test-only"]
         sbatch, *words = self.words(host)
         done = slurm(sbatch, *test, *words, text=self.holder(host))
         return None if done.returncode == 0 else _last(done.stderr)
 
     def check(self, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> None:
-        """Refuse jobs that Slurm would not take; those of nodes that are down wait, unless all are.
+        """Raise BadInput if Slurm would refuse a job on any host that is up, or if all hosts are down; submit none.
 
         Raises:
             BadInput: so it is.
@@ -273,7 +273,7 @@ class SlurmLink(Link):
                 raise BadInput(f"Slurm takes no job on {host.name}: {refusal}.", hint=_advice(refusal))
 
     def job(self, host: Host) -> Job | None:
-        """Return the job of a host; the queue is looked at every few seconds. Where it is silent nothing changes."""
+        """Return a host's job (None: it has none), from `squeue` every 5 s at most; unchanged if Slurm is silent."""
         with self._lock:
             if self.clock() - self._looked_s >= LOOK_S:
                 asked = slurm("squeue", "--noheader", f"--name={JOB_PREFIX}{self.run}", f"--format={JOB_FORMAT}")
@@ -282,7 +282,7 @@ class SlurmLink(Link):
             return self._jobs.get(host.name)
 
     def running(self, host: Host) -> Job:
-        """Return the job that runs on a host; ask for one where there is none.
+        """Return the running job of a host; if there is no job, submit one, every 30 s at most, and raise till it runs.
 
         Raises:
             RunFailed: it waits, or Slurm takes none.
@@ -299,7 +299,7 @@ class SlurmLink(Link):
         return job
 
     def argv(self, host: Host, command: str) -> list[str]:
-        """See `Link.argv`."""
+        """Return the `srun` command line that runs a shell command on a host; submit a job and raise if none runs."""
         cpus = [] if host.cpus is None else [f"--cpus-per-task={host.cpus}"]
         return [
             "srun", "--quiet", f"--jobid={self.running(host).number}", "--overlap", "--nodes=1", "--ntasks=1", *cpus,
@@ -307,7 +307,7 @@ class SlurmLink(Link):
         ]  # fmt: skip
 
     def why_unreached(self, host: Host, code: int, complaint: str) -> RunFailed | None:
-        """See `Link.why_unreached`."""
+        """Return the error if a command never ran on a host, by what `srun` complains of; None: it ran."""
         never = _NEVER_RAN.search(complaint)
         lost = self.why_lost(host, complaint)
         if never is None and lost is None:
@@ -316,28 +316,28 @@ class SlurmLink(Link):
         return RunFailed(f"{host.name} is not reached: {said}.", hint="see what `squeue` and `sinfo` say")
 
     def said(self, complaint: str) -> list[str]:
-        """See `Link.said`; the last word is `srun`'s, and says no more than that a program has ended."""
+        """Return the lines of an error output (``complaint``) that are the program's on the host, not `srun`'s."""
         lines = (line for line in super().said(complaint) if not line.startswith("srun: "))
         return [re.sub(r"^slurmstepd\S*: error: ", "", line) for line in lines]
 
     def why_lost(self, host: Host, complaint: str) -> str | None:
-        """See `Link.why_lost`."""
+        """Return why Slurm ended the job under a connection, by its error output; None: it does not tell."""
         ended = _ENDED.search(complaint)
         return None if ended is None else _WHY_ENDED.get(ended[1] or "", "its job was cancelled")
 
     def may_be_used(self, host: Host) -> bool:
-        """See `Link.may_be_used`: not where its job is about to reach its time limit."""
+        """Return whether a host's job has more than 90 s left before its time limit; True if none runs yet."""
         job = self.job(host)
         return job is None or job.state != RUNNING or job.left_s > NOTICE_S
 
 
 def give_back(run: str) -> None:
-    """End all jobs of a run."""
+    """Cancel all Slurm jobs of the run named ``run``; do not report a refusal."""
     slurm("scancel", f"--name={JOB_PREFIX}{run}")
 
 
 def runs_with_jobs() -> list[str]:
-    """Return the names of runs that this user has jobs of, in order.
+    """Return the sorted names of the runs that this user has Slurm jobs of, waiting or running.
 
     Raises:
         BadInput: there is no Slurm here.

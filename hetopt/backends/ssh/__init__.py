@@ -1,1 +1,1 @@
-"""Machines that a person owns, reached by OpenSSH as the system has it."""
+"""Machines that the user owns, reached by the system's OpenSSH."""

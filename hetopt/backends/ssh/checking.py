@@ -1,4 +1,4 @@
-"""`hetopt hosts check`: what would keep owned machines from training together, in one sentence each, all asked at once.
+"""`hetopt hosts check`: what would keep the user's machines from training together, in a sentence each, asked at once.
 
 Nothing is written on any of them. What they say is judged by pure functions (`alone`, `together`).
 """
@@ -50,7 +50,7 @@ Rate = Annotated[float, Field(ge=0, le=2**64)]
 
 
 class Seen(Record):
-    """A host's report on itself (`hetopt.backends.host.entry`)."""
+    """A host's report on itself: Python and packages, processors, memory and disk, GPUs and driver, and its address."""
 
     python: tuple[Count, Count]
     executable: Told
@@ -74,7 +74,7 @@ class Seen(Record):
 
 
 class Ways(Record):
-    """A host's ways to the others: `yes` or why not, and bits a second to and from those that were measured."""
+    """A host's links to other hosts: `yes` or why not, and bits a second to and from any that were measured."""
 
     reached: dict[Told, Told]
     rates: dict[Told, tuple[Rate, Rate]]
@@ -82,7 +82,7 @@ class Ways(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Suggested:
-    """A setting that plans need and the inventory does not say, as measured on a host.
+    """A setting of a host that plans need and the inventory lacks, with the value measured there.
 
     Attributes:
         setting: of `Host`.
@@ -97,7 +97,7 @@ class Suggested:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A trouble of a host: ``bad`` keeps it from training, ``unknown`` is to be known."""
+    """A trouble of a host in a sentence, with a hint: ``bad`` keeps it from training, ``unknown`` does not."""
 
     said: str
     hint: str
@@ -106,7 +106,7 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFound:
-    """The result of the check of a host.
+    """The result of checking a host: its report, troubles, link rates, and settings that its inventory lacks.
 
     Attributes:
         name: of the host.
@@ -131,7 +131,7 @@ class HostFound:
 def check_hosts(
     hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None, link: Link = SSH
 ) -> tuple[HostFound, ...]:
-    """Ask all hosts at once, and let each try the ways to all others; return the result of each.
+    """Ask all hosts at once about themselves and their links to each other; return a result for each, in order.
 
     Args:
         hosts: to ask.
@@ -174,7 +174,7 @@ def check_hosts(
 
 
 def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) -> Iterator[Suggested]:
-    """Yield the settings of a host that plans need, its inventory lacks, and somebody measured.
+    """Yield the host's settings that plans need, that its inventory lacks, and that were measured there.
 
     Args:
         host: as its owner describes it.
@@ -228,7 +228,7 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
 
 
 def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
-    """Yield the troubles of one host that would keep it from training, or are to be known.
+    """Yield what would keep a host from training, or should be known, by its report; ``asked_s``: seconds of the epoch.
 
     Args:
         host: as its owner describes it.
@@ -336,7 +336,7 @@ FILES_OF_A_READER = 4
 def check_readers(
     where: str, reading: Reading | None, samples: Sequence[int], *, shared_bytes: int | None, open_files: int | None
 ) -> None:
-    """Refuse what a machine's shared memory or limit of open files cannot hold.
+    """Raise RunFailed if a machine's /dev/shm or open-file limit cannot hold the batches that data loaders prefetch.
 
     The ``r`` readers of a worker have ``a`` batches each ready, of ``t`` tensors and ``n_i`` samples of ``s`` bytes:
 
@@ -373,9 +373,9 @@ def check_readers(
 
 
 def cuda_of(torch: str) -> tuple[int, int] | None:
-    """Return the CUDA version that a torch was built for, by the version of torch: 12.6 of ``2.7.0+cu126``.
+    """Return the CUDA version, such as (12, 6), that a torch version like ``2.7.0+cu126`` was built for, or None.
 
-    None: it says that it was built for none. A version from PyPI says nothing: CUDA 12 before torch 2.11, and 13 then.
+    A version from PyPI names none: it was built for CUDA 12 before torch 2.11, and for 13 from then on.
     """
     plain, _, local = torch.partition("+")
     if match := re.fullmatch(r"cu([0-9]{1,4})([0-9])", local):
@@ -392,7 +392,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]) -> dict[str, list[Trouble]]:
-    """Return the troubles between hosts that would keep them from training together, by host.
+    """Return the troubles between hosts by host name: two names of a machine, unequal torch, blocked links.
 
     Args:
         hosts: in order.
@@ -438,7 +438,7 @@ def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterato
 
 
 def in_words(found: HostFound) -> str:
-    """Describe a host on one line: '16 CPUs, 62 GiB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2 and 930 back'."""
+    """Return a line on a checked host: '16 CPUs, 62 GB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2, ...', or ''."""
     seen = found.seen
     if seen is None:
         return ""
@@ -456,7 +456,7 @@ INVENTORY_FILE = "inventory.json"
 
 
 class Inventory(Artifact):
-    """The hosts of a run, the address by which each without `Host.private` was reached, and the hosts left out."""
+    """The hosts of a run, the address by which each was reached, and why some hosts are left out."""
 
     KIND: ClassVar[str] = "inventory"
     VERSION: ClassVar[int] = 1
@@ -468,7 +468,7 @@ class Inventory(Artifact):
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def host(self, name: str) -> Host:
-        """Return the host of a name.
+        """Return the host with a name.
 
         Raises:
             BadInput: there is none.
@@ -477,11 +477,11 @@ class Inventory(Artifact):
         return by_name[known(name, by_name, "host")]
 
     def fit(self) -> tuple[Host, ...]:
-        """Return the hosts that can take part."""
+        """Return the hosts that can take part: all but those left out."""
         return tuple(host for host in self.hosts if host.name not in self.left_out)
 
     def address(self, name: str) -> str:
-        """Return the address by which the others reach a host.
+        """Return a host's address among the others: the inventory's, or else that by which it was reached.
 
         Raises:
             BadInput: nobody knows.

@@ -1,4 +1,4 @@
-"""The process that owns a run on machines of one's own: it connects to them, places them, and keeps what they tell.
+"""The process that leads a run on the user's machines: it connects to them, places them, and keeps what they tell.
 
 ``python -m hetopt.backends.ssh.conductor RUN_DIR PARENT_PID``. Every host's part lives as long as its connection, so
 when this process ends, by whatever signal, all of it ends. Who is there, and may be used now, is told here; what that
@@ -61,7 +61,7 @@ _NOW = Lease(end_s=1e11, stop_training_s=0.0)
 
 
 def in_our_time(lines: bytes, ahead_s: float) -> bytes:
-    """Return events as this machine would have dated them: what reads a run holds them against its launch here.
+    """Return log lines with ``time_s`` less ``ahead_s``, the lead of a host's clock in seconds; up to 2 s unchanged.
 
     Args:
         lines: of a log, as a host wrote them.
@@ -78,7 +78,7 @@ def in_our_time(lines: bytes, ahead_s: float) -> bytes:
 
 @dataclass(kw_only=True)
 class HostsConductor(Conductor):
-    """The conductor of one run on hosts whose agents are connected to.
+    """The conductor of one run on hosts that it connects to, by ssh or inside Slurm jobs.
 
     Attributes:
         inventory: the hosts. The workers of the run are in the order of their addresses.
@@ -111,7 +111,7 @@ class HostsConductor(Conductor):
         self._secret = new_secret()
 
     def begin(self) -> None:
-        """See `Conductor.begin`; wait for every host that is tried at first.
+        """Connect to all usable hosts, wait for each of them, and place the first generation.
 
         Raises:
             HetoptError: none was reached.
@@ -136,7 +136,7 @@ class HostsConductor(Conductor):
         self.log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
 
     def look(self) -> None:
-        """See `Conductor.look`; also hear what the user wishes."""
+        """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`."""
         now_s = time.monotonic()
         for name, part in list(self._links.items()):
             if now_s - part.heard_s > SILENT_S:
@@ -199,7 +199,7 @@ class HostsConductor(Conductor):
         return None
 
     def awaits(self) -> bool:
-        """See `Conductor.awaits`.
+        """Return True: a host may come back; raise once none has been there for too long (10 minutes by ssh).
 
         Raises:
             RunFailed: all are gone for too long.
@@ -209,7 +209,7 @@ class HostsConductor(Conductor):
         return True
 
     def is_over(self) -> bool:
-        """See `Conductor.is_over`."""
+        """Return whether the first host has told that the present generation ended the run for good."""
         with self._lock:
             return is_over(self._objects.get(OUTCOME_OBJECT), self._generation)
 
@@ -222,7 +222,7 @@ class HostsConductor(Conductor):
         return [host.name for host in hosts if host.may_be_used(moment) and self.link.may_be_used(host)]
 
     def place(self) -> None:
-        """See `Conductor.place`.
+        """Place all usable connected hosts as the next generation, to resume from the newest checkpoint.
 
         Raises:
             RunFailed: none may be used, and the run has not begun.
@@ -246,7 +246,7 @@ class HostsConductor(Conductor):
             self._announce(spec, members, None if latest is None else latest.checkpoint)
 
     def pause(self) -> None:
-        """See `Conductor.pause`."""
+        """Tell the hosts to save a checkpoint and wait; log a notice for each that has to leave."""
         for name in set(self.now.members) - set(self._allowed()):
             self.log.write("condition_changed", host=name, notice=True)
         with self._lock:
@@ -314,12 +314,12 @@ class HostsConductor(Conductor):
                 self.reasons += [said.reason[:500]] if said.reason else []
 
     def finish(self, *, failed: bool) -> None:
-        """See `Conductor.finish`."""
+        """Tell the hosts to end, and wait up to 20 s for their last uploads; not if the run has ``failed``."""
         self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
         until(lambda: all(part.is_over for part in self._links.values()), within_s=0.0 if failed else SURVIVORS_S)
 
     def let_go(self) -> None:
-        """See `Conductor.let_go`; what is left of it there goes."""
+        """Close all connections, with which every host's part ends and its files of the run are removed."""
         for coming in self._coming.values():
             coming.add_done_callback(lambda done: None if done.exception() else done.result().cut())
         list(self._pool.map(Part.end, self._links.values()))
@@ -327,7 +327,7 @@ class HostsConductor(Conductor):
 
 
 def train(run_dir: Path, stop_signal: StopSignal, link: Link = SSH) -> int:
-    """Conduct the run in a folder, on hosts that a link leads to.
+    """Lead the run in a folder on the hosts of its inventory until it is over; return hetopt's exit code.
 
     Raises:
         BadInput: the folder has no run on hosts of one's own.

@@ -17,7 +17,7 @@ _WITHIN_S = 20
 
 
 def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """Return the slot of each wanted GPU among those that are there; None: one is not there.
+    """Return the slot (from 0) in ``names`` of each GPU in ``wanted``, in that order; None if any of them is missing.
 
     Args:
         wanted: as an inventory names them: ``RTX 3090`` is a ``NVIDIA GeForce RTX 3090`` sooner than one with ``Ti``.
@@ -44,7 +44,7 @@ def _words(name: str) -> list[str]:
 
 
 def environment(devices: Sequence[str]) -> dict[str, str]:
-    """Return the environment in which workers' first device is the first of these; empty for training on the CPU."""
+    """Return CUDA's variables that number a host's GPUs as in ``devices``; empty on CPUs, or if no driver answers."""
     if CPU in devices:
         return {}
     if "SLURM_STEP_GPUS" in os.environ:  # what is visible is the job's own already

@@ -1,4 +1,4 @@
-"""The launching machine's end of a host: one connection, a program there, what it asks, and what goes wrong.
+"""The launching machine's end of a connection to a host: the program sent there, its answers, and what goes wrong.
 
 OpenSSH is as the system has it: the user's own configuration, agent, known hosts and jump hosts hold. Nothing is ever
 asked (BatchMode), an unknown key is never accepted, no port, agent or display is forwarded. The program is Python, sent
@@ -72,7 +72,7 @@ _OPTIONS = {
 
 
 def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the ssh command line that runs a command on a host.
+    """Return the ssh command line that runs ``command`` in a shell on a host, by its jump hosts and without a prompt.
 
     It has the same options at each host on the way: of ssh's own ``-J`` they would hold for the last alone.
 
@@ -105,7 +105,7 @@ def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> li
 
 
 def python_command(python: str, code: bytes) -> str:
-    """Return the command that runs Python from its standard input; what follows the code there is the program's own.
+    """Return the shell command by which a host's ``python`` runs ``code`` sent to its standard input, if it is whole.
 
     One that is too old to read the program says that. Neither it nor what it starts finds modules in the folder that
     the user begins in (`hetopt.core.search_path`).
@@ -130,7 +130,7 @@ def python_command(python: str, code: bytes) -> str:
 
 
 def why_unreached(host: Host, complaint: str) -> RunFailed:
-    """Return the error of an unreached host: the line of ssh's complaint that tells most, and what to do.
+    """Return the error of a host that ssh did not reach, from the most telling line of ssh's standard error.
 
     Args:
         host: that was to be reached.
@@ -179,7 +179,7 @@ _ADVICE = (
 
 
 class Link:
-    """The way to run a command on a host: by ssh. Other machines have a form of their own.
+    """The way to run commands on hosts: by ssh here, and by subclasses for other machines.
 
     Attributes:
         RETURN_WITHIN_S: how long a run without any host waits for one.
@@ -192,7 +192,7 @@ class Link:
     )
 
     def argv(self, host: Host, command: str) -> list[str]:
-        """Return the command line that runs a command on a host.
+        """Return the local command line that runs a shell command on a host; start nothing.
 
         Raises:
             HetoptError: the host cannot be reached now.
@@ -200,20 +200,20 @@ class Link:
         return ssh_argv(host, command)
 
     def why_unreached(self, host: Host, code: int, complaint: str) -> RunFailed | None:
-        """Return why a command never ran on a host, by how its command line ended; None: it ran."""
+        """Return the error if a command never ran on a host, by exit code and standard error; None: it ran."""
         reached = code != UNREACHED and not re.search("password", complaint, re.IGNORECASE)
         return None if reached else why_unreached(host, complaint)
 
     def said(self, complaint: str) -> list[str]:
-        """Return the lines of a complaint that are the host's own."""
+        """Return the lines of a standard error (``complaint``) that were written on the host."""
         return complaint.strip().splitlines()
 
     def why_lost(self, host: Host, complaint: str) -> str | None:
-        """Return why a connection ended, by its complaint; None: nobody knows."""
+        """Return why a connection ended, by its standard error (``complaint``); None: not known, as ever by ssh."""
         return None
 
     def may_be_used(self, host: Host) -> bool:
-        """Return whether a host is there for long enough to begin something on it."""
+        """Return whether a host is there for long enough to begin something on it; by ssh always True."""
         return True
 
 
@@ -227,7 +227,7 @@ INSTALL_WITHIN_S = 1800.0
 
 
 class Begun(Record):
-    """A host's answer once it has the code: the folder that it runs in, or why it does not."""
+    """A host's answer once it has the code: the folder that it runs in, or why it refuses."""
 
     ready: Told | None = None
     refused: Told | None = None
@@ -244,13 +244,13 @@ def _program() -> bytes:
 
 @dataclass(kw_only=True)
 class Conversation:
-    """The program on one host (`hetopt.backends.host.entry`).
+    """The connection to the program on a host (`hetopt.backends.host.entry`), with questions and answers.
 
     Attributes:
         host: which.
         link: the way to it.
-        errors: the file that gets what it complains of, which must have a folder; None: none.
-        end_s: how long the program may take to end once it is let go.
+        errors: the file for its standard error, in a folder that exists; None: a temporary file.
+        end_s: seconds that the program may take to end once its input is closed.
     """
 
     host: Host
@@ -280,12 +280,12 @@ class Conversation:
         self._words = self._said()
 
     def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Hand the program what it asks for first, and return its first answer.
+        """Send the program's code and a first question; return its answer, a ``kind``, within ``patience_s`` seconds.
 
         Args:
-            question: for the program, as it reads it. The program must not wait for more before it has said something.
-            kind: of the answer.
-            patience_s: for the answer.
+            question: bytes for the program, which must answer before it waits for more.
+            kind: the record class of the answer.
+            patience_s: seconds to wait for it; then the connection is cut.
 
         Raises:
             HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
@@ -293,7 +293,7 @@ class Conversation:
         return self.ask(_program() + question, kind, patience_s)
 
     def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Ask the program a question, and return its answer.
+        """Send the program a question; return its answer, a record ``kind``, within ``patience_s`` seconds.
 
         Raises:
             HetoptError: it ended, says nothing in time, or says what cannot be.
@@ -311,20 +311,20 @@ class Conversation:
         return read_words(kind, word, self.host.name)
 
     def say(self, data: bytes) -> None:
-        """Write bytes to the program's input; where that fails, the next `ask` says why."""
+        """Write bytes to the program's input and wait for no answer; if that fails, the next `ask` tells why."""
         assert self.ssh.stdin is not None
         with suppress(OSError, ValueError):  # it may be let go of meanwhile
             self.ssh.stdin.write(data)
             self.ssh.stdin.flush()
 
     def end(self) -> None:
-        """Let go of the host, of which nothing more is heard."""
+        """Close the connection; a program that has not ended after ``end_s`` seconds is cut off."""
         self._let_go()
         self.incoming.close()
         self._complaints.close()
 
     def cut(self) -> None:
-        """End the connection at once: the host does not answer any more."""
+        """Kill the connection at once, as a host does not answer any more."""
         self.ssh.kill()
 
     def _let_go(self) -> int:
@@ -350,7 +350,7 @@ class Conversation:
                 self._printed.append(one_line(line))
 
     def complaint(self) -> str:
-        """Return what the connection has complained of."""
+        """Return what the connection has written to its standard error so far, up to 4 MB."""
         self._complaints.seek(0)
         return self._complaints.read(_MOST_BYTES).replace(b"\0", b"").decode(errors="replace")
 
@@ -373,14 +373,14 @@ class Conversation:
 
 @dataclass(kw_only=True)
 class Part(Conversation):
-    """One host's part in a run, from the moment that it is connected to until it is gone.
+    """The connection to a host that takes part in a run, and the answers to its requests for objects.
 
     Attributes:
         objects: what it may read and write of the run.
         models: what it may leave for the user.
         lock: held while an object is read or written: hosts ask at the same time.
         wrote: told the name and the bytes of every whole object that it has written.
-        heard_s: when it said something last.
+        heard_s: when the host last sent something, by the monotonic clock.
     """
 
     end_s: float = 20.0
@@ -391,7 +391,7 @@ class Part(Conversation):
     heard_s: float = 0.0
 
     def take_part(self, run: str, code: bytes, sha256: str, config: Mapping[str, object]) -> None:
-        """Connect, send the code, and answer from then on in a thread of its own.
+        """Connect and send the code; return once the host has begun, whose requests a thread answers from then on.
 
         Args:
             run: the run's name.

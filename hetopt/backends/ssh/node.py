@@ -1,4 +1,4 @@
-"""A host's part in a run: the agent of a rented machine, with the connection in the place of a bucket.
+"""The agent of a host in a run: that of a rented machine, with the connection in the place of a bucket.
 
 ``python -m hetopt.backends.ssh.node ROOT``, which `hetopt.backends.host.entry` becomes. It ends when the connection
 does, and takes with it its workers and its folder: nothing of the run is left on the host.
@@ -31,7 +31,10 @@ END_S = 1e11
 
 
 def main(arguments: list[str]) -> int:
-    """Be the node of this host until the connection ends, or the run."""
+    """Run this host's agent in the folder ``arguments[0]`` until the run or the connection ends; return the exit code.
+
+    The folder is removed then.
+    """
     root = Path(arguments[0])
     # What is printed here must not be taken for a frame.
     outgoing = os.dup(1)

@@ -1,4 +1,4 @@
-"""The objects of a run in its folder on the launching machine, and how a host reaches them through its connection.
+"""The objects of a run in its folder on the launching machine, and how a host reaches them by its connection.
 
 What machines in a cloud tell each other through a bucket, hosts of one's own tell each other through a folder: the
 launching machine answers their requests, one at a time for each host. A request and its answer are a frame each: two
@@ -45,33 +45,33 @@ _PARTIAL = ".partial"
 
 
 class Cut(SystemExit):
-    """The error of a connection that is cut: whoever asked has nothing left to do."""
+    """The exit of a host's process whose connection to the launching machine is cut: nothing is left to do."""
 
 
 class ObjectsInParts(Objects, ABC):
-    """Objects that are read and written in parts, be they in a folder or at the other end of a connection."""
+    """The base of object stores that are read and written in parts: in a folder, or by a connection."""
 
     @abstractmethod
     def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
-        """Return one part of an object, and the size of the whole in bytes; None: there is no such object."""
+        """Return up to 4 MiB of an object from byte ``offset`` on, and the object's size in bytes; None: absent."""
 
     @abstractmethod
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Write the next part of an object, which has its name once it is whole; return whether that went well."""
+        """Write an object's part at byte ``offset``; the ``last`` makes it appear. Return whether that succeeded."""
 
     def versioned(self, name: str) -> Versioned | None:
-        """See `Objects`."""
+        """Return the bytes under a name with their SHA-256 as version; None: there are none."""
         stream = io.BytesIO()
         if not self._read_into(stream, name):
             return None
         return Versioned(data=stream.getvalue(), version=hashlib.sha256(stream.getvalue()).hexdigest())
 
     def put(self, name: str, data: bytes) -> bool:
-        """See `Objects`."""
+        """Write bytes under a name; return whether that succeeded."""
         return self.put_part(name, 0, data, last=True)
 
     def send(self, name: str, path: Path) -> bool:
-        """See `Objects`."""
+        """Write a file under a name, in parts of 4 MiB; return whether that succeeded."""
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             return all(
@@ -80,7 +80,7 @@ class ObjectsInParts(Objects, ABC):
             )
 
     def fetch(self, name: str, path: Path) -> bool:
-        """See `Objects`."""
+        """Read an object into the file ``path``, whole or not at all; return whether that succeeded."""
         partial = _partial(path)
         with partial.open("wb") as stream:
             is_whole = self._read_into(stream, name)
@@ -91,7 +91,7 @@ class ObjectsInParts(Objects, ABC):
         return is_whole
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Refuse: a host has no bucket to download from.
+        """Raise BadInput: a host of the user's reads no bucket.
 
         Raises:
             BadInput: always.
@@ -110,12 +110,12 @@ class ObjectsInParts(Objects, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderObjects(ObjectsInParts):
-    """The objects of a folder."""
+    """The objects of a run as files of a folder on the launching machine."""
 
     folder: Path
 
     def path(self, name: str) -> Path:
-        """Return the path of an object's file.
+        """Return the path of the file of the object ``name``, which must lie inside the folder.
 
         Raises:
             BadInput: it is no name of a file in the folder.
@@ -123,21 +123,21 @@ class FolderObjects(ObjectsInParts):
         return inside(self.folder, name, what="object", any_text=True)
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """See `Objects`; the caller sees to it that nobody writes meanwhile."""
+        """Write bytes if the version is still ``version`` (None: absent); not atomic, so the caller holds a lock."""
         there = self.versioned(name)
         return (None if there is None else there.version) == version and self.put(name, data)
 
     def names(self, prefix: str) -> Sequence[str]:
-        """See `Objects`."""
+        """Return the sorted names of all whole objects with a prefix."""
         every = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
         return sorted(name for name in every if name.startswith(prefix) and not name.endswith(_PARTIAL))
 
     def delete(self, name: str) -> None:
-        """See `Objects`."""
+        """Remove an object; an absent object is no error."""
         self.path(name).unlink(missing_ok=True)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """See `ObjectsInParts`."""
+        """Append a part at byte ``offset`` to an object's partial file, which gets its name with the ``last``."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _partial(path).open("ab" if offset else "wb") as stream:
@@ -149,7 +149,7 @@ class FolderObjects(ObjectsInParts):
         return True
 
     def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
-        """See `ObjectsInParts`."""
+        """Return up to 4 MiB of an object from byte ``offset`` on, and its size in bytes; None if it cannot be read."""
         with suppress(OSError), self.path(name).open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(offset)
@@ -171,7 +171,7 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME_BYTES)]
 
 
 class Request(Record):
-    """A host's request about an object; each field is of the requests that have it (`answer`)."""
+    """A host's request about an object; each kind (``what``) needs some of the fields."""
 
     what: What
     place: Place = OBJECTS
@@ -190,7 +190,7 @@ class Answer(Record):
 
 
 def check_allowed(request: Request) -> None:
-    """Refuse what no host has to do: to steer the run, to read what is not the run's, or to write beside its results.
+    """Raise BadInput for a request that no host may make: steering the run, or reading or writing beside it.
 
     Raises:
         BadInput: so it is.
@@ -205,7 +205,7 @@ def check_allowed(request: Request) -> None:
 
 
 def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answer, bytes]:
-    """Carry out a request on a folder of objects; return the answer and its body.
+    """Carry out a host's allowed request on a folder of objects; return the answer, and the bytes read, if any.
 
     Raises:
         BadInput: a name is none.
@@ -227,7 +227,7 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
-    """Return the next frame's header, which is a record in JSON, and its body; None at the end.
+    """Read the next frame by ``read(count)``; return its header, a record in JSON, and body, or None at the end.
 
     Raises:
         ValueError: it is larger than any frame.
@@ -243,14 +243,14 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
 
 
 def frame(header: Request | Answer, body: bytes = b"") -> bytes:
-    """Return a request or an answer as the bytes of a frame."""
+    """Return the bytes of a frame that carries a request or answer with a ``body``."""
     encoded = header.model_dump_json(exclude_defaults=True).encode()
     return _LENGTHS.pack(len(encoded), len(body)) + encoded + body
 
 
 @dataclass(kw_only=True)
 class Connection:
-    """The host's end of a connection: one request at a time.
+    """A host's end of the connection to the launching machine, for a request at a time.
 
     Attributes:
         incoming, outgoing: open files, as their numbers.
@@ -262,7 +262,7 @@ class Connection:
     silence_s: float = SILENCE_S
 
     def ask(self, request: Request, body: bytes = b"") -> tuple[Answer, bytes]:
-        """Send a request and wait for its answer.
+        """Send a request with a ``body``, wait for the answer, and return it with its body; exit by `Cut` after 60 s.
 
         Raises:
             Cut: there is none.
@@ -290,7 +290,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteObjects(ObjectsInParts):
-    """The launching machine's objects, from a host: each call is asked of that machine.
+    """The launching machine's objects as a host reaches them: each call is a request by the connection.
 
     Attributes:
         place: `OBJECTS` or `MODELS`.
@@ -303,22 +303,22 @@ class RemoteObjects(ObjectsInParts):
         return self.connection.ask(Request(what=what, place=self.place, name=name, **more), body)
 
     def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
-        """See `ObjectsInParts`."""
+        """Ask the launching machine for up to 4 MiB of an object from byte ``offset``, and its size; None: absent."""
         reply, data = self._ask("part", name, offset=offset)
         return None if reply.size is None else (data, reply.size)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """See `ObjectsInParts`."""
+        """Have the launching machine write an object's part at byte ``offset``; with the ``last`` it appears."""
         return self._ask("put_part", name, data, offset=offset, last=last)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """See `Objects`."""
+        """Have the launching machine write bytes if the version is still ``version``; return whether it did."""
         return self._ask("put_over", name, data, version=version)[0].done
 
     def names(self, prefix: str) -> Sequence[str]:
-        """See `Objects`."""
+        """Ask the launching machine for the sorted names of all objects with a prefix."""
         return self._ask("names", prefix)[0].names
 
     def delete(self, name: str) -> None:
-        """See `Objects`."""
+        """Have the launching machine remove an object; report no failure."""
         self._ask("delete", name)

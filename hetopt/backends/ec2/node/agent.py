@@ -1,4 +1,4 @@
-"""The agent of a rented machine: a host's part in a run, with a bucket, the metadata service and a timer of its own.
+"""The agent of a rented machine: that of a host, with a bucket, the metadata service and a shutdown timer.
 
 ``python -m hetopt.backends.ec2.node.agent ROOT``, started by the boot script, which shuts the machine down when the
 agent ends.
@@ -36,7 +36,7 @@ def _run(command: list[str]) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Be the agent of this machine.
+    """Run the agent of this rented machine in the folder ``arguments[0]`` until it ends; return the exit code.
 
     Raises:
         BadInput: the folder holds no configuration, or this is no rented machine.
@@ -80,13 +80,13 @@ def _asked(method: str, path: str, headers: Mapping[str, str]) -> str | None:
 
 
 def metadata(path: str) -> str | None:
-    """Return the metadata service's value at a path, by a token for this question; None: no value, or no answer."""
+    """Ask the EC2 metadata service, with a new token, for the value at a path; None: no value, or no answer."""
     token = _asked("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
     return None if token is None else _asked("GET", path, {facts.METADATA_HEADERS["token"]: token})
 
 
 def is_taken() -> bool:
-    """Return whether EC2 has announced that it takes this machine back."""
+    """Return whether EC2 has announced that it takes this machine back; False also if nothing answers."""
     try:
         announced = json.loads(metadata(_PATHS["interruption"]) or "{}")
     except ValueError:

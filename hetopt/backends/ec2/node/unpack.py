@@ -26,7 +26,7 @@ _DATA = re.compile(r"[^/]+\.data/(purelib|platlib|scripts|data)/(.+)")
 
 
 def requirements(text: str) -> Iterator[frozenset[str]]:
-    """Yield each requirement of a lock file as the set of its accepted SHA-256 hashes.
+    """Yield, for each requirement in the text of a lock file, the set of SHA-256 digests (hex) that it accepts.
 
     Raises:
         ValueError: a line is no requirement by version and hash.
@@ -41,7 +41,7 @@ def requirements(text: str) -> Iterator[frozenset[str]]:
 
 
 def unpack(wheels: Sequence[Path], locks: Iterable[str], site: Path, prefix: Path) -> None:
-    """Install exactly what locks ask for.
+    """Install wheels into an environment, in parallel, if their hashes are exactly what the locks' requirements accept.
 
     Args:
         wheels: that there are.
@@ -99,7 +99,7 @@ def _place(name: str, site: Path, prefix: Path) -> tuple[Path, str] | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install into the environment that runs this; return 1 where that is left to pip."""
+    """Install the wheels of a folder by lock files into this environment; return 1 to leave that to pip, else 0."""
     folder, *locks = map(Path, arguments)
     texts = [path.read_text(encoding="utf-8") for path in locks]
     try:

@@ -50,7 +50,7 @@ from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 @dataclass(frozen=True, kw_only=True)
 class Rental(Prepared):
-    """A prepared launch with the order of its machines.
+    """A prepared launch on EC2 with the order of its machines; nothing is rented yet.
 
     Attributes:
         wanted: the plan as it is to be run.
@@ -69,7 +69,7 @@ class Rental(Prepared):
     spent_usd: float = 0.0
 
     def requests(self) -> Sequence[Request]:
-        """Return every call that submitting makes, as long as none is refused."""
+        """Return every AWS call that `submit` would make for a new run, as long as none is refused; make none."""
         assert self.bundle is not None, "a run that goes on has its calls in its ledger"
         return calls.launch_calls(self.order, {PLAN_OBJECT: self.launch.plan.to_json().encode()}, self.bundle.data)
 
@@ -79,7 +79,7 @@ class Ec2Backend(Ec2Launcher):
     """The backend that rents a plan's machines, all in one zone, within a budget that is a hard stop."""
 
     def prepare(self, made: Plan, wanted: Plan, options: Ec2) -> Rental:
-        """See `hetopt.backends.backend.Backend`. It asks AWS what must be known, and changes nothing there."""
+        """Return a launch of the plan ``wanted``, with its order at present prices read from AWS; rent nothing."""
         if not options.unprobed:
             check_probed(wanted, unprobed=False)
         region = ordering.region_of(wanted)
@@ -108,7 +108,7 @@ class Ec2Backend(Ec2Launcher):
         )
 
     def prepare_resumed(self, folder: Path, options: Ec2) -> Rental:
-        """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
+        """Return a launch, with a new order, to resume an ended run, whose cost so far counts towards the budget."""
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
@@ -137,7 +137,7 @@ class Ec2Backend(Ec2Launcher):
         )
 
     def check_ready(self, prepared: Prepared) -> None:
-        """See `hetopt.backends.backend.Backend`.
+        """Raise BudgetStop if a new run may cost more than its budget at the order's prices; ask AWS nothing.
 
         Raises:
             BudgetStop: prices have risen beyond what was planned.
@@ -147,11 +147,11 @@ class Ec2Backend(Ec2Launcher):
             ordering.check_prices(prepared.wanted, prepared.order)
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """See `hetopt.backends.backend.Backend`. From here on money is spent.
+        """Rent the machines and tell them to begin the run: from here on money is spent. Do not wait for training.
 
         Raises:
             NoFeasiblePlan: the plan is a risk that nobody has accepted.
-            CloudRefused: it cannot be had. Nothing is left.
+            CloudRefused: the machines cannot be had; nothing of them is left.
         """
         assert isinstance(prepared, Rental)
         if prepared.risk is not None:
@@ -223,7 +223,7 @@ MOST_MACHINES = 2
 
 
 def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> tuple[ProbeRun, ...]:
-    """Return probes of one and two machines of each type, and of each pair of types that boot the same image.
+    """Return probe runs on one and two machines of each type, and on each pair of types with the same boot image.
 
     Raises:
         BadInput: no type was named, or there is none of that name.
@@ -250,19 +250,19 @@ def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> Probe
 
 
 def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, step_time_s: float | None) -> float:
-    """Return the cost of a probe in dollars: its machines while they boot, and while they train.
+    """Return the USD that a probe's machines cost while they boot and train; ``usd_per_hour`` by instance type.
 
     Args:
         usd_per_hour: by type.
-        asked: its layout.
-        step_time_s: as far as it is known.
+        asked: its machines.
+        step_time_s: predicted seconds of a step; None: training counts as no time.
     """
     hourly = sum(usd_per_hour[node.type] for node in asked.nodes)
     return hourly * (BOOT_S + PROBE_STEPS * (step_time_s or 0.0)) / 3600
 
 
 def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
-    """Return the roles of a probe's machines, one for each of them, on the spot market."""
+    """Return a role on the spot market for each machine of a probe."""
     hosts = dict.fromkeys((worker.host, worker.type) for worker in probe.spec.workers)
     return tuple(
         Role(
@@ -279,7 +279,7 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prober(ordering.Orders):
-    """The renter of machines for probes, by orders of its own.
+    """The renter of machines for probes, with an order for each.
 
     Attributes:
         launcher: rents, watches and gives back.
@@ -293,7 +293,7 @@ class Prober(ordering.Orders):
     gradient_bytes: int
 
     def measure(self, probe: ProbeRun, folder: Path, budget_usd: float) -> tuple[StepSample, float]:
-        """Rent what a probe needs, run it, and give everything back; return its step, and the cost in dollars.
+        """Rent a probe's machines, run it to its end, and give all back; return its measured step, and its cost in USD.
 
         Args:
             probe: what to measure.
@@ -338,7 +338,9 @@ class Prober(ordering.Orders):
 
 
 def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:
-    """Fill a folder, named as the run, with what `status`, `logs` and `stop` need.
+    """Write a run that was launched elsewhere into ``run_dir``, read from its bucket and EC2; return its launch record.
+
+    The folder has the run's name, and what `status`, `logs` and `stop` need.
 
     Raises:
         BadInput: the bucket has no such run, or it was never given its machines.
@@ -393,7 +395,9 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
 
 
 def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
-    """Fetch the model into the run's folder, if it is not there already: the trained one, else the unfinished one.
+    """Download a run's model into its folder unless it is there; return the file and its address in S3.
+
+    The trained model goes before the unfinished.
 
     Returns:
         the file, whose name says whether it was trained to the end, and where the bucket keeps it.
@@ -417,7 +421,7 @@ def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
 
 
 def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
-    """Fetch what the script wrote for its user into the run's folder; what is there already, as large, is left.
+    """Download a script's outputs into the run's folder, but for files there in the same size; return names and sizes.
 
     Raises:
         BadInput: there is no room for it.

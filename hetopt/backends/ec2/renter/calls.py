@@ -1,4 +1,4 @@
-"""From an order to the calls that rent it, one after another; `hetopt launch --dry-run` prints just this.
+"""The AWS calls that rent an order's machines, in sequence; `hetopt launch --dry-run` prints just these.
 
 Everything is made by name or by token, so that the same call twice makes one thing: the launch template and fleets by
 their client token, the security group and objects by their name.
@@ -41,17 +41,17 @@ _TAIL = 48
 
 
 def prefix_of(run_id: str) -> str:
-    """Return the prefix of the schedule groups of a run, one for each of its lives."""
+    """Return the prefix that the names of the EventBridge schedule groups of all lives of a run begin with."""
     return f"{NAMED}{run_id[-_TAIL:]}."
 
 
 def group_name(run_id: str, life: int) -> str:
-    """Return the name of the schedule group of one life of a run."""
+    """Return the name of the EventBridge schedule group of a run's ``life``, the number of its resumptions so far."""
     return f"{prefix_of(run_id)}{life}"
 
 
 def end_role(edge: Edge) -> str | None:
-    """Return the ARN of the role that ends machines; None: the account has none, or it cannot be looked up."""
+    """Ask AWS for the ARN of the role by which its scheduler ends machines; None: absent, or not to be looked up."""
     request = read("iam", "get_role", "whether machines have an end outside", RoleName=END_ROLE)
     try:
         answer = if_there(edge, request, (facts.NO_ROLE,))
@@ -61,7 +61,7 @@ def end_role(edge: Edge) -> str | None:
 
 
 def group_call(order: Order) -> Request:
-    """Return the call that makes the group of the run's schedules, which has its tags: single schedules have none."""
+    """Return the call that creates the run's group of EventBridge schedules, with its tags: schedules have none."""
     return Request(
         step="schedule-group",
         service="scheduler",
@@ -74,7 +74,7 @@ def group_call(order: Order) -> Request:
 
 
 def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False) -> Request:
-    """Return the call that has the scheduler end a machine at a time.
+    """Return the call that schedules the end of a machine at ``at_s``, or, with ``moves``, moves a scheduled end.
 
     Args:
         order: of the run.
@@ -114,12 +114,12 @@ LIVES = 1_000_000
 
 
 def client_token(run_id: str, step: str, attempt: int = 0) -> str:
-    """Return the idempotency token of a call: the same for every process that carries out the same run."""
+    """Return the idempotency token of a step's call: in every process the same for the same run, step and attempt."""
     return str(uuid.uuid5(_RUN_NAMESPACE, f"{run_id}/{step}/{attempt}"))
 
 
 def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
-    """Return every call of a launch in the first of the order's zones, in sequence.
+    """Return every AWS call of a launch in the order's first zone, in sequence, with placeholders for unknown ids.
 
     Args:
         order: what to rent.
@@ -144,7 +144,9 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
 
 
 def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
-    """Return the calls that write what machines read at boot. The lease is new: an earlier life's would end them.
+    """Return the calls that write the bundle, a new lease, and ``contents`` by name, for machines to read at boot.
+
+    The lease is new: that of an earlier life would end them.
 
     Args:
         order: what to rent.
@@ -166,7 +168,7 @@ def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
 
 
 def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> Request:
-    """Return the call that writes one object into the run's bucket, if that bucket belongs to this account."""
+    """Return the call that writes ``body`` to ``key`` in the run's bucket, if that belongs to this account."""
     return Request(
         step=step,
         service="s3",
@@ -183,7 +185,7 @@ def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> 
 
 
 def get_object(order: Order, key: str) -> Request:
-    """Return the call that reads one object of the run's bucket."""
+    """Return the call that reads the object ``key`` from the run's bucket."""
     return Request(
         step=f"read {key}",
         service="s3",
@@ -194,7 +196,7 @@ def get_object(order: Order, key: str) -> Request:
 
 
 def security_group_call(order: Order, zone: Zone) -> Request:
-    """Return the call that makes the run's security group. Default subnets are in one network: it serves each zone."""
+    """Return the call that makes the run's security group, in the network of ``zone`` and of all zones of the order."""
     return Request(
         step=GROUP_STEP,
         service="ec2",
@@ -211,7 +213,7 @@ def security_group_call(order: Order, zone: Zone) -> Request:
 
 
 def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
-    """Return the calls that let machines of a group (by id) reach each other, HTTPS and the proxy, and nobody else."""
+    """Return the calls that let machines of a security group reach each other, HTTPS and a proxy, and let nobody in."""
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
     ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
@@ -256,13 +258,13 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
 
 
 def template_calls(order: Order, group: str, *, generation: int = 0, end_s: float | None = None) -> dict[str, Request]:
-    """Return the calls that create launch templates, by kind of image: types of one template share their image.
+    """Return the calls that create a launch template for each kind of boot image, by kind.
 
     Args:
         order: what is rented.
         group: id of the machines' security group.
-        generation: of the placement; machines that replace others boot by templates of their own.
-        end_s: when machines end that boot by it; absent: when the order's do.
+        generation: how often lost machines were asked for; machines of each time boot by templates of their own.
+        end_s: when machines that boot by it end, in seconds since the epoch; None: when the order's lifetime ends.
     """
     kinds = dict.fromkeys(role.image_kind for role in order.roles)
     end = order.created_s + order.lifetime_s if end_s is None else end_s
@@ -278,7 +280,7 @@ def _interface(order: Order, group: str) -> dict[str, Any]:
 
 
 def machine_settings(order: Order, kind: str) -> dict[str, Any]:
-    """Return the launch parameters of machines of a kind: image, role, disk, and what becomes of them."""
+    """Return the EC2 launch parameters of machines with a kind of boot image: image, role, disk, tags and so on."""
     image = order.images[kind]
     return {
         "ImageId": image.ami,
@@ -352,7 +354,7 @@ def _template_call(order: Order, kind: str, group: str, generation: int, end_s: 
 
 
 def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: int) -> Request:
-    """Return the call that rents all machines of a role in one zone by a launch template, or none of them.
+    """Return the call that rents all machines of a role in a zone, or none; ``attempt``: the number of earlier tries.
 
     `MinTargetCapacity` is what makes it all or none. Whatever comes with a machine is tagged here as well as by the
     launch template: policies look at the tags of the call that makes a thing. No highest price is set: AWS advises
@@ -394,7 +396,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
 
 
 def addresses_call(order: Order) -> Request:
-    """Return the call that lists all machines of the run with their addresses, however many there are."""
+    """Return the call that lists all machines of the run, with their states and addresses."""
     return Request(
         step="addresses",
         service="ec2",
@@ -406,14 +408,14 @@ def addresses_call(order: Order) -> Request:
 
 
 def end_calls(order: Order, ids: Iterable[str], at_s: float) -> tuple[Request, ...]:
-    """Return the calls that have the scheduler end machines without a place; none if the account has no role for it."""
+    """Return the calls that schedule the end of machines at ``at_s`` (epoch seconds); none without a role for it."""
     if order.end_role is None:
         return ()
     return (group_call(order), *(end_call(order, id_, at_s) for id_ in ids))
 
 
 def placement_call(order: Order, body: bytes) -> Request:
-    """Return the call that writes the placement, which machines wait for to know who is who."""
+    """Return the call that writes the placement, in JSON, which machines wait for to know their hosts."""
     return put_object(
         order,
         "placement",
@@ -426,7 +428,7 @@ def placement_call(order: Order, body: bytes) -> Request:
 def lease_call(
     order: Order, end_s: float, stop_training_s: float, *, over: str | None = None, renewal: Renewal | None = None
 ) -> Request:
-    """Return the call that writes the lease: machines never outlive the last one they have read.
+    """Return the call that writes until when machines live and train (epoch seconds); ``stop_training_s`` 0: end.
 
     Args:
         order: of the run.

@@ -48,7 +48,7 @@ Verdict = Literal["good", "bad", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The result of one check: name, verdict, message, and hint."""
+    """The result of a check: its name, verdict (good, bad or unknown), a sentence, and a hint."""
 
     name: str
     verdict: Verdict
@@ -57,13 +57,13 @@ class Check:
 
 
 def worst(checks: Iterable[Check]) -> Verdict:
-    """Return the worst verdict of checks."""
+    """Return the worst verdict of checks, bad before unknown before good; good if there is none."""
     verdicts = {check.verdict for check in checks}
     return "bad" if "bad" in verdicts else "unknown" if "unknown" in verdicts else "good"
 
 
 def examined(name: str, step: Callable[..., str], *arguments: object, unread: Verdict = "bad") -> Check:
-    """Return the result of one check.
+    """Carry out a check by ``step(*arguments)``: it returns the sentence of a good result, or raises what is wrong.
 
     Args:
         name: of the check.
@@ -79,7 +79,7 @@ def examined(name: str, step: Callable[..., str], *arguments: object, unread: Ve
 
 
 def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
-    """Check credentials, region, bucket, role and permissions; end where nothing more can be asked.
+    """Yield checks of credentials, region, bucket, roles and permissions in AWS, until nothing more can be asked.
 
     A clock that is wrong is refused by AWS with the credentials.
 
@@ -157,7 +157,7 @@ def _end_outside(edge: Edge) -> str:
 
 
 def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
-    """Check what a plan's launch needs: images, quotas, zones, prices, the bucket, and each call that rents.
+    """Yield checks of what a plan's launch needs in AWS: images, quotas, zones, prices, bucket, and calls by dry run.
 
     Args:
         orders: writes the order that a launch would.
@@ -210,7 +210,7 @@ def _image(edge: Edge, kind: str, chosen: str | None) -> str:
 
 
 def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
-    """Check the quotas that roles need, one for each family and market."""
+    """Yield a check of the vCPU quota of each family and market of machines that the roles need."""
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
@@ -218,7 +218,7 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:
-    """Return the account's quota of each market and family of machines, in vCPUs, in the edge's region.
+    """Ask AWS for the account's vCPU quotas in the edge's region, by market and family of machines.
 
     Raises:
         CloudRefused: they cannot be read.
@@ -251,7 +251,7 @@ def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
-    """Check whether EC2 would allow a call, by its `DryRun`, which changes nothing.
+    """Check whether EC2 would allow a call, by its `DryRun`, which changes nothing; ``of``: the instance type, if any.
 
     Args:
         edge: carries out calls.
@@ -310,7 +310,7 @@ NETWORK_KEY = "aws:sourcevpc"
 
 
 def denials(policy: Policy, network: str, objects: str) -> dict[str, bool | None]:
-    """Return whether a bucket's policy denies each action of a run; None: what is known does not decide it.
+    """Return whether a bucket's policy denies a run's s3:PutObject and s3:GetObject, by action; None: undecided.
 
     Uploads name no encryption, so that keys for headers are absent; a call comes from a machine's network or the
     internet.
@@ -337,7 +337,7 @@ def denials(policy: Policy, network: str, objects: str) -> dict[str, bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One question to the policies.
+    """A call that IAM policies are asked about: its action, resource, and known condition keys.
 
     Attributes:
         action: such as 'ec2:RunInstances'.
@@ -359,12 +359,12 @@ _VARIABLE = re.compile(r"\$\{([^}]+)\}")
 
 
 def statements(policy: Policy) -> list[Statement]:
-    """Return the statements of a policy as a list; a policy of one may name it without a list."""
+    """Return the statements of an IAM policy as a list, also where a single statement stands without a list."""
     return several(policy["Statement"])
 
 
 def several(value: Any) -> list[Any]:
-    """Return the values of a policy element as a list; an element of one may name it without a list."""
+    """Return the value of a policy's element as a list; a value without a list becomes a list of itself."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -462,7 +462,7 @@ POLICIES = ("operator_policy", "node_trust", "node_policy", "end_trust", "end_po
 
 
 def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
-    """Return a policy of ``policies.json`` for an account.
+    """Return a policy of ``policies.json`` with an account's ``names`` filled in; ``types``: all that may be rented.
 
     Args:
         name: one of `POLICIES`, or ``bucket_policy``.
@@ -478,7 +478,10 @@ def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
 
 
 def commands(role: str) -> list[str]:
-    """Return the shell commands that an administrator types once, with the policies in files of these names."""
+    """Return the shell commands by which an administrator makes the roles; ``role``: that of machines. Run nothing.
+
+    The policies are in files of these names.
+    """
     return [
         f"aws iam create-role --role-name {role} --assume-role-policy-document file://node_trust.json",
         f"aws iam put-role-policy --role-name {role} --policy-name hetopt --policy-document file://node_policy.json",
@@ -497,7 +500,7 @@ KEPT_DAYS = 30
 
 
 def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
-    """Make the bucket as it should be. Done twice, it is the same."""
+    """Return the calls that create a bucket, private, encrypted and with expiry; made twice, they change nothing."""
     target = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
     # Where buckets are when nothing is said must not be said.
     place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}

@@ -128,7 +128,7 @@ Accept = Callable[[RunSpec], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class _Renter:
-    """The means of whoever rents.
+    """The means of a renter.
 
     Attributes:
         clock: seconds since the epoch.
@@ -147,7 +147,7 @@ class _Renter:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(_Renter):
-    """The loop that rents the machines of one run, and looks after it: observes, records, decides by `reconcile`, acts.
+    """The loop that rents and looks after the machines of one run: observes, records, decides by `reconcile`, acts.
 
     Attributes:
         edge: carries out calls, writes the ledger, tries again.
@@ -160,7 +160,7 @@ class Loop(_Renter):
     run_dir: Path
 
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
-        """Rent all machines, tell them who they are, and write down what each costs, beside those of earlier lives.
+        """Rent all machines of the order, tell them their places, and record their costs; on an error remove all.
 
         Args:
             spec: the run, on the order's hosts.
@@ -193,11 +193,11 @@ class Loop(_Renter):
     def granted(
         self, assigned: Mapping[str, Answer], seen: ClusterState, duty: Duty = "serves"
     ) -> Iterator[MachineState]:
-        """Yield the records of machines that are on the bill from now on.
+        """Yield records of machines that EC2 has just granted, by host, which are on the bill from now on.
 
         Args:
-            assigned: what EC2 says of the machines, by the host that each is or is to be.
-            seen: the prices that are known.
+            assigned: EC2's descriptions of the machines, by the host that each is or is to be.
+            seen: the cluster state, with the prices that are known.
             duty: whether they have their place.
         """
         for host, machine in assigned.items():
@@ -219,11 +219,11 @@ class Loop(_Renter):
             )
 
     def save(self, seen: ClusterState) -> None:
-        """Write the observed cluster into the run's folder."""
+        """Write the cluster state into the run's folder."""
         seen.save(self.run_dir / SEEN_FILE)
 
     def look(self) -> ClusterState:
-        """Bring the folder up to date; return the cluster state: the last one while another process is doing that.
+        """Read news from EC2 and the bucket into the run's folder; return the cluster state, the last if another looks.
 
         Raises:
             CloudRefused: the cloud does not answer.
@@ -250,7 +250,7 @@ class Loop(_Renter):
             return seen
 
     def machines_now(self, seen: ClusterState) -> ClusterState:
-        """Return the cluster state updated from EC2 alone; nothing that machines have written is read.
+        """Ask EC2 alone for the machines' states; record and return the cluster state. The bucket is not read.
 
         Raises:
             CloudRefused: the cloud does not answer.
@@ -321,7 +321,7 @@ class Loop(_Renter):
         return sorted(self.edge(request).get("Contents", ()), key=lambda entry: str(entry["Key"]))
 
     def settle(self, state: ClusterState) -> ClusterState:
-        """Do whatever a look asks for, until nothing is left to do before the next.
+        """Carry out the actions that `reconcile` asks for, until none is left; return the cluster state recorded last.
 
         Args:
             state: as it was just seen.
@@ -345,7 +345,7 @@ class Loop(_Renter):
         return state
 
     def act(self, action: Action) -> ClusterState:
-        """Carry out one action; return the cluster state that was recorded.
+        """Carry out an action in AWS (rent, end, pause, place, extend, stop, clear); return the recorded cluster state.
 
         Raises:
             CloudRefused: it cannot be carried out.
@@ -384,12 +384,12 @@ class Loop(_Renter):
         return state
 
     def extend(self, state: ClusterState, end_s: float, renewal: Renewal | None = None) -> ClusterState:
-        """Let the machines live until a moment, unless somebody else has said something else meanwhile.
+        """Write a lease until ``end_s``, unless another terminal wrote a lease since the last look; return the state.
 
         Args:
             state: as it was seen last.
             end_s: until when they live, seconds since the epoch; they train until a last checkpoint is safe by then.
-            renewal: by what they extend that themselves; None: not by themselves.
+            renewal: by which they extend that themselves; None: they do not.
         """
         state = self._outlive(state, max(end_s, state.lease_end_s or end_s))
         if renewal is not None and self.order.end_role is not None:
@@ -430,7 +430,7 @@ class Loop(_Renter):
         return state.with_machines(due, ends_outside_s=outside_s)
 
     def billed(self, state: ClusterState) -> ClusterState:
-        """Bill machines on spot at what their pools have cost since the last time, if prices are due."""
+        """Ask EC2 for spot prices if due; return the cluster state with spot machines billed by them up to now."""
         order, now_s = self.order, self.clock()
         if are_due(order, state, now_s):
             roles = [role for role in order.roles if role.market == "spot"]
@@ -441,11 +441,11 @@ class Loop(_Renter):
         return state
 
     def clear(self, state: ClusterState, reason: str | None = None) -> ClusterState:
-        """Remove everything that is left of the run, then read what its machines wrote last.
+        """Remove everything of the run from AWS, then read what its machines wrote last; return the cluster state.
 
         Args:
             state: as it was seen last.
-            reason: why it ends; absent: that is known.
+            reason: why it ends; None: the state's own reason stays.
 
         Raises:
             CloudRefused: something stayed.
@@ -640,7 +640,7 @@ class Loop(_Renter):
             self.edge(request)
 
     def machines_of(self, ids: Mapping[str, str]) -> dict[str, Answer]:
-        """Return EC2's descriptions of machines, by host, once it knows all of them and their addresses.
+        """Wait up to 180 s until EC2 lists the machines ``ids`` with addresses; return EC2's descriptions, by host.
 
         Args:
             ids: of the machines, by host.
@@ -704,7 +704,7 @@ class Loop(_Renter):
 
 
 def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
-    """Return the lease in the bucket and the tag of its version; None: there is none that can be read.
+    """Read the lease in the bucket, with the ETag of its version; None: there is none that can be read.
 
     Raises:
         CloudRefused: the cloud does not answer.
@@ -767,7 +767,7 @@ def _why_short(request: Request, answer: Answer, granted: int, role: Role) -> Cl
 
 
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
-    """Return the name of the newest complete checkpoint; None: there is none yet."""
+    """Read the name of a run's newest complete checkpoint from the bucket; None: there is none yet."""
     answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))
     latest = None if answer is None else Latest.of(answer["Body"])
     return None if latest is None else latest.checkpoint
@@ -775,7 +775,7 @@ def latest_checkpoint(edge: Edge, order: Order) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2Launcher(_Renter):
-    """The launcher that rents, watches and gives back.
+    """The launcher of runs on EC2, which rents machines, looks after them at each poll, and gives them back.
 
     Attributes:
         home: where the regions that were ever used are kept.
@@ -796,7 +796,7 @@ class Ec2Launcher(_Renter):
             environment: of this process; none of it is sent anywhere.
 
         Raises:
-            CloudRefused: it cannot be had. Nothing is left.
+            CloudRefused: the machines cannot be had; nothing of them is left.
         """
         Order.load(run_dir / ORDER_FILE).of_run(spec).save(run_dir / ORDER_FILE)
         # What other terminals need to look after the run.
@@ -814,7 +814,9 @@ class Ec2Launcher(_Renter):
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """Return a run's status. Asks the cloud as often as machines write, and answers from the folder in between.
+        """Look after a run, every 15 s at most: bill, replace, extend, end; return its status (the last if AWS fails).
+
+        Between two looks, the status is that of the folder.
 
         A network or a login that is gone for a while is no reason to end a run: its machines go on until their lease
         ends, and what was seen last is answered.
@@ -830,7 +832,7 @@ class Ec2Launcher(_Renter):
             return judged(handle.run_dir, last_seen(handle.run_dir))
 
     def look(self, handle: RunHandle) -> RunStatus:
-        """Return a run's status as `poll` does, but raise where the cloud does not answer.
+        """Look after a run and return its status, as `poll` does, but raise where AWS does not answer.
 
         Raises:
             CloudRefused: it does not.
@@ -845,7 +847,7 @@ class Ec2Launcher(_Renter):
         return judged(run_dir, state)
 
     def stop(self, handle: RunHandle) -> None:
-        """Let the machines save a checkpoint, end them, and remove everything. Idempotent.
+        """Let a run's machines save a checkpoint, end them, and remove all from AWS; wait for it. Idempotent.
 
         Nothing of it waits for what machines have written: that is read last, and where it cannot be, it is told.
         """
@@ -879,7 +881,7 @@ class Ec2Launcher(_Renter):
         loop.clear(state)
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
-        """Have machines that nobody takes back in the place of those on spot. The next looks do it (`Loop`).
+        """Record that a run moves from spot to on-demand machines, if the budget pays for it; later polls do it.
 
         Raises:
             BadInput: it is moving already, or it is over.

@@ -1,4 +1,4 @@
-"""The order of machines, and the cluster state last seen: the two records of a run on EC2, each a file in its folder.
+"""The order of machines and the cluster state last seen: the two records of a run on EC2, each a file in its folder.
 
 Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. Worst-case
 prices bound the lifetime of machines, and their end comes before the budget: the law is `hetopt.core.budget_law`. While
@@ -57,14 +57,14 @@ AwsTags = list[dict[str, str]]
 
 
 def filters(run_id: str | None) -> list[dict[str, object]]:
-    """Return the EC2 filters that select the resources of one run, or of any run."""
+    """Return the EC2 filters by tag that select the resources of a run, or (None) of any run of hetopt."""
     if run_id is None:
         return [{"Name": "tag-key", "Values": [RUN_ID]}]
     return [{"Name": f"tag:{RUN_ID}", "Values": [run_id]}]
 
 
 def iso(seconds: float) -> str:
-    """Return seconds since the epoch as a moment in UTC (ISO 8601), as it stands in tags."""
+    """Return seconds since the epoch as text in UTC (ISO 8601), as tags hold it."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -78,7 +78,7 @@ them."""
 
 
 def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
-    """Return the longest life of a cluster in seconds that the budget pays, whatever prices do.
+    """Return the seconds that a budget pays a cluster at its worst price, less ``fixed_usd`` and the shutdown.
 
     Raises:
         BudgetStop: hardly long enough to boot.
@@ -101,14 +101,14 @@ _PRICE_INCREASE = 1.02
 
 
 class Rate(Record):
-    """The dollars an hour of one machine of a type: now, and at most. Volume and address are in both."""
+    """The USD an hour of a machine of a type, when it is ordered and at most, both with volume and address."""
 
     usd_per_hour: PositiveFloat
     worst_usd_per_hour: PositiveFloat
 
 
 class Zone(Record):
-    """An availability zone that has what is needed. Names differ between accounts, ids do not."""
+    """An availability zone with all types of an order, a subnet and prices. Accounts' names differ, ids do not."""
 
     name: str
     zone_id: str
@@ -118,13 +118,13 @@ class Zone(Record):
     rates: dict[str, Rate] = Field(description="by instance type")
 
     def usd_per_hour(self, instance_type: str, market: Market) -> float:
-        """Return the dollars an hour of a machine now; on demand, the most that its spot price can rise to."""
+        """Return the ordered USD an hour of a machine, volume and address included; on demand, its worst price."""
         rate = self.rates[instance_type]
         return rate.usd_per_hour if market == "spot" else rate.worst_usd_per_hour
 
 
 class Role(Record):
-    """Machines that do the same in the run: one fleet."""
+    """Machines that do the same in a run, and are rented as a fleet."""
 
     name: str
     instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then substitutes")
@@ -140,14 +140,14 @@ class Role(Record):
 
 
 class BootImage(Record):
-    """The image of one kind of machine."""
+    """The image (AMI) that a kind of machine boots, and the name of its root device."""
 
     ami: str
     root_device: str
 
 
 class Network(Record):
-    """The network that an organisation wants machines in; whatever is absent is as hetopt makes it."""
+    """The network settings of machines that an organisation wants; what is absent is as hetopt makes it."""
 
     subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
     security_group: str | None = Field(
@@ -160,7 +160,7 @@ class Network(Record):
 
 
 class Order(Artifact):
-    """An order of machines: types, zones, budget, lifetime, and names."""
+    """An order of machines for a run on EC2: types, zones, prices and budget in USD, lifetime, and names."""
 
     KIND: ClassVar[str] = "order"
     VERSION: ClassVar[int] = 1
@@ -218,7 +218,7 @@ class Order(Artifact):
         return [{"Key": key, "Value": value} for key, value in values.items() if value]
 
     def tagged(self, *kinds: str) -> list[dict[str, object]]:
-        """Return the TagSpecifications of a call that makes resources of these kinds."""
+        """Return the EC2 parameter TagSpecifications by which new resources of these kinds get the order's tags."""
         return [{"ResourceType": kind, "Tags": self.tags} for kind in kinds]
 
     @property
@@ -227,7 +227,7 @@ class Order(Artifact):
         return f"runs/{self.run_id}"
 
     def zone(self, name: str) -> Zone:
-        """Return the zone of a name; the first zone, where none has it."""
+        """Return the order's zone with a name, or its first zone if none has that name."""
         return next((zone for zone in self.zones if zone.name == name), self.zones[0])
 
     @property
@@ -241,19 +241,19 @@ class Order(Artifact):
         return sum(role.machines for role in self.roles)
 
     def usd_per_hour(self, zone: Zone) -> float:
-        """Return the dollars an hour of the planned cluster in a zone now."""
+        """Return the USD an hour of the cluster of planned types in a zone, at the prices of the order."""
         return usd_per_hour(self.roles, zone)
 
     def worst_usd_per_hour(self) -> float:
-        """Return the most dollars an hour of any cluster that may come of this order."""
+        """Return the most USD an hour that any cluster of this order can come to cost."""
         return worst_usd_per_hour(self.roles, self.zones)
 
     def machine_usd_per_hour(self, instance_type: str) -> float:
-        """Return the dollars an hour of a machine alone now, without volume and address, in the zone asked first."""
+        """Return the USD an hour of a machine, without volume and address, in the first zone at the order's prices."""
         return self.zones[0].rates[instance_type].usd_per_hour - self.extras_usd_per_hour
 
     def dearer(self, plan: Plan) -> list[Group]:
-        """Return the groups of a plan whose price has risen by more than prices always do."""
+        """Return the groups of a plan whose machines cost over 2 % more in the order than in the plan."""
         return [
             group
             for group in plan.chosen.groups
@@ -261,12 +261,12 @@ class Order(Artifact):
         ]
 
     def expected_usd(self, plan: Plan) -> tuple[float, float]:
-        """Return a plan's cost in dollars at present prices: as predicted, and the upper end of its 90 % interval."""
+        """Return a plan's cost in USD at the order's prices: as predicted, and for the 90 % interval's longest time."""
         hourly, total = self.usd_per_hour(self.zones[0]), plan.chosen.prediction.total_s
         return self.fixed_usd + hourly * total.value / 3600, self.fixed_usd + hourly * total.high / 3600
 
     def outside_end_s(self, lease_end_s: float | None = None) -> float:
-        """Return when the account ends machines that nothing else has ended, seconds since the epoch.
+        """Return when AWS's scheduler ends machines that nothing else has ended, in seconds since the epoch.
 
         The budget B pays until the lease's end and the shutdown after it, at the worst price w. Machines that all hang
         from the moment at which the lease was written cost w until then, so that B (1 + overrun) pays until
@@ -274,7 +274,7 @@ class Order(Artifact):
             outside = lease end + shutdown + overrun B / w - late          late: of the scheduler itself         [s]
 
         Args:
-            lease_end_s: when machines are shut down, by the budget; absent: by the first lease.
+            lease_end_s: when the lease ends, in seconds since the epoch; None: the first lease.
         """
         ends_s = self.created_s + self.lifetime_s if lease_end_s is None else lease_end_s
         late_s: float = budget_law.lasts_s(OVERRUN * self.budget_usd, self.worst_usd_per_hour()) - facts.SCHEDULE_LATE_S
@@ -292,17 +292,17 @@ class Order(Artifact):
         return self.created_s + max(self.lifetime_s, longest_s)
 
     def of_run(self, spec: RunSpec) -> Self:
-        """Return the order for a run, which its machines take part in, and in nothing else."""
+        """Return the order with a run's digest and workers, so that its machines take part in no other run."""
         return self.model_copy(update={"spec_sha256": spec_digest(spec), "workers": spec.workers})
 
 
 def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:
-    """Return the dollars an hour of roles in a zone now, with the types that were planned."""
+    """Return the USD an hour of roles in a zone, each with its planned type, at the zone's prices of the order."""
     return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
 
 
 def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> float:
-    """Return the most dollars an hour of roles: every machine the most expensive substitute, in the worst such zone."""
+    """Return the most USD an hour of roles: each machine its dearest type at the worst price, in the worst zone."""
     return max(
         sum(role.machines * max(zone.rates[name].worst_usd_per_hour for name in role.instance_types) for role in roles)
         for zone in zones
@@ -318,7 +318,7 @@ Duty = Literal["serves", "waits", "relieved"]
 
 
 class MachineState(Stay):
-    """One machine by EC2's description, with its time on the bill."""
+    """A rented machine by EC2's description, with its time on the bill and its part in the run."""
 
     id: str
     host: HostName
@@ -355,7 +355,7 @@ class MachineState(Stay):
         return self.until_s is None
 
     def usd(self, now_s: float) -> float:
-        """Return the dollars spent until ``now_s``. What EC2 takes within an hour is free, but for disk and address."""
+        """Return the USD spent until ``now_s``; of a machine that EC2 took within an hour, only disk and address."""
         lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
         if self.ending == "interrupted" and lasted_s < facts.FREE_IF_TAKEN_WITHIN_S:
             beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
@@ -363,7 +363,7 @@ class MachineState(Stay):
         return super().usd(now_s)
 
     def repriced(self, usd_per_hour: float, now_s: float) -> Self:
-        """Return the machine at another price from a moment on; unchanged if on demand, ended before, or never seen."""
+        """Return the machine at another USD an hour from ``now_s`` on; unchanged on demand, once ended, or unseen."""
         had_ended = self.until_s is not None and self.until_s <= now_s
         if self.on_demand or had_ended or self.state == "unseen" or usd_per_hour == self.usd_per_hour:
             return self
@@ -371,7 +371,7 @@ class MachineState(Stay):
 
 
 class ClusterState(Artifact):
-    """The last look at a run."""
+    """The machines of a run on EC2 as they were last seen, their prices, and what was decided about them."""
 
     KIND: ClassVar[str] = "seen"
     VERSION: ClassVar[int] = 1
@@ -422,14 +422,14 @@ class ClusterState(Artifact):
         return self.on_demand and not self.waiting and all(machine.on_demand for machine in self.serving)
 
     def usd_per_hour(self, zone: Zone, instance_type: str, market: Market) -> float:
-        """Return the dollars an hour of a rented machine now, as far as is known."""
+        """Return the USD an hour of a machine: on spot at the prices seen last, else at the zone's ordered prices."""
         ordered = zone.usd_per_hour(instance_type, market)
         return (
             ordered if market == "on-demand" else self.spot_usd_per_hour.get(zone.name, {}).get(instance_type, ordered)
         )
 
     def with_machines(self, ids: Collection[str], **changes: Any) -> Self:
-        """Return the cluster state with changes in the records of these machines."""
+        """Return a copy with ``changes`` of fields in the records of the machines ``ids``."""
         machines = (machine.model_copy(update=changes) if machine.id in ids else machine for machine in self.machines)
         return self.model_copy(update={"machines": tuple(machines)})
 
@@ -439,7 +439,7 @@ class ClusterState(Artifact):
         return any(machine.state == "gone" for machine in self.machines)
 
     def spent_usd(self, now_s: float, machines: Iterable[MachineState] | None = None) -> float:
-        """Return the dollars that machines have cost by now, each piece of time at the price that was seen for it.
+        """Return the USD that machines (None: all) have cost until ``now_s`` (epoch seconds), at the prices seen.
 
         Args:
             now_s: seconds since the epoch.
@@ -461,13 +461,13 @@ def ending_of(code: str) -> Ending:
 
 
 def price_request(names: Sequence[str], from_s: float) -> Request:
-    """Return the request for the spot prices of types in every zone, from a moment on (seconds since the epoch)."""
+    """Return the request for the spot prices of instance types in every zone from ``from_s`` (epoch seconds) on."""
     purpose = "what the types cost now, zone by zone"
     return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
 
 
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
-    """Return whether spot prices are due to be asked for: some machine is billed at them, and the last ones are old.
+    """Return whether to ask for spot prices: spot machines ran since the last, and 10 minutes passed or all ended.
 
     Of machines that have all ended they are asked for once more, for their bill.
     """
@@ -477,12 +477,12 @@ def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
 
 
 def billed_from_s(order: Order, seen: ClusterState) -> float:
-    """Return when spot prices were seen last (seconds since the epoch): machines are billed at those of then."""
+    """Return when spot prices were last seen, or else the run was ordered (epoch seconds): bills go up to then."""
     return order.created_s if seen.prices_seen_s is None else seen.prices_seen_s
 
 
 def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) -> ClusterState:
-    """Return the cluster state at the prices just seen, its machines billed at their pools' prices since the last look.
+    """Return the cluster state with spot machines billed by a price ``history`` from the last look until ``now_s``.
 
     Where nobody has looked for hours, prices have moved meanwhile, and EC2 has billed each second at its own; so also
     of machines that have ended since.
@@ -515,7 +515,10 @@ TOGETHER_S = 300.0
 
 
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
-    """Return each spot pool's instance hours, losses and outages since the last launch or resumption."""
+    """Return each spot pool's instance hours, losses and outages, by machines that ended since launch or resumption.
+
+    Machines of earlier lives of the run are left out.
+    """
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
     waited_s: dict[tuple[str, str], list[float]] = defaultdict(list)
     for machine in seen.machines:
@@ -548,7 +551,7 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
 
 
 def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
-    """Add the pools that a finished run has seen to what launches keep, for the next plan; once for each life of a run.
+    """Add what a finished run has seen of spot pools to the user's file, for later plans; once for each life of a run.
 
     Raises:
         BadInput: the file cannot be read or written, or holds something else.
@@ -576,7 +579,7 @@ _LINE_CHARACTERS = 200
 
 
 def failed(machines: Iterable[MachineState], life: int | None = None) -> list[MachineState]:
-    """Return the machines that ended by themselves before a step was done with them.
+    """Return the machines that ended by themselves before a step was done with them; ``life`` None: in any life.
 
     Args:
         machines: of a run.
@@ -586,13 +589,13 @@ def failed(machines: Iterable[MachineState], life: int | None = None) -> list[Ma
 
 
 def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> list[str]:
-    """Return the hosts that no machine is to be rented for again, since their machines fail."""
+    """Return which ``hosts`` no machine is rented for again: 3 failed before a step since launch or resumption."""
     counts = Counter(machine.host for machine in failed(seen.machines, order.life))
     return [host for host in hosts if is_given_up(counts[host])]
 
 
 def last_words(run_dir: Path) -> str | None:
-    """Return the last lines of the newest boot log; None: there is none."""
+    """Return the last four lines of the newest boot log in a run's folder, joined by ' | '; None: there is none."""
     logs = (run_dir / BOOT_FOLDER).glob("*.log")
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
     text = "" if newest is None else read_tail(newest)
@@ -601,7 +604,7 @@ def last_words(run_dir: Path) -> str | None:
 
 
 def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
-    """Return one sentence on machines that failed, with the end of their log.
+    """Return a sentence on why machines failed, with the end of their log in the run's folder or EC2's reason.
 
     Args:
         run_dir: the run's folder, with the logs that were fetched.
@@ -623,7 +626,7 @@ _LOSSES_SHOW_S = 180.0
 
 
 def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
-    """Return the status of a run, by the files in its folder."""
+    """Return the status of a run by its last cluster state and the events in its folder, without asking AWS."""
     if not seen.machines:
         return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
     status = judge(
@@ -636,7 +639,7 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
 
 
 def last_seen(run_dir: Path) -> ClusterState:
-    """Return the last cluster state that was seen of a run; an empty one at the epoch before the first look.
+    """Read a run's last cluster state from its folder; an empty state at time 0 if there was no look yet.
 
     Raises:
         BadInput: it cannot be read, such as where it was cut off by whatever ended the process.
@@ -646,14 +649,14 @@ def last_seen(run_dir: Path) -> ClusterState:
 
 
 def is_cleared(run_dir: Path) -> bool:
-    """Return whether everything of the run was given back; False where its last state cannot be read."""
+    """Return whether all of a run was removed from AWS, as its folder tells; False if that cannot be read."""
     with suppress(BadInput):
         return last_seen(run_dir).cleared
     return False
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
-    """Return whether the run failed by itself: no machine was lost with it, nor in the minutes that a notice gives."""
+    """Return whether a run's log has ended in a failure for 3 minutes, within which lost machines would show."""
     since_s = events[-1].time_s if events else now_s
     # A failure before the run was resumed is what it was resumed from.
     in_this_life = since_s >= order.created_s
@@ -661,7 +664,7 @@ def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
 
 
 def stopped_s(events: Sequence[LogEvent]) -> float | None:
-    """Return when the run last stopped with a checkpoint (seconds since the epoch); None: it goes on."""
+    """Return when training ended or stopped (seconds since the epoch), by the last event; None: it goes on."""
     last = events[-1] if events else None
     return last.time_s if isinstance(last, TrainingFinished) else None
 

@@ -1,4 +1,4 @@
-"""Writes an order from a plan: which machines, where, by which images, for how much time at most, at prices of now.
+"""Writes an order from a plan: which machines, where, by which images, for how long at most, at present prices.
 
 Machines boot Amazon Linux 2023 everywhere, with NVIDIA's driver where there is a GPU. The ids of images are looked up
 by public parameters that Amazon keeps: the newest image, in any region. Both have Python 3.12 and the AWS command line,
@@ -55,7 +55,7 @@ IMAGES: dict[ImageKind, str] = {
 
 
 def image_kind(found: InstanceType) -> ImageKind:
-    """Return the kind of image that an instance type boots.
+    """Return the kind of boot image of an instance type, such as ``x86_64-gpu``; raise if it cannot train.
 
     Raises:
         BadInput: its accelerator is not one that torch or the image drives, or its architecture is not known.
@@ -73,7 +73,7 @@ def image_kind(found: InstanceType) -> ImageKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The AWS identity that calls are made with, as STS tells it."""
+    """The AWS account and caller of the credentials in use, as STS tells them."""
 
     account_id: str
     arn: str
@@ -89,19 +89,19 @@ class Identity:
 
 
 def identity(edge: Edge) -> Identity:
-    """Return the account and caller of these credentials. Needs no permission: a refusal is about the credentials."""
+    """Ask STS for the account and caller of these credentials; as that needs no permission, a refusal is about them."""
     answer = edge(read("sts", "get_caller_identity", "whose credentials these are"))
     return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
 
 
 def regions(edge: Edge) -> list[str]:
-    """Return the sorted names of all regions that the account can use."""
+    """Ask EC2 for the sorted names of all regions that the account can use."""
     answer = edge(read("ec2", "describe_regions", "which regions the account can use"))
     return sorted(str(region["RegionName"]) for region in answer["Regions"])
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Refuse a name that no bucket can have.
+    """Raise BadInput for a name that no S3 bucket can have.
 
     Raises:
         BadInput: it is such a name.
@@ -114,7 +114,7 @@ def check_bucket_name(bucket: str) -> None:
 
 
 def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
-    """Make sure that the bucket exists, belongs to this account and is where its machines are.
+    """Ask S3, and raise unless the bucket is there, belongs to the account, and is in the machines' region.
 
     botocore goes wherever a bucket is; machines would, too, and pay for each gigabyte between regions.
 
@@ -141,12 +141,12 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
 
 
 def default_bucket(account_id: str, region: str) -> str:
-    """Return the name of the default bucket: one for each account and region."""
+    """Return the name of an account's default bucket in a region; it need not be there."""
     return f"hetopt-{account_id}-{region}"
 
 
 def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
-    """Return the image of one kind of machine, with the name of its root device, which its disk must be mapped by.
+    """Ask AWS for the image ``chosen`` (None: Amazon's newest) of a kind of machine, and the name of its root device.
 
     Args:
         edge: carries out calls.
@@ -185,7 +185,7 @@ def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
 def zones_for(
     edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float, named: Sequence[str] = ()
 ) -> tuple[Zone, ...]:
-    """Return the zones that have every type and a subnet, the cheapest first at the prices of this moment.
+    """Ask EC2 for the zones that have every type and a subnet; return them, the cheapest first at present prices.
 
     All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
 
@@ -193,7 +193,7 @@ def zones_for(
         edge: carries out calls.
         roles: the machines.
         catalog: of the region.
-        extras_usd: an hour of what comes with a machine.
+        extras_usd: USD an hour of a machine's volume, address and requests.
         now_s: seconds since the epoch.
         named: subnets that machines may be in; none: the default ones.
 
@@ -257,7 +257,7 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
 
 
 def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
-    """Return the subnets that were named, or else the region's default ones.
+    """Ask EC2 for the ``named`` subnets, or else the region's default subnets.
 
     Raises:
         CloudRefused: one of them is not there.
@@ -322,7 +322,7 @@ def _check_tenancy(edge: Edge, network: str) -> None:
 
 
 def check_group(edge: Edge, group: str, vpc_id: str) -> None:
-    """Make sure that a security group is in the machines' network, and lets them reach each other.
+    """Ask EC2, and raise unless a security group is in the network ``vpc_id`` and open between its machines.
 
     Raises:
         CloudRefused: it does not.
@@ -353,7 +353,7 @@ PROFILE_NAME = "hetopt-node"
 
 
 def network_of(options: Ec2) -> Network:
-    """Return the network of machines that was chosen at launch."""
+    """Return the network settings of machines that launch options give."""
     return Network(
         subnets=tuple(options.subnets),
         security_group=options.security_group,
@@ -363,7 +363,7 @@ def network_of(options: Ec2) -> Network:
 
 
 def region_of(plan: Plan) -> str:
-    """Return the region that a plan rents in.
+    """Return the AWS region that a plan rents in; raise BadInput for several, another cloud, or own machines.
 
     Raises:
         BadInput: it names several.
@@ -389,7 +389,7 @@ def region_of(plan: Plan) -> str:
 
 
 def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[str]] | None = None) -> tuple[Role, ...]:
-    """Return the plan's groups as fleets to ask for, with the run's hosts that each stands for.
+    """Return the plan's groups as fleets to ask for, in order, with the run's hosts and the substitute types of each.
 
     Raises:
         BadInput: the run's workers are not those of the groups, or a substitute boots another image than its group.
@@ -424,7 +424,10 @@ def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[st
 
 
 def budget_of(plan: Plan, wished_usd: float | None) -> float:
-    """Return the run's budget in dollars; the plan says how likely the planned budget is enough (`Plan.risk`).
+    """Return a run's budget in USD, ``wished_usd`` or else the plan's; raise if there is none or it may not suffice.
+
+    The plan tells how likely its budget is enough (`Plan.risk`); where it does, that budget or more is never
+    refused.
 
     Raises:
         BadInput: nobody said.
@@ -456,19 +459,20 @@ def move_usd(
     spent_usd: float = 0.0,
     may_cost_usd: float | None = None,
 ) -> float:
-    """Return the dollars to keep back so that a run can move to on-demand machines before its deadline passes.
+    """Return the USD to keep back for a move to on-demand machines before the deadline; 0: not needed, not affordable.
 
-    0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
-    was planned, or would then not last until the cluster has booted.
+    What is kept back pays the cluster for 25 minutes at its worst price. It is 0 where there is no deadline or no
+    prediction, where all machines are on demand, where the budget pays for nothing beside what was planned, or would
+    then not last until the cluster has booted.
 
     Args:
-        worst_usd_per_hour: of the cluster.
+        worst_usd_per_hour: of the whole cluster.
         roles: the machines.
         budget_usd: for everything, earlier lives included.
         fixed_usd: whatever the machines do.
-        deadline_s: from the order on; absent: as long as the budget lasts.
+        deadline_s: seconds from the order on; None: no deadline, and no move.
         spent_usd: what earlier lives have cost.
-        may_cost_usd: by the prediction, at most; absent: nothing was predicted.
+        may_cost_usd: by the prediction, at most; None: nothing was predicted, and no move.
     """
     moves = deadline_s is not None and any(role.market == "spot" for role in roles)
     if not moves or may_cost_usd is None:
@@ -480,7 +484,7 @@ def move_usd(
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """The maker of orders, from all that must be asked for them.
+    """The maker of orders, which asks AWS for identity, zones, prices and images, and computes budgets and lifetimes.
 
     Attributes:
         edge: carries out calls.
@@ -499,7 +503,7 @@ class Orders:
     def of_plan(
         self, plan: Plan, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0, spent_usd: float = 0.0
     ) -> Order:
-        """Return the order of a plan.
+        """Return the order of a plan at present prices, by reading from AWS; nothing is rented.
 
         Args:
             plan: what to run.
@@ -546,7 +550,7 @@ class Orders:
         spent_usd: float = 0.0,
         may_cost_usd: float | None = None,
     ) -> Order:
-        """Return the order of a job; errors as in `of_plan`.
+        """Return the order for roles at present prices, by reading from AWS; errors as in `of_plan`. Nothing is rented.
 
         Args:
             roles: the machines.
@@ -557,7 +561,7 @@ class Orders:
             bundle_sha256: of the code.
             now_s: seconds since the epoch.
             life: how often the run was resumed.
-            deadline_s: as of `move_usd`.
+            deadline_s: as of `move_usd`; the machines' lifetime ends then, too.
             spent_usd: as there.
             may_cost_usd: as there.
         """
@@ -637,7 +641,7 @@ def _nat_usd(roles: Sequence[Role], billing: Billing) -> float:
 
 
 def check_prices(plan: Plan, order: Order) -> None:
-    """Refuse a plan that prices have carried beyond the budget.
+    """Raise BudgetStop if the plan may cost more than the budget because prices rose by over 2 % since it was made.
 
     At the prices that it was planned with the plan itself says how likely it stays within.
 

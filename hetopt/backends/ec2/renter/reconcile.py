@@ -40,33 +40,34 @@ from hetopt.core.run_spec import RunSpec, host_names
 
 
 def wanted_hosts(order: Order, state: ClusterState) -> list[str]:
-    """Return the hosts that a run should have: all that it began with, and that are not given up."""
+    """Return the hosts that a run should have: all hosts of its order that are not given up."""
     hosts = dict.fromkeys(worker.host for worker in order.workers)
     return [host for host in hosts if host not in state.given_up]
 
 
 def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
-    """Return whether a machine can be a host of the run, now or once it has its place; on spot until the run moves."""
+    """Return whether a living machine is, or waits to be, the run's ``host``; if the run moves, only on demand."""
     here = machine.alive and machine.duty != "relieved" and machine.host == host
     return here and (machine.on_demand or not state.on_demand)
 
 
 def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
-    """Return the dollars of the budget that are left for machines, without the cost of a move that may still come."""
+    """Return the USD of the budget left for machines, less fixed costs and what a move still to come may cost."""
     move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
     return order.budget_usd - order.fixed_usd - move_usd - state.spent_usd(now_s)
 
 
 def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
-    """Return when machines are shut down, seconds since the epoch, so that the budget pays at the worst prices."""
+    """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices."""
     end_s = budget_law.end_s(now_s, left_usd(order, state, now_s), order.worst_usd_per_hour())
     return min(end_s, order.latest_end_s)
 
 
 def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | None:
-    """Return the renewal by which machines extend their lease; None while any come or are relieved, or none is on spot.
+    """Return the renewal by which unattended machines extend their lease; None: they must not, or none is on spot.
 
-    It begins where prices were last seen: what they have been since is not known here.
+    They must not while machines come or are relieved, after a wish to stop, or when no budget is left. The renewal
+    begins where prices were last seen: what they have been since is not known here.
     """
     since_s = min(now_s, billed_from_s(order, state))
     left = left_usd(order, state, since_s)
@@ -94,7 +95,7 @@ def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | Non
 
 
 def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> ClusterState:
-    """Return the cluster state of a run that moves: from now on all of its hosts are to be on demand.
+    """Return the cluster state of a run that moves: on-demand machines for all hosts, if the budget pays ``needed_s``.
 
     Args:
         order: of the run.
@@ -132,7 +133,7 @@ LEASE_GROWS_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """A run as it was seen.
+    """A run as it was last observed: machines, specification, and how its events say that it goes.
 
     Attributes:
         state: its machines, and what is wanted of them.
@@ -151,7 +152,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """An action on the machines of a run.
+    """The base of actions on the machines of a run, with the cluster state that is kept for each.
 
     Attributes:
         state: what is to be kept of the run.
@@ -166,41 +167,41 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Note(Action):
-    """Ask nothing of the cloud: what is wanted, or who is which host, is something else from now on."""
+    """The action that only records: wishes, or machines' parts in the run, change, and nothing is asked of AWS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class End(Action):
-    """End machines by the ids that were granted."""
+    """The action that ends machines by their ids."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rent(Action):
-    """Ask for machines of roles; those that are granted wait for their places. The state is kept before that."""
+    """The action that asks for machines of roles, which then wait for their places. The state is kept before that."""
 
     roles: tuple[Role, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pause(Action):
-    """Tell those that train to save a checkpoint and to wait for the next generation."""
+    """The action that tells training machines to save a checkpoint and to wait for the next generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Action):
-    """Begin the next generation, from the newest checkpoint, on the machines that serve. Kept after it was told."""
+    """The action that begins the next generation on serving machines, from the newest checkpoint. Kept after that."""
 
     spec: RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(Action):
-    """Let the machines live until a moment.
+    """The action that lets the machines live until ``end_s``, seconds since the epoch.
 
     Attributes:
-        renewal: by what they extend that themselves; None: nobody but who follows the run does.
+        renewal: by which they extend that themselves; None: only the process that follows the run does.
     """
 
     end_s: float
@@ -209,16 +210,16 @@ class Extend(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Stop(Action):
-    """Have the machines save a checkpoint and end. Kept after it was told."""
+    """The action that has the machines save a checkpoint and end. The state is kept after they were told."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clear(Action):
-    """Remove everything that is left of the run."""
+    """The action that removes everything that is left of the run."""
 
 
 def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: float) -> Action | None:
-    """Return the action that is due next; None where all is as it should be, or must be waited for.
+    """Return the next action on a run's machines; None: all is as it should be, or must be waited for. Pure.
 
     The same arguments give the same action. After it was carried out, and kept in the state, it is asked again.
 
@@ -229,7 +230,7 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
         patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
 
     Raises:
-        CloudRefused: those that are left cannot hold the batch.
+        CloudRefused: the machines that are left cannot hold the batch.
     """
     state = observed.state
     if not state.alive:
@@ -309,7 +310,7 @@ def _unbooted(order: Order, state: ClusterState, hosts: Collection[str]) -> tupl
 
 
 def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
-    """Return the hosts that no machine fits, and that may be asked for now.
+    """Return the hosts that no living machine fits, and that may be asked for now: 5 minutes after the last ask.
 
     Where all that trained are lost at once, those that wait go on without them first.
     """
@@ -396,7 +397,7 @@ def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: 
 
 
 def with_places(state: ClusterState, hosts: Collection[str]) -> ClusterState:
-    """Return the cluster state in which waiting machines serve as these hosts, and the former ones are relieved."""
+    """Return the cluster state in which waiting machines serve as ``hosts``, and their former machines are relieved."""
     new = {machine.host: machine.id for machine in state.waiting if machine.host in hosts}
     old = [machine.id for machine in state.serving if machine.host in new]
     return state.with_machines(old, duty="relieved").with_machines(new.values(), duty="serves")

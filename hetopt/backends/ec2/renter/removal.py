@@ -1,4 +1,4 @@
-"""Finds what carries hetopt's tags in a region, by tag and by recorded id, and removes it in the order that EC2 needs.
+"""Finds what carries hetopt's tags in a region, by tag and by recorded id, and removes it in the order EC2 needs.
 
 A list that cannot be had hides nothing of the others, and is never taken for an empty one. What it takes is the same
 however many machines there are: a few lists, each in pages. Whatever may be gone already is no error, neither where it
@@ -64,7 +64,7 @@ _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One resource that is there, by its tags."""
+    """A resource in AWS that carries hetopt's tags: its kind, id, run, owner and bucket."""
 
     kind: Kind
     id: str
@@ -77,13 +77,13 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The resources that are there, and the refusal of each kind that could not be listed: nobody knows of those."""
+    """The resources found in a region, and the refusal of each kind that could not be listed."""
 
     found: tuple[Found, ...]
     unseen: Mapping[Kind, CloudRefused]
 
     def check(self) -> tuple[Found, ...]:
-        """Return the resources that are there; an incomplete survey is never taken for an all-clear.
+        """Return the resources found; raise CloudRefused if any kind could not be listed, as some may be left.
 
         Raises:
             CloudRefused: something could not be looked at.
@@ -161,7 +161,7 @@ _KINDS: Mapping[str, Kind] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Remover:
-    """The remover of resources in one region.
+    """The remover of hetopt's resources in a region.
 
     Attributes:
         edge: carries out calls; those that remove are in the ledger of the run.
@@ -174,7 +174,7 @@ class Remover:
     made: Made = field(default=Made())
 
     def look(self, run_id: str | None = None) -> Survey:
-        """List every kind of resource by itself: a list that cannot be had hides nothing of the others.
+        """List the resources of a run, or (None) of all runs, kind by kind; a refused list hides none of the others.
 
         Args:
             run_id: of the run whose things are wanted; absent: of any.
@@ -202,7 +202,7 @@ class Remover:
         return Survey(found=tuple(resources), unseen=unseen)
 
     def remove(self, found: Sequence[Found]) -> None:
-        """Remove resources, machines first. One that cannot be removed does not keep the rest from going.
+        """Remove resources, machines first, waiting for their end; go on after a refusal, and raise the first at last.
 
         Raises:
             CloudRefused: something stayed; the first reason is told.
@@ -222,7 +222,7 @@ class Remover:
             raise refused[0]
 
     def remove_run(self, run_id: str) -> None:
-        """Remove everything of a run, and look again until nothing is left.
+        """Remove everything of a run, by ledger and lists, until lists show nothing; wait for machines to end.
 
         What the ledger knows goes first, by its ids. Then the lists are looked at, and once more when they have
         settled, if machines may have been rented by a call whose answer nobody has.
@@ -250,7 +250,7 @@ class Remover:
         survey.check()
 
     def end_machines(self, ids: Sequence[str]) -> None:
-        """End machines by their ids. Those that EC2 does not know are gone, or so new that it will know them soon."""
+        """End machines by their ids, and wait for none; ids that EC2 does not know yet are tried for a minute."""
         for at in range(0, len(ids), INSTANCES_A_CALL):
             self._until_known(ids[at : at + INSTANCES_A_CALL], self._terminate)
 
@@ -332,7 +332,7 @@ def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRun:
-    """A run as this machine knows it.
+    """A run on EC2 as its folder on this machine tells it: where it rented, whether it is over, what may be left.
 
     Attributes:
         region: where it rented.
@@ -348,7 +348,7 @@ class LocalRun:
 
 
 def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
-    """Return the EC2 runs among folders of runs, by name."""
+    """Return the EC2 runs among run folders, by name; skip folders in which nothing was ever asked for."""
     runs = {}
     for folder in folders:
         entries = read_ledger(folder / LEDGER_FILE)
@@ -366,8 +366,10 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
-    """Wait until lists show everything that a dead process has made, or may have. One whose clock was ahead of this
-    counts as of now."""
+    """Wait until EC2's lists show all that dead processes have made, or may have: for a minute at most.
+
+    What was made by a clock ahead of this one counts as of now.
+    """
     made_s = max((run.made_s for run in runs.values() if run.made_s is not None), default=-math.inf)
     if made_s + SETTLES_S > now_s:
         sleep(min(made_s + SETTLES_S - now_s, SETTLES_S))
@@ -381,18 +383,18 @@ _ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
 def is_of(found: Found, who: Identity) -> bool:
-    """Return whether a resource belongs to this caller, in whichever session it was made."""
+    """Return whether a resource's owner is this caller of AWS, in any session."""
     return found.owner in (who.owner, who.user_id) or (found.owner or "").partition(":")[0] == who.owner
 
 
 def owner_named(things: Iterable[Found]) -> str:
-    """Return the name of the owner of resources, for people."""
+    """Return the name of the owner of resources, by their tags, to tell a person."""
     named = (name for thing in things for name in (thing.launched_by, thing.owner) if name)
     return next(named, "nobody whose name is on it")
 
 
 def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found], now_s: float) -> str | None:
-    """Return why the things of one run are left alone; None where the run is over.
+    """Ask S3 whether the run of ``things`` goes on; return why they are left alone, or None if the run is over.
 
     Args:
         edge: of the run's region.

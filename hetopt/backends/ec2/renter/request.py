@@ -1,4 +1,4 @@
-"""Describes one call to the cloud as plain data, says what each refusal of it means, and carries it out with boto3.
+"""Describes a call to AWS as plain data, says what each refusal of it means, and carries it out with boto3.
 
 A call says what is asked, why, and what it costs. A refusal is one line of cause,
 the next command to try, and whether trying again can help (``errors.toml``); the names of botocore's own exceptions
@@ -45,14 +45,14 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One call of the cloud as data.
+    """A call to AWS as data: what is asked and why, what it makes, which errors it tolerates, and its cost.
 
     Attributes:
         step: names the call within its sequence.
         service: of the API, such as ec2.
         operation: as botocore's clients spell it, such as create_fleet.
         parameters: as botocore takes them.
-        purpose: why, for whoever reads the list before saying yes.
+        purpose: why, for the person who reads the list before agreeing.
         makes: what exists afterwards that did not before.
         tolerates: error codes that mean that it is so already.
         passing: error codes that go away by themselves, and are waited for.
@@ -82,7 +82,7 @@ class Request:
         return f"{self.service}:{''.join(word.capitalize() for word in self.operation.split('_'))}"
 
     def shown(self) -> dict[str, object]:
-        """Return the request's parameters as JSON for people: contents stand as their size and hash."""
+        """Return the parameters as JSON for people, with the size and hash of contents in their place."""
 
         def described(body: bytes) -> str:
             return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:12]}>"
@@ -92,7 +92,7 @@ class Request:
 
 
 def read(service: str, operation: str, purpose: str, **parameters: Any) -> Request:
-    """Return a request that changes nothing, named by its operation."""
+    """Return a request, named by its operation, that changes nothing; call nothing."""
     return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose=purpose)
 
 
@@ -107,7 +107,10 @@ Reaction = Literal["again", "elsewhere", "passing", "stop"]
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """One row of the table of error codes. ``cause`` and ``hint`` may name what the call was about, see `_words`."""
+    """A row of the table of AWS's error codes: what to do about them, their cause, a hint, and the source.
+
+    ``cause`` and ``hint`` may name what the call was about, see `_words`.
+    """
 
     codes: tuple[str, ...]
     reaction: Reaction
@@ -123,13 +126,13 @@ UNKNOWN = TABLE[-1]
 
 
 def meaning_of(code: str) -> Meaning:
-    """Return the row for an error code. An exact name wins over a pattern, an earlier row over a later."""
+    """Return the row for an error code of AWS: by its exact name, else the first whose pattern fits."""
     exact = (row for row in TABLE if code in row.codes)
     return next(exact, None) or next(row for row in TABLE if any(fnmatchcase(code, pattern) for pattern in row.codes))
 
 
 class ApiRefused(CloudRefused):
-    """A call that the cloud refused, in words.
+    """The error of a call that AWS refused, in words, with whether trying again can help.
 
     Attributes:
         code: of the API.
@@ -150,7 +153,7 @@ class ApiRefused(CloudRefused):
 
 
 def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OBJECT) -> Answer | None:
-    """Return the cloud's answer about a resource; None: it is not there, by these error codes.
+    """Make a call about a resource; return the answer, or None if it is refused with a code in ``absent``.
 
     Raises:
         CloudRefused: for any other reason.
@@ -164,7 +167,7 @@ def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OB
 
 
 def instances_in(answer: Answer) -> dict[str, Answer]:
-    """Return the machines in an answer of DescribeInstances, by id."""
+    """Return the machines in an answer of DescribeInstances, by instance id."""
     return {
         machine["InstanceId"]: machine for reservation in answer["Reservations"] for machine in reservation["Instances"]
     }
@@ -197,14 +200,14 @@ def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, s
 
 
 def instance_types_of(request: Request) -> list[str]:
-    """Return the instance types that a call asks for."""
+    """Return the instance types that a CreateFleet call asks for; of any other call none."""
     configs = request.parameters.get("LaunchTemplateConfigs", ())
     types = [override["InstanceType"] for config in configs for override in config["Overrides"]]
     return list(dict.fromkeys(types))
 
 
 def market_of(request: Request) -> Literal["spot", "on-demand"]:
-    """Return the market on which a call asks for a fleet."""
+    """Return the market on which a CreateFleet call asks for machines; of any other call ``spot``."""
     target = request.parameters.get("TargetCapacitySpecification", {})
     return "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
 
@@ -217,7 +220,7 @@ SETTLES_S = 60.0
 
 
 class Entry(Record):
-    """One line of the ledger.
+    """A line of a run's ledger of AWS calls: how a call stood at a time, and which ids it made.
 
     Attributes:
         call: number of the call within the run; its lines share it.
@@ -239,7 +242,9 @@ class Entry(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEdge:
-    """An edge that writes a line in the ledger before and after each call that changes something; reads pass by.
+    """An edge to AWS that writes a line in a ledger before and after each call that changes something.
+
+    Calls that only read pass by.
 
     Attributes:
         path: of the ledger; each line is on the disk before the next thing happens.
@@ -285,7 +290,7 @@ _ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
 
 
 def made_ids(request: Request, answer: Answer) -> list[str]:
-    """Return the ids that a call made, from its answer, or removed, from its parameters."""
+    """Return the ids of resources that a call made, from its answer, or removed, from its parameters."""
     if request.operation in ("create_schedule_group", "delete_schedule_group"):
         return [str(request.parameters["Name"])]
     removes = request.operation.startswith(("delete_", "terminate_"))
@@ -294,7 +299,7 @@ def made_ids(request: Request, answer: Answer) -> list[str]:
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """Read the entries of a ledger. A last line that was being written when the process died is passed over."""
+    """Read the entries of a ledger, none if there is no file; skip a last line that a crash has cut off."""
     entries = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValidationError):
@@ -303,7 +308,7 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the calls whose end nobody knows: the process died on the way, or the answer never came."""
+    """Return the ``begun`` entries of calls whose end nobody knows: the process died, or no answer came."""
     open_: dict[int, Entry] = {}
     for entry in entries:
         if entry.event == "begun":
@@ -315,7 +320,7 @@ def unresolved(entries: Iterable[Entry]) -> list[Entry]:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The resources that a run has made and not removed, as far as its ledger knows.
+    """The ids that a run has made and not removed, by its ledger, and how long EC2 may not list them all.
 
     Attributes:
         ids: of machines, templates and groups.
@@ -329,7 +334,7 @@ class Made:
 
 
 def made(entries: Sequence[Entry], now_s: float) -> Made:
-    """Return the resources that were made and not removed, by the entries of a ledger.
+    """Return what a run has made and not removed, by the entries of its ledger, as of ``now_s`` (epoch seconds).
 
     Args:
         entries: of the ledger.
@@ -346,7 +351,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
 
 
 def there(entries: Iterable[Entry]) -> dict[str, float]:
-    """Return the ids of resources that were made and not removed, with when each was made (seconds since the epoch)."""
+    """Return the ids that were made and not removed, by a ledger, with when each was made (seconds since the epoch)."""
     made_s: dict[str, float] = {}
     for entry in entries:
         if entry.event == "done" and entry.makes not in (None, "object"):
@@ -358,13 +363,13 @@ def there(entries: Iterable[Entry]) -> dict[str, float]:
 
 
 def known_regions(home: Path) -> list[str]:
-    """Return every region that anything was ever rented in from this machine."""
+    """Read the sorted names of all regions that anything was ever rented in from this machine."""
     path = home / REGIONS_FILE
     return sorted(set(path.read_text(encoding="utf-8").split())) if path.exists() else []
 
 
 def append_durably(path: Path, line: str) -> None:
-    """Append one line and wait until it is on the disk.
+    """Append a line to a file, and wait until it is on the disk.
 
     Raises:
         BadInput: the file cannot be written. Nothing may be rented then.
@@ -387,7 +392,7 @@ _READ_TIMEOUT_S = 60
 
 
 class BotoEdge:
-    """The edge of one region by boto3. Clients are made when they are needed first."""
+    """An edge to AWS in a region by boto3, with one attempt for each call. Clients are made when first needed."""
 
     def __init__(self, region: str) -> None:
         """Prepare, without a call.
@@ -467,7 +472,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retrying:
-    """An edge that makes calls again where that can help, and waits longer each time, a random part (full jitter)."""
+    """An edge to AWS that makes a call again where that can help, and waits longer each time (equal jitter)."""
 
     inner: Edge
     sleep: Callable[[float], None]
@@ -502,26 +507,26 @@ class Retrying:
 
 
 def wait_before(attempt: int, random: Random) -> float:
-    """Return the seconds to wait after a number of attempts: up to twice as long each time."""
+    """Return the seconds to wait after ``attempt`` attempts, at random from c/2 to c = min(20, 2^(attempt - 1))."""
     ceiling = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 10))
     return random.uniform(ceiling / 2, ceiling)
 
 
 def connect(region: str) -> Edge:
-    """Return an edge for calls that belong to no run, or only read."""
+    """Return an edge to a region by boto3, with retries and no ledger: for calls of no run, or that only read."""
     return Retrying(inner=BotoEdge(region), sleep=time.sleep, random=Random())
 
 
 def connect_run(
     region: str, run_dir: Path, home: Path, inner: Edge | None = None, clock: Callable[[], float] = time.time
 ) -> Edge:
-    """Return an edge whose calls are recorded in the ledger of a run.
+    """Return an edge that records the changing calls of a run in its ledger, and keep its region in ``home``.
 
     Args:
         region: where it rents.
         run_dir: the run's folder, which holds its ledger.
         home: where the regions that were ever used are kept.
-        inner: instead of `connect`.
+        inner: the edge that makes the calls; None: `connect`.
         clock: seconds since the epoch.
     """
     # Before something may be rented there. The file outlives the folders of runs.
