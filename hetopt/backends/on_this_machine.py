@@ -95,11 +95,11 @@ class _OnThisMachine(ProcessLauncher):
         folder, launch = prepared.begun(folders)
         try:
             launch.save(folder / LAUNCH_FILE)
+            return self.start(launch.spec, folder, {}), launch
         except BadInput:
             if prepared.folder is None:
                 shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
             raise
-        return self.start(launch.spec, folder, {}), launch
 
     def check_ready(self, prepared: Prepared) -> None:
         """Raise BadInput if torch or the task is missing here, or no cluster can be emulated for a rehearsal.

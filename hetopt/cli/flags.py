@@ -28,8 +28,12 @@ def flags() -> Mapping[str, str]:
     from hetopt.api.options import RECORDS
     from hetopt.core.option import options_of
 
-    derived = {name: f"--{option.called(name)}" for record in RECORDS for name, option in options_of(record).items()}
-    del derived["script"]  # an argument
+    derived = {
+        name: f"--{option.called(name)}"
+        for record in RECORDS
+        for name, option in options_of(record).items()
+        if name != "script"  # an argument
+    }
     return {**derived, **OTHERS}
 
 

@@ -69,8 +69,11 @@ def profile(
     output = Path("profile.json") if output is None and not as_json else output
     if from_samples is not None and task is None:
         if typed:
-            given = ", ".join(f"`{name}`" for name in sorted(typed))
-            raise BadInput(f"{given}: no effect with --from-samples alone, without TASK.", hint="leave them out")
+            raise BadInput(
+                f"{', '.join(f'`{name}`' for name in sorted(typed))}: no effect with --from-samples alone, without "
+                "TASK.",
+                hint="leave them out",
+            )
         import_samples(from_samples, output, force=force, json_=as_json)
         return
     if task is None:

@@ -118,8 +118,13 @@ def estimate(
     else:
         commands = [Line(f"next: {next_commands(estimated.plan, 'plan.json')[0]}", "strong", is_copied=True)]
         if output is not None:
-            rehearse = f"hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200"
-            commands.append(Line(f"or:   {rehearse}", "strong", is_copied=True))
+            commands.append(
+                Line(
+                    f"or:   hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200",
+                    "strong",
+                    is_copied=True,
+                )
+            )
         render.answer([*estimated.document.under_title, *commands], explain=explain)
         render.show(details(estimated.plan) if explain else [])
     _refuse_a_risk(estimated.plan)

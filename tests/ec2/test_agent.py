@@ -21,8 +21,9 @@ from hetopt.backends.ec2.bootstrap import NodeConfig, set_timer
 from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE
 from hetopt.backends.ec2.node.agent import is_taken, metadata
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
-from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent, Checkpoints
+from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent, Checkpoints, Uploads
 from hetopt.backends.host.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
+from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge, Patience
@@ -395,6 +396,12 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
         "state.safetensors",
     ]
     assert (third / "checkpoint" / "LATEST").read_text() == "step-9\n"
+    # A bucket that does not answer looks empty: nothing begins again for that, and nothing is written over.
+    silent = Uploads(objects=objects, models=objects, run_dir=third, leads=True, workers=2, generation=1)
+    with pytest.raises(RunFailed, match="nothing of the checkpoint step-8"):
+        silent.restore("step-8")
+    with pytest.raises(RunFailed, match="events cannot be read"):
+        silent.restore_events()
 
 
 def checkpoint_of(run_dir: Path, step: int) -> None:

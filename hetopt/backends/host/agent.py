@@ -362,7 +362,7 @@ class Checkpoints:
         The checkpoints of this machine may be newer than what the others have.
 
         Raises:
-            RunFailed: it cannot be read.
+            RunFailed: it cannot be read, or nothing of it is there, as where the bucket does not answer.
         """
         folder = self.run_dir / CHECKPOINT_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
@@ -377,9 +377,10 @@ class Checkpoints:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not self.objects.fetch(name, path):
                 raise RunFailed(f"the checkpoint {checkpoint} cannot be read.", hint="launch the run again")
-        if folder.is_dir():
-            write_atomically(folder / LATEST_FILE, checkpoint + "\n")
-            self._named = checkpoint
+        if not folder.is_dir():  # training would begin again
+            raise RunFailed(f"nothing of the checkpoint {checkpoint} is there.", hint="launch the run again")
+        write_atomically(folder / LATEST_FILE, checkpoint + "\n")
+        self._named = checkpoint
 
     def _lead(self, *, ended: bool) -> bool:
         """Send the newest checkpoint, once the one before is complete, and name it; return whether it is named."""
@@ -471,9 +472,17 @@ class Uploads(Checkpoints):
     _logs_sent: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def restore_events(self) -> None:
-        """Replace this machine's event log by the bucket's, to continue it; do nothing but on the first host."""
+        """Replace this machine's event log by the bucket's, to continue it; do nothing but on the first host.
+
+        Raises:
+            RunFailed: a part cannot be read, or there is none although machines have trained: what is written on would
+                take the place of what is there.
+        """
         if self.leads:
-            text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/"))
+            parts = [self.objects.get(name) for name in self.objects.names("events/")]
+            if None in parts or (self.generation > 0 and not parts):
+                raise RunFailed("the run's events cannot be read.", hint="launch the run again")
+            text = b"".join(part or b"" for part in parts)
             (self.run_dir / EVENTS_FILE).write_bytes(text)
             self._events_sent = len(text)
 

@@ -71,8 +71,9 @@ class SlurmBackend(SshBackend):
 
     def prepare_resumed(self, folder: Path, options: Slurm) -> OnHosts:
         """Prepare the ended run in ``folder`` to go on in new jobs; ``options`` that are given replace earlier ones."""
+        prepared = super().prepare_resumed(folder, options)
         before = json.loads((folder / ORDER_FILE).read_text(encoding="utf-8"))
-        return _ordered(super().prepare_resumed(folder, options), before, options)
+        return _ordered(prepared, before, options)
 
     def check_ready(self, prepared: Prepared) -> None:
         """Raise BadInput if Slurm would not take the run's jobs now; submit none.
