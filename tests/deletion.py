@@ -20,7 +20,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _BACKENDS = ("tests/api", "tests/face")
 
 TESTS = {
-    "trainer": ("tests/trainer_pieces", "tests/trainer", "tests/scripts", "tests/integrations", "tests/face"),
+    "trainer": (
+        "tests/trainer_pieces",
+        "tests/tasks",
+        "tests/trainer",
+        "tests/scripts",
+        "tests/integrations",
+        "tests/face",
+    ),
     "trainer/session": ("tests/scripts", "tests/trainer"),
     "optimizer": ("tests/step_model", "tests/optimizer", "tests/catalog", "tests/face"),
     "profiler": ("tests/profiler", "tests/face"),

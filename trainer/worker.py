@@ -406,7 +406,7 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
         yield store
     except RuntimeError as error:
         if has_timed_out(error):
-            raise hung(store, place.rank, place.world_size) from error
+            raise hung(store, place.rank, range(place.world_size)) from error
         raise
     finally:
         dist.destroy_process_group()

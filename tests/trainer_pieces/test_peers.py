@@ -57,7 +57,7 @@ def test_a_worker_that_hangs_is_named_by_roll_call_and_disagreement_is_no_hang(t
     ],
 )
 def test_what_a_backend_says_is_read(error, start):
-    assert str(explain_loss(RuntimeError(error), None, 0, 3)).startswith(start)
+    assert str(explain_loss(RuntimeError(error), None, 0, range(3))).startswith(start)
 
 
 def test_a_connection_that_breaks_before_anybody_is_known_is_said_in_words_once() -> None:

@@ -60,7 +60,7 @@ def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
         )
 
 
-def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size: int) -> Exception | None:
+def explain_loss(error: RuntimeError, store: Store | None, rank: int, members: Sequence[int]) -> Exception | None:
     """Return the error that names the lost or hung workers behind a failed collective; None: no worker was lost.
 
     gloo names the address of a connection that broke. A worker that hangs breaks none: then everyone else times out,
@@ -70,12 +70,12 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size
     Args:
         error: what the collective raised.
         store: that all workers can reach; None: no roll call.
-        rank: of this worker.
-        world_size: workers in the group.
+        rank: of this worker, among all of the run.
+        members: ranks of the workers in the group, likewise: several groups may share the store.
     """
     said = str(error)
     if has_timed_out(error):
-        return hung(store, rank, world_size)
+        return hung(store, rank, members)
     if _PEER.search(said) is None:
         return None
     if store is not None:
@@ -95,23 +95,23 @@ def has_timed_out(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)
 
 
-def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
+def hung(store: Store | None, rank: int, members: Sequence[int]) -> HungPeer:
     """Return an error that names the workers that did not come; waits up to `ROLL_CALL_S` for the others to report.
 
     Args:
         store: that all workers can reach; None: nobody can be asked, nor is waited for.
-        rank: of this worker.
-        world_size: workers in the group.
+        rank: of this worker, among all of the run.
+        members: ranks of the workers in the group, likewise.
     """
-    missing = roll_call(store, rank, world_size) if store is not None else ()
+    missing = roll_call(store, rank, members) if store is not None else ()
     who = f"{workers(missing)} did not come" if missing else "the workers did not all come"
     return HungPeer(f"{who} to an exchange in time.", hint="see that worker's log, and whether its machine is up")
 
 
-def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
-    """Return the other ranks that do not report in the store within `ROLL_CALL_S` that their collective failed, too."""
+def roll_call(store: Store, rank: int, members: Sequence[int]) -> tuple[int, ...]:
+    """Return the other members that do not report a failed collective of theirs in the store within `ROLL_CALL_S`."""
     store.set(_lost(rank), "here")
-    missing = [other for other in range(world_size) if other != rank]
+    missing = [other for other in members if other != rank]
     deadline = time.monotonic() + ROLL_CALL_S
     while missing and time.monotonic() < deadline:
         missing = [other for other in missing if not store.check([_lost(other)])]
@@ -157,6 +157,6 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._has_met and isinstance(error, RuntimeError):
-            named = explain_loss(error, self._store, dist.get_rank(self._group), group_size(self._group))
+            named = explain_loss(error, self._store, dist.get_rank(), dist.get_process_group_ranks(self._group))
             if named is not None:
                 raise named from error
