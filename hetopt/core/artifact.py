@@ -1,4 +1,4 @@
-"""What every file that flows through hetopt has in common: a schema version, strict fields, and one readable JSON form.
+"""The base of hetopt's JSON files (profile, plan, report, ...): schema version, strict fields, and whole writes.
 
 Artifacts come from disk and from other people, so they are validated on the way in; a bad file becomes one sentence
 that names the file, the field and what to do. They are written whole or not at all.
@@ -70,9 +70,9 @@ class Record(PlainText):
 
 
 class RecordLeavingOut(Record):
-    """A record that is written without some fields where they have their defaults.
+    """A record whose JSON leaves out fields that have their defaults.
 
-    They are those of ``LEFT_OUT``, or, where it is empty, all but those of ``WRITTEN``.
+    Left out are the fields in ``LEFT_OUT``, or, where that is empty, all but those in ``WRITTEN``.
     """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ()
@@ -94,7 +94,10 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 class Artifact(Record):
-    """A record that is a file of its own. ``schema_version`` grows whenever an older reader would misread the file."""
+    """A record kept as a JSON file of its own, with its kind and schema version.
+
+    ``VERSION`` grows whenever an older reader would misread the file.
+    """
 
     KIND: ClassVar[str]
     VERSION: ClassVar[int]
@@ -120,7 +123,7 @@ class Artifact(Record):
 
     @classmethod
     def from_json(cls, text: str, *, origin: str) -> Self:
-        """Read the artifact from ``text``; ``origin`` (usually the path) is named in errors.
+        """Parse and validate the artifact from JSON ``text``; errors name ``origin``, usually the path.
 
         Raises:
             BadInput: not JSON, another kind of artifact, a newer schema, or a field that cannot be.
@@ -146,7 +149,7 @@ class Artifact(Record):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read the artifact from a file (see `from_json`).
+        """Read and validate the artifact from a JSON file (see `from_json`).
 
         Raises:
             BadInput: the file cannot be read (see `hetopt.core.paths`), or is no such artifact.
@@ -162,7 +165,7 @@ class Artifact(Record):
         return self.model_dump_json(indent=2) + "\n"
 
     def save(self, path: Path | str) -> None:
-        """Write the artifact to ``path``, whole or not at all.
+        """Write the artifact as JSON to ``path``, whole or not at all.
 
         Raises:
             BadInput: it cannot be written, or is larger than what is read back.
@@ -180,7 +183,7 @@ AnyArtifact = TypeVar("AnyArtifact", bound=Artifact)
 
 
 def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact | None], AnyArtifact]) -> AnyArtifact:
-    """Change an artifact's file under a lock, and return what was written; ``change`` gets None where there is no file.
+    """Replace an artifact's file under a lock by what ``change`` makes of it (None: no file yet), and return that.
 
     Args:
         kind: of artifact.
@@ -199,7 +202,7 @@ def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact |
 
 
 def kind_in(path: Path) -> str | None:
-    """Return the kind of artifact that a file says it holds; None: it cannot be read, or says nothing."""
+    """Return the kind of artifact that a JSON file states, such as ``plan``; None: unreadable, or none is stated."""
     try:
         data = read_json(path)
     except BadInput:
@@ -209,7 +212,7 @@ def kind_in(path: Path) -> str | None:
 
 
 def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
-    """Read a record from a file without a kind and a version of its own.
+    """Read a record of class ``kind`` from a JSON file that states no kind or version; errors end with ``hint``.
 
     Raises:
         MissingFile: there is none.
@@ -219,7 +222,7 @@ def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
 
 
 class ReplacedRecord(Generic[AnyRecord]):
-    """A record in a small file that others replace: it is read again only then, and a look costs one system call.
+    """A reader of a record in a small JSON file that others replace; it parses again only after a replacement.
 
     Args:
         kind: of record.
@@ -232,7 +235,7 @@ class ReplacedRecord(Generic[AnyRecord]):
         self._record: AnyRecord | None = None
 
     def now(self) -> AnyRecord | None:
-        """Return the record as it was written last; None before it was ever written whole."""
+        """Return the newest record that could be read, at one system call where nothing changed; None: none yet."""
         with suppress(OSError, BadInput):  # it is not there, or cannot be read as this record
             status = os.stat(self._path)
             identity = (status.st_ino, status.st_mtime_ns)
@@ -243,7 +246,7 @@ class ReplacedRecord(Generic[AnyRecord]):
 
 
 def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> AnyRecord:
-    """Validate plain values, as `parse_json` gives them, into a record.
+    """Validate parsed JSON into a record of class ``kind``; errors name ``origin`` and end with ``hint``.
 
     Raises:
         BadInput: the first field that cannot be, in one sentence.
@@ -257,10 +260,10 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
 
 
 def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
-    """Parse the text of another machine into a record: the one way in for peers, whoever they are.
+    """Parse JSON from another machine into a record of class ``kind``; errors name the sender, ``who``.
 
-    Whoever owns a machine may run any program there. So numbers are finite and within bounds, lists nested no deeper
-    than the record says, texts one line each; how many bytes are read, the reader says.
+    Nothing that a peer sends is trusted: numbers are finite and within bounds, lists nested no deeper than the record
+    says, texts one line each. The caller limits how many bytes are read.
 
     Raises:
         RunFailed: it is none of this kind.
@@ -272,7 +275,7 @@ def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write ``content`` (text as UTF-8) beside ``path``, flush it to disk, then rename it into place.
+    """Write ``content`` (text as UTF-8) to ``path``, whole or not at all: beside it, flushed to disk, then renamed.
 
     A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced.
 
@@ -309,7 +312,7 @@ _RULE = "Input should be "
 def faults(
     error: ValidationError, names: Mapping[str, str] | None = None, texts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return a sentence part for each fault of an invalid record: ``workers must be greater than 0, got -1``.
+    """Return half a sentence for each fault of an invalid record: ``workers must be greater than 0, got -1``.
 
     Args:
         error: of a record.

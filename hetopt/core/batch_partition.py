@@ -29,7 +29,7 @@ _Line = tuple[float, float, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTime:
-    """Compute time of one worker as a function of its local batch.
+    """The compute time of one worker, in seconds a step, as a function of its local batch size in samples.
 
         max(floor_s, fixed_s + per_sample_s * samples)    of what is computed together, which is all of the local batch;
 
@@ -47,14 +47,14 @@ class WorkerTime:
     once_s: float = 0.0
 
     def time_s(self, samples: int) -> float:
-        """Return the compute time of a step with ``samples`` local samples, in seconds."""
+        """Return the seconds this worker computes in a step with ``samples`` local samples, micro-batches included."""
         if self.micro_batch is None or samples <= self.micro_batch:
             return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
         parts = -(-samples // self.micro_batch)
         return max(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples) - (parts - 1) * self.once_s
 
     def slower(self, factor: float) -> WorkerTime:
-        """Return the compute time law of a worker that is ``factor`` times as slow."""
+        """Return the compute time of a worker that takes ``factor`` times as long; bounds in samples stay."""
         return replace(
             self,
             fixed_s=factor * self.fixed_s,
@@ -66,19 +66,22 @@ class WorkerTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """Local batch sizes in worker order, and the time at which the slowest worker has computed."""
+    """Local batch sizes in samples, in worker order, and the slowest worker's compute time of a step in seconds."""
 
     local_batch_sizes: tuple[int, ...]
     compute_s: float
 
 
 def least_within(least: int, global_batch_size: int, workers: int) -> int:
-    """Return a worker's minimum local batch size: ``least``, or 1 where the batch cannot give all that much."""
+    """Return a worker's minimum local batch size: ``least`` samples, or 1 if the global batch is too small for that."""
     return least if global_batch_size >= least * workers else 1
 
 
 def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Shares:
-    """Return the integer shares of ``global_batch_size`` samples that minimise the slowest worker's time, exactly.
+    """Return the local batch sizes, summing to ``global_batch_size``, that minimise the slowest worker's time, exactly.
+
+    The time is the line ``fixed_s + per_sample_s * samples``; floors and micro-batches are left out of the choice, and
+    are in the returned ``compute_s``.
 
     Identical workers differ by at most one sample (earlier ones take the larger share); the order of the workers does
     not matter otherwise.
@@ -126,7 +129,7 @@ def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Share
 def largest_remainder(
     weights: Sequence[float], total: int, *, minimum: Sequence[int], maximum: Sequence[int | None]
 ) -> tuple[int, ...]:
-    """Return integers in proportion to ``weights`` that sum to ``total`` within ``minimum`` and ``maximum``.
+    """Return integers in proportion to positive ``weights``, summing to ``total``, each within its bounds (None: none).
 
     The real-valued quotas come from `proportional_quotas`; the samples lost by rounding them down go to the largest
     fractions (Hamilton's method), ties to the larger weight, then to the earlier position.
@@ -150,7 +153,7 @@ def largest_remainder(
 def proportional_quotas(
     weights: Sequence[float], total: int, *, minimum: Sequence[int], maximum: Sequence[int | None]
 ) -> tuple[float, ...]:
-    """Return real shares ``clip(x * weight_i, minimum_i, maximum_i)`` that sum to ``total``; water-filling finds x.
+    """Return real numbers ``clip(x * weight_i, minimum_i, maximum_i)`` summing to ``total``, by water-filling for x.
 
     Raises:
         BadInput: the bounds leave no room for ``total``.
@@ -214,12 +217,15 @@ _MICRO_BATCHES_A_WORKER = 8
 
 
 def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
-    """Return the local batch sizes of the first step, in rank order: equal (uniform), whole micro-batches (allocation),
-    what streams of known rates bring (rate), or the plan's.
+    """Return the local batch sizes of a run's first step, in rank order, as its batch policy begins.
+
+    Equal (``uniform``), whole micro-batches (``allocation``), what streams of known rates bring (``rate``), or the
+    plan's.
 
     Args:
         spec: of the run.
-        minimum: least share of a worker, in samples; the plan's are raised to it at the cost of larger ones.
+        minimum: least share of a worker, in samples; the plan's shares are raised to it at the cost of larger ones.
+            The other policies' shares are not.
 
     Raises:
         BadInput: there are fewer samples than workers, or the global batch is not made of micro-batches.
@@ -240,9 +246,10 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
 
 
 def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
-    """Return local batch sizes as near to these as the workers' memory allows.
+    """Return a script's local batch sizes cut to each worker's memory, sum kept; a task's come back unchanged.
 
-    A script computes what its loader gives it at once; a task cuts what does not fit into micro-batches.
+    A script computes what its loader gives it at once; a task cuts what does not fit into micro-batches. Unchanged,
+    too, are shares that do not fit into the memory of all workers together.
     """
     limits = [worker.max_local_batch_size for worker in spec.workers]
     over = any(limit is not None and share > limit for share, limit in zip(shares, limits, strict=True))
@@ -253,7 +260,7 @@ def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def micro_batch_size(spec: RunSpec) -> int | None:
-    """Return the number of samples that are computed together; ``None``: as many as fit.
+    """Return the run's micro-batch size in samples; None: as many as fit into a worker's memory.
 
     Raises:
         BadInput: shares are to be whole micro-batches, and the global batch cannot be cut into such.
@@ -262,7 +269,11 @@ def micro_batch_size(spec: RunSpec) -> int | None:
 
 
 def allocated_micro_batch_size(spec: RunSpec) -> int:
-    """Return the spec's micro-batch, or the divisor of the global batch that cuts an equal share into about eight."""
+    """Return the micro-batch size that was set, or the global batch's divisor nearest to 1/8 of an equal share.
+
+    Raises:
+        BadInput: the size that was set does not divide the global batch, or leaves a worker none.
+    """
     total, workers = spec.global_batch_size, len(spec.workers)
     asked = AllocationSettings.model_validate(spec.batch_settings).micro or spec.micro_batch_size
     if asked is not None:
@@ -275,7 +286,7 @@ def allocated_micro_batch_size(spec: RunSpec) -> int:
 
 
 def check_batch(spec: RunSpec, minimum: int) -> None:
-    """Refuse a global batch that does not give each worker ``minimum`` samples.
+    """Refuse a run whose global batch has fewer than ``minimum`` samples for each worker.
 
     Raises:
         BadInput: it does not.
@@ -289,7 +300,7 @@ def check_batch(spec: RunSpec, minimum: int) -> None:
 
 
 def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[int, ...]:
-    """Return the shares that are nearest to ``shares``, of the same sum, in whole micro-batches, at least one a worker.
+    """Return the local batch sizes in whole micro-batches nearest to ``shares``, of the same sum, one or more a worker.
 
     Raises:
         BadInput: the sum is not made of micro-batches, or of fewer than there are workers.
@@ -305,21 +316,21 @@ def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[i
 
 
 def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Divide ``count`` whole units in proportion to the weights, at least one each."""
+    """Divide ``count`` units into integers in proportion to positive weights, at least one each; refuse too few."""
     return largest_remainder(weights, count, minimum=(1,) * len(weights), maximum=(None,) * len(weights))
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:
-    """Return the spec of a run with the workers of a generation alone.
+    """Return the run's spec with only the workers at ``places``, the same global batch split by their last shares.
 
-    The shares were balanced when they were last in use, so everyone takes over the same part of what the lost ones
-    leave. A worker that comes back was planned with a share beside those of the others: it begins with as much more
-    than that as they have more than theirs. The batch policy goes on from there.
+    The shares were balanced when they were last in use, so all grow by one factor to take over the samples of the lost
+    workers. A worker that comes back begins with its planned share, scaled as the others' have grown over their plans.
+    The batch policy goes on from there.
 
     Args:
         spec: of the run, with all of its workers.
-        places: of the workers that are there, in rank order.
-        shares: last local batch sizes by place, as far as they are known.
+        places: indices of the present workers in ``spec.workers``, in rank order.
+        shares: last local batch sizes in samples, by place, as far as they are known.
     """
     if len(places) == len(spec.workers) and not shares:
         return spec

@@ -1,4 +1,4 @@
-"""How long a budget lasts whatever prices do: the inequality of planner, follower and machines.
+"""How long a budget lasts at the highest prices, on which planner, follower and machines all rely.
 
 Spot prices move, but never above the on-demand price, which is what EC2 takes as the highest bid where none is given.
 So machines that all cost their on-demand price spend the fastest that they ever can, and
@@ -29,17 +29,17 @@ are paid for until they are off."""
 
 
 def worst_usd(worst_usd_per_hour: Usd, lasts_s: float) -> Usd:
-    """Return the most that machines cost in ``lasts_s`` seconds, in USD."""
+    """Return the most that machines cost over ``lasts_s`` seconds, in USD, at their highest price."""
     return worst_usd_per_hour * (lasts_s / SECONDS_PER_HOUR)
 
 
 def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
-    """Return the seconds that a budget pays for at the worst price; the inverse of `worst_usd`."""
+    """Return the seconds for which ``left_usd`` pays at the highest price; the inverse of `worst_usd`."""
     return left_usd / worst_usd_per_hour * SECONDS_PER_HOUR
 
 
 def end_s(now_s: float, left_usd: float, worst_usd_per_hour: float) -> float:
-    """Return the time to shut machines down, so that what is left pays until they are off (epoch seconds)."""
+    """Return when to order machines shut down, in epoch seconds, so that ``left_usd`` pays until they are off."""
     return now_s + lasts_s(left_usd, worst_usd_per_hour) - SHUTDOWN_S
 
 

@@ -1,4 +1,4 @@
-"""How fast a machine is at the moment, and how busy others keep it: one fixed piece of arithmetic on two clocks.
+"""How fast a machine is now, and how busy other programs keep it: a fixed piece of arithmetic on two clocks.
 
     speed        processor time of the arithmetic     of the machine: what predictions follow
     contention   its wall over its processor time     of the others: what widens their intervals
@@ -34,7 +34,7 @@ _SIDE, _MAPS = 96, 200
 
 
 class MachineReading(Record):
-    """The speed of a machine when a run was launched, and the contention for its processors."""
+    """A machine's speed when a run was launched, and how busy other programs kept its processors."""
 
     yardstick_s: PositiveFloat = Field(description="processor time of one fixed piece of arithmetic")
     contention: float = Field(ge=1, description="wall over processor time of that arithmetic")
@@ -42,7 +42,7 @@ class MachineReading(Record):
 
 
 def read_machine(readings: int = READINGS) -> MachineReading:
-    """Read speed and contention of this machine several times, some moments apart: in two seconds where it is free."""
+    """Measure this machine's speed and processor contention ``readings`` times, for some 0.4 s each."""
     yardsticks_s, contention_logs = [], []
     for _ in range(readings):
         wall_s = processor_s = 0.0
@@ -61,7 +61,7 @@ def read_machine(readings: int = READINGS) -> MachineReading:
 
 
 def measure_yardstick_s(clock: Callable[[], float] = time.thread_time, *, repeats: int = REPEATS) -> float:
-    """Return the processor time of one piece of work, in seconds: the mean without the longest tenth.
+    """Return the processor time, in seconds, of a fixed piece of arithmetic: the mean without the longest tenth.
 
     Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's.
 
@@ -98,20 +98,21 @@ NOISY_SPREAD = 0.15
 
 
 def relative_spread(samples_s: Sequence[float]) -> float:
-    """Return the standard deviation of timings over their median, robustly: by the median absolute deviation."""
+    """Return the relative standard deviation of timings, as their scaled median absolute deviation over the median."""
     median = statistics.median(samples_s)
     return NORMAL_MAD * statistics.median(abs(sample - median) for sample in samples_s) / median
 
 
 def is_noisy(samples_s: Sequence[float]) -> bool:
-    """Return whether the machine was too busy with other things for the median of these timings to be relied on."""
+    """Return whether timings scatter so much that their median has a relative standard error above 15 %."""
     return math.sqrt(math.pi / 2 / len(samples_s)) * relative_spread(samples_s) > NOISY_SPREAD
 
 
 def usual_mean(samples_s: Sequence[float]) -> float:
-    """Return the mean without the longest tenth: what a run pays on average, hiccups of every few steps included.
+    """Return the mean of timings without the longest tenth (none of fewer than ten is dropped).
 
-    Collectives scatter by whole time slices of the operating system, which a median would not see.
+    It is what a run pays on average, hiccups of every few steps included. Collectives scatter by whole time slices of
+    the operating system, which a median would not see.
     """
     ordered = sorted(samples_s)
     return statistics.fmean(ordered[: len(ordered) - len(ordered) // 10])

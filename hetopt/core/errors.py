@@ -1,11 +1,12 @@
-"""Every way hetopt refuses or fails, with the exit code that the command line answers.
+"""The errors of hetopt, and the exit code with which the command line ends on each.
 
     HetoptError
     ├── BadInput          2   what was typed or read cannot be used
     ├── NoFeasiblePlan    3   nothing in the catalogue fits the budget or the deadline
     ├── CloudRefused      4   credentials, permission, quota or capacity
     ├── BudgetStop        5   the run was stopped to stay inside the budget or the deadline
-    └── RunFailed         6   a worker died or the run could not go on
+    ├── RunFailed         6   a worker died or the run could not go on
+    └── RunStopped        7   the run was stopped before its planned end
 
 A message is one sentence that says what is wrong; ``hint`` is what to do next. As text an error is both, so that a
 script's traceback says them too. Both name the library's parameters in backticks, as Python has them: `` `steps` `` or
@@ -19,7 +20,7 @@ from typing import ClassVar
 
 
 class HetoptError(Exception):
-    """A failure with one clear sentence, what to do next, and an exit code."""
+    """The base of hetopt's errors: a sentence, a hint on what to do next, and an exit code."""
 
     exit_code: ClassVar[int] = 1
 
@@ -47,25 +48,25 @@ class NoFeasiblePlan(HetoptError):
 
 
 class CloudRefused(HetoptError):
-    """The cloud said no: credentials, permission, quota or capacity."""
+    """A refusal by the cloud: credentials, permission, quota or capacity."""
 
     exit_code = 4
 
 
 class BudgetStop(HetoptError):
-    """The run was stopped to stay inside its budget or deadline."""
+    """The stop of a run to stay inside its budget or deadline."""
 
     exit_code = 5
 
 
 class RunFailed(HetoptError):
-    """A worker died or the run could not go on."""
+    """The failure of a run: a worker died, or the run could not go on."""
 
     exit_code = 6
 
 
 class RunStopped(HetoptError):
-    """The end of a run before it was done, by somebody or by something else than its plan."""
+    """The end of a run before its planned end, stopped by a person or from outside."""
 
     exit_code = 7
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, money, counts and shares."""
+"""Numbers as text for people: durations, money, counts, shares, and the settings of a plan."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def duration(seconds: float) -> str:
 
 
 def with_startup(total_s: float, startup_s: float) -> str:
-    """Format the duration of a run and the start-up in it: '31.2 s with 27 s of start-up'."""
+    """Format a run's whole duration and the start-up contained in it: '31.2 s with 27 s of start-up'."""
     return f"{duration(total_s)} with {duration(startup_s)} of start-up"
 
 
 def difference(seconds: float) -> str:
-    """Format how much longer or shorter something took: '4.4 s more', '2 min 33 s less'."""
+    """Format a signed difference of durations in seconds: '4.4 s more', '2 min 33 s less'."""
     return f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"
 
 
 def duration_span(value_s: float, low_s: float, high_s: float) -> str:
-    """Format the bounds around a duration, in its unit: '1.2–4.0 h'."""
+    """Format the interval from ``low_s`` to ``high_s`` around a duration, in the unit of ``value_s``: '1.2–4.0 h'."""
     size, name = next(((size, name) for least, size, name in _UNITS if value_s >= least), (1e-3, "ms"))
     return f"{_short(low_s / size)}–{_short(high_s / size)} {name}"
 
@@ -62,7 +62,7 @@ def _short(number: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Format dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
+    """Format US dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
     if amount >= 999.995:
         return f"${amount:,.0f}"
     if amount >= 0.995:
@@ -76,7 +76,7 @@ def usd(amount: float) -> str:
 
 
 def round_up_usd(amount: float) -> float:
-    """Round dollars up to the next amount that `usd` writes: a budget of so much is enough."""
+    """Round US dollars up to the next amount that `usd` can write, so that the shown budget is enough."""
     if amount <= 0:
         return 0.0
     digits = (
@@ -87,13 +87,13 @@ def round_up_usd(amount: float) -> float:
 
 
 def round_up_s(seconds: float) -> float:
-    """Round seconds up to the next time that `duration` writes: a deadline of so much is enough."""
+    """Round seconds up to the next time that `duration` can write, so that the shown deadline is enough."""
     unit = 0.1 if seconds < 10 else 1.0 if seconds < 3600 else 60.0 if seconds < 48 * 3600 else 3600.0
     return math.ceil(seconds / unit - 1e-9) * unit
 
 
 def percent(share: float) -> str:
-    """Format a relative difference as percent with its sign: '+3.2 %'."""
+    """Format a relative difference, 0.032, as signed percent: '+3.2 %'."""
     return f"{share * 100:+.1f} %".replace("-0.0 %", "+0.0 %")
 
 
@@ -107,19 +107,19 @@ _ENDINGS = {
 
 
 def ending(reason: str | None) -> str:
-    """Format the reason for which a run was over, to stand behind its state."""
+    """Format why a run ended as a phrase behind its state: ', all its epochs done'; empty: no reason, or stopped."""
     return _ENDINGS.get(reason, f", ended by {reason}") if reason else ""
 
 
 def reached(metrics: Mapping[str, float], loss: float | None) -> str:
-    """Format the last evaluation's metrics ('accuracy 0.93'), else the training loss; empty without either."""
+    """Format the last evaluation's metrics ('accuracy 0.93'), else the training loss; empty: neither is known."""
     if not metrics and loss is not None:
         return f"training loss {loss:.4g}"
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def count(number: float) -> str:
-    """Format a number in thousands, with a decimal where it matters: '1,437', '12.5'; two digits below 1: '0.25'."""
+    """Format a number with commas at thousands: '1,437', '12.5'; with two digits below 1: '0.25'."""
     if abs(number) >= 99.95 or float(number).is_integer():
         return f"{number:,.0f}"
     return f"{number:.1f}".removesuffix(".0") if abs(number) >= 0.95 else f"{number:.2g}"
@@ -134,7 +134,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def compression(name: str, ratio: float) -> str:
-    """Format a compression for people: 'none', 'topk 1 % (100x)', 'bf16'."""
+    """Format a compressor and the fraction of elements it sends: 'none', 'topk 1 % (100x)', 'bf16'."""
     if name == "identity":
         return "none"
     if ratio >= 1:
@@ -144,7 +144,7 @@ def compression(name: str, ratio: float) -> str:
 
 
 def exchange(way: Compression, sync: Synchronization) -> str:
-    """Format the synchronization of workers: the compression of gradients, or the averaging of parameters."""
+    """Format how workers synchronize: 'topk 1 % (100x)' for gradients, 'local-sgd(8)' where parameters are averaged."""
     if not sync.is_local:
         return compression(way.name, way.ratio) + ("" if way.rank is None else f" rank {way.rank}")
     from hetopt.core.run_spec import spell_sync  # which brings pydantic
@@ -158,14 +158,14 @@ def method(way: Compression, sync: Synchronization, precision: Precision) -> str
 
 
 def share(part: float) -> str:
-    """Format a part of a whole with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
+    """Format a fraction of a whole as percent with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
     if 0 < part < 1e-6:
         return "<0.0001 %"
     return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
 
 
 def distance(relative: float) -> str:
-    """Format a relative distance of two gradients, down to rounding: '12 %', '2e-7'."""
+    """Format the relative distance of two gradients: '12 %', or '2e-7' where it is only rounding."""
     if not math.isfinite(relative):
         return "a gradient that is not finite"
     return f"{100 * relative:.2g} %" if relative >= _ROUNDING else f"{relative:.0e}".replace("e-0", "e-")
@@ -176,12 +176,12 @@ _ROUNDING = 1e-4
 
 
 def chance(probability: float) -> str:
-    """Format a probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
+    """Format a probability as whole percent, rounded down: 0.899 is '89 %'."""
     return f"{math.floor(probability * 100 + 1e-9)} %"
 
 
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
-    """Format machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
+    """Format a cluster from pairs of count and machine type: '2 × c7i.large + 1 × g5.xlarge'."""
     return " + ".join(f"{number} × {name}" for number, name in machines)
 
 
@@ -198,7 +198,7 @@ def bit_rate(bits_per_s: float) -> str:
 
 
 def bytes_(number: float) -> str:
-    """Format bytes: '393 kB', '12.4 GB'."""
+    """Format a number of bytes in decimal units: '393 kB', '12.4 GB'."""
     return _in_unit(number, ("B", "kB", "MB", "GB", "TB"))
 
 

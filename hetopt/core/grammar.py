@@ -1,4 +1,4 @@
-"""The one grammar of what a person types: ``name(value, key=value)``, lists, and how often.
+"""The grammar of option values that people type: ``name(value, key=value)``, lists, repetitions, and units.
 
     call       topk(0.01, momentum=0.9)    also written  topk:0.01,momentum=0.9
     arguments  speed=0.25, rate=25mbit     of something that needs no name
@@ -32,7 +32,7 @@ _MOST = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """A call or its arguments as they were written; ``where`` begins the sentence about what cannot be."""
+    """A parsed ``name(value, key=value)``, its values still text; error messages begin with ``where``."""
 
     where: str
     name: str = ""
@@ -41,7 +41,7 @@ class Item:
 
 
 def split(text: str, separators: str, where: str) -> list[str]:
-    """Split a text at separators that stand outside parentheses.
+    """Split a text at each of the characters ``separators`` outside parentheses; errors begin with ``where``.
 
     Raises:
         BadInput: a parenthesis is not closed, or closed without being opened.
@@ -61,13 +61,13 @@ def split(text: str, separators: str, where: str) -> list[str]:
 
 
 def repeated(text: str) -> tuple[str, int]:
-    """Return the text before a final ``x2``, and the number of times that it is meant."""
+    """Return the text before a final ``x N``, and N: ``("0.5", 2)`` for ``0.5 x2``; N is 1 where none is written."""
     match = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
     return (match[1], int(match[2])) if match else (text.strip(), 1)
 
 
 def numbers(text: str, where: str) -> tuple[float, ...]:
-    """Parse a list of numbers: ``1, 1, 2``, or ``1 x2, 2``.
+    """Parse a list of numbers, ``1, 1, 2`` or ``1 x2, 2``; errors begin with ``where``.
 
     Raises:
         BadInput: one of them is no number, or there are none or too many.
@@ -79,7 +79,7 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
 
 
 def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
-    """Parse ``value, key=value``: the parentheses of a call, or a text alone where no name is needed.
+    """Parse ``value, key=value`` into an `Item` called ``name``; values stay text, errors begin with ``where``.
 
     Raises:
         BadInput: a key without a value, a value without its key, or a key twice.
@@ -100,7 +100,7 @@ def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -
 
 
 def call(text: str, where: str) -> Item:
-    """Parse ``name``, ``name(value, key=value)``, or the older ``name:value,key=value``.
+    """Parse ``name(value, key=value)``, also ``name:value,key=value``; values stay text, errors begin with ``where``.
 
     Raises:
         BadInput: as of `arguments`, or the parentheses do not end it.
@@ -113,7 +113,7 @@ def call(text: str, where: str) -> Item:
 
 
 def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> dict[str, str]:
-    """Return the texts of an item's values by field.
+    """Return the values of a parsed call as text, by record field; ``keys`` gives the field of each written key.
 
     Args:
         item: as written.
@@ -146,7 +146,7 @@ def record(
     units: Mapping[str, Unit] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> RecordT:
-    """Return the record that an item describes: its values by ``keys`` and ``first`` as of `fields`, else ``defaults``.
+    """Make a record of class ``kind`` from a parsed call; ``keys`` and ``first`` as of `fields`, ``units`` by field.
 
     Raises:
         BadInput: as of `fields`, or a value without its unit (``units``, by field) or that the record refuses.
@@ -169,7 +169,7 @@ def record(
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
-    """Format a call as `call` reads it; numbers are read back exactly."""
+    """Format ``name(values, key=value)`` so that `call` reads it back, numbers exactly."""
     inside = [*map(_plain, values), *(f"{key}={_plain(value)}" for key, value in (pairs or {}).items())]
     return f"{name}({', '.join(inside)})" if inside else name
 
@@ -189,7 +189,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """The unit that follows a number, and its scales.
+    """A kind of quantity that people type, such as a duration, with the units that may follow the number.
 
     Attributes:
         what: a value "must be" this.
@@ -245,7 +245,7 @@ FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, 
 
 
 def quantity(text: str, unit: Unit, what: str) -> float:
-    """Parse a number with its unit into the unit that the program computes in: s, USD, bits a second, parts of 1.
+    """Parse a number with its unit into s, USD, bit/s, bytes or a fraction of 1; ``what`` names it in errors.
 
     Args:
         text: as written.

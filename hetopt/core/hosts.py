@@ -1,4 +1,4 @@
-"""Machines that a person owns: what ``hosts.toml`` says of each, or ``alice@box1,bob@box2:2222`` on a command line.
+"""The user's own machines, from a ``hosts.toml`` or from ``alice@box1,bob@box2:2222`` on a command line.
 
 usd_per_kwh = 0.30                 # what stands above the tables holds for every host
 
@@ -126,7 +126,8 @@ class Hours(Record):
     """The hours at which a machine may be used: ``18:00-08:00``, or several with commas between them.
 
     Attributes:
-        spans: first and last minute of the day of each; where the last is not later, it is of the next day.
+        spans: of each the first minute of the day and the minute at which it is over; where the second is not later,
+            it is of the next day.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -153,7 +154,7 @@ class Hours(Record):
         return self
 
     def has(self, moment: datetime.datetime) -> bool:
-        """Return whether a moment, in the time of this machine, is within the hours."""
+        """Return whether a moment, in this machine's local time, is within the hours; a span's end is not."""
         minute = 60 * moment.hour + moment.minute
         return any(
             begin <= minute < end if begin < end else minute >= begin or minute < end for begin, end in self.spans
@@ -161,7 +162,7 @@ class Hours(Record):
 
 
 class Host(Record):
-    """One machine of its owner. What is not of these types is none, whether it was typed, read or made.
+    """A machine that the user owns: how ssh reaches it, its devices, its cost, and when it may be used.
 
     Attributes:
         name: in plans, runs and reports.
@@ -172,16 +173,16 @@ class Host(Record):
         jump: hosts to go through, ``alice@gateway:22``, with commas between them.
         private: its address among the others, where that is not the one by which ssh reaches it.
         devices: of each worker: ``cpu``, or the name of a GPU.
-        usd_per_hour: what it costs.
-        kw: what it draws while training, with...
-        usd_per_kwh: ...the price of that.
+        usd_per_hour: what it costs, where that is not given by ``kw``.
+        kw: electric power that it draws while training, in kW.
+        usd_per_kwh: price of electricity.
         hours: when it may be used; absent: always.
         python: an interpreter there that has torch.
         install: whether each run makes an environment of its own there, from the locked packages; it goes with the run.
         folder: where a run has its files while it lasts; nothing else is written.
         memory_gib: of the machine, for plans.
-        cpus: likewise.
-        network_mbit: of its link, likewise.
+        cpus: logical processors, for plans.
+        network_mbit: rate of its link in Mbit/s, for plans.
     """
 
     name: Annotated[str, _shaped(HOST_PATTERN, "of letters, digits and ._-, such as box1")]
@@ -243,12 +244,12 @@ class Host(Record):
         return f"{self.kw:g} kW at ${self.usd_per_kwh:g} a kWh"
 
     def may_be_used(self, moment: datetime.datetime) -> bool:
-        """Return whether the owner lets a run use the host at a moment, in this machine's time."""
+        """Return whether the host's hours allow a run at a moment, in this machine's local time."""
         return self.hours is None or self.hours.has(moment)
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """Read the machines of a ``hosts.toml``, in its order.
+    """Read the user's machines from a ``hosts.toml`` file, in its order.
 
     Raises:
         BadInput: the file cannot be read, names no host, or says something of one that cannot be.
@@ -273,7 +274,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse the machines of ``alice@box1,bob@box2:2222``, named by address; the rest is what their ssh says.
+    """Parse machines from ``alice@box1,bob@box2:2222``, each named after its address; other facts have defaults.
 
     Raises:
         BadInput: it is no such text.
@@ -307,11 +308,11 @@ _SEEN_BY_PLANS = (
 
 
 def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Group hosts in which a plan sees no difference, by the name of the first.
+    """Group hosts that are alike to a plan (devices, cost, hours, memory, CPUs, link), by the name of each first one.
 
     Args:
         hosts: of an inventory.
-        measured: names of those that were measured, each of which is like no other.
+        measured: names of hosts that were measured: each is a group of its own.
     """
     groups: dict[tuple[object, ...], list[Host]] = {}
     for host in hosts:
@@ -321,9 +322,9 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
 
 
 def placeable(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Return what `alike` does, and after it each group of hosts with one kind of their unlike GPUs left out, or alone.
+    """Return the groups of `alike`, then those with unlike GPUs again, with one kind of GPU alone and without it.
 
-    Such a host is called after the GPUs that it has: ``box.RTX-3090``.
+    Such a host is called after the GPUs that are used: ``box.RTX-3090``. ``measured`` as of `alike`.
     """
     kinds = alike(hosts, measured)
     for group in list(kinds.values()):

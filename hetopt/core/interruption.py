@@ -1,5 +1,6 @@
-"""How a command tells what it does, and how it ends: SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the
-tidying up short.
+"""How a command ends on signals and reports progress.
+
+SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the tidying up short.
 
 A signal becomes an exception, so that every ``finally`` and ``except BaseException`` on the way is run: what the
 command has started is stopped, and what it has made for itself is removed. From then on further signals are only told
@@ -24,7 +25,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """The exception of SIGTERM and SIGHUP. No KeyboardInterrupt: nobody may take it for the wish to go on with less."""
+    """The exception that SIGTERM and SIGHUP raise inside `ends_by_signals`; it is no KeyboardInterrupt, on purpose.
+
+    Nobody may take it for the wish to go on with less.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -67,10 +71,10 @@ _COMMAND = _Command()
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """Raise an exception inside on SIGINT, SIGTERM and SIGHUP; those that are ignored (nohup) stay so.
+    """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into an exception; signals ignored by nohup stay so.
 
-    After one of them has ended it, nothing is left but this process's own end, and its exit code: further ones are
-    ignored.
+    After the first, further signals only print "still ending, please wait". Behind a block that a signal has ended,
+    they are ignored.
 
     Raises:
         KeyboardInterrupt: SIGINT came.
@@ -93,7 +97,7 @@ def ends_by_signals() -> Iterator[None]:
 
 
 def ends_at_once() -> None:
-    """Let a signal end the process with its exit code at once, where there is nothing to tidy up.
+    """Make SIGINT, SIGTERM and SIGHUP end the process at once from now on, untidied, with exit code 128 + number.
 
     Python would print a traceback there, and end as if the signal had killed it.
     """
@@ -103,8 +107,10 @@ def ends_at_once() -> None:
 
 
 def hears_nothing_more() -> None:
-    """Ignore signals until the process exits: Python drops its handlers before it ends, and a signal would then kill it
-    although the exit code is decided."""
+    """Ignore SIGINT, SIGTERM and SIGHUP until the process exits, once its exit code is decided.
+
+    Python drops its handlers before it ends, and a signal would then kill it with another code.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # Where Ctrl-C comes while a text is executed, as a dataclass is made by one, CPython remembers that
@@ -115,7 +121,10 @@ def hears_nothing_more() -> None:
 
 @contextmanager
 def in_one_piece() -> Iterator[None]:
-    """Hold back signals until the block is done, such as one that starts a process and records its id."""
+    """Delay SIGINT, SIGTERM and SIGHUP to the end of the block; in threads but the main one, do nothing.
+
+    Such a block starts a process and records its id.
+    """
     if threading.current_thread() is not threading.main_thread():  # which alone hears signals
         yield
         return
@@ -134,20 +143,21 @@ def in_one_piece() -> Iterator[None]:
 
 
 def goes_on() -> None:
-    """Handle the next signal again: the command takes Ctrl-C for the wish to go on with what it has."""
+    """Let the next signal interrupt again, where the command took Ctrl-C as the wish to go on with what it has."""
     _COMMAND.is_ending = False
 
 
 @contextmanager
 def stopping(what: str, command: str | None, tell: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Stop inside what this command has started; signals wait until that is done.
+    """Answer signals by "still ending, please wait" alone, while the block stops ``what``, such as a run.
 
-    Where it cannot be stopped, the last line says what may still run and how to end it.
+    It does so inside `ends_by_signals`; elsewhere signals act as usual. Where the block raises, the last line on
+    standard error says what may still run and how to end it.
 
     Args:
-        what: that is stopped, such as "run 2026-1-digits".
-        command: that would end it; None: it ends with this process, however that ends.
-        tell: says what goes on.
+        what: is stopped, such as "run 2026-1-digits".
+        command: shell command that would end it; None: it ends with this process, however that ends.
+        tell: receives the line that it is being stopped.
     """
     before = _COMMAND.is_ending
     _COMMAND.is_ending = True
@@ -175,11 +185,10 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
-    """Ask the kernel to send this process ``death_signal`` when its parent ends, however that ends.
+    """Ask the Linux kernel to send this process ``death_signal`` when its parent process ends; elsewhere do nothing.
 
     The kernel counts the *thread* that started this process as the parent, so start processes from a thread that lives
-    as long as the run. A parent that ended before the request was made is noticed too. Linux only; elsewhere nothing
-    is asked for.
+    as long as the run. A parent that ended before the request was made is noticed too.
 
     Args:
         parent_pid: the process that this one must not outlive; it must be the direct parent.
@@ -195,13 +204,16 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
 
 
 class StopSignal:
-    """The first SIGTERM or SIGINT, for a process that looks when it can end well; None until then."""
+    """A recorder of the first SIGTERM or SIGINT; calling it returns the signal's number, None before any came.
+
+    It is for a process that looks for it where it can end well.
+    """
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def listen(self) -> None:
-        """Handle SIGTERM and SIGINT as wishes to stop from now on."""
+        """Record SIGTERM and SIGINT from now on, instead of being ended by them."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -223,17 +235,17 @@ _MOUNTED = Path("/sys/fs/cgroup")
 
 
 def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the OpenMP variables, beside ``given``, of each of ``workers`` workers of this machine.
+    """Return the OpenMP variables to add to ``given`` for each of ``workers`` worker processes on this machine.
 
-    The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
-    set before torch is loaded.
+    The processors are shared out, because every worker would otherwise start a thread for each of them. They
+    must be set before torch is loaded. A variable that is in ``given`` is left as it is.
     """
     threads = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(max(1, usable_processors() // workers))}
     return threads if any(name in given for name in SPIN_VARIABLES) else threads | SPIN
 
 
 def usable_processors(mounted: Path = _MOUNTED) -> int:
-    """Return the number of processors that this process may keep busy: affinity, at most the control group's quota.
+    """Return the number of processors that this process may use: its affinity, or fewer by its control group's quota.
 
     A quota is rounded down, as by Rust's ``available_parallelism``: a team of more threads is stopped in every period.
 
@@ -260,7 +272,7 @@ def _silent(text: str, done: float | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
-    """The callbacks that receive progress and remarks.
+    """The callbacks that a long call reports its progress and remarks to; silent by default.
 
     Attributes:
         progress: told what is going on, and the part of it that is done (0 to 1; None: nobody knows).

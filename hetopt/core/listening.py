@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address, or the first address of a name, reaches this machine alone."""
+    """Return whether a host name's first address, or an address, is loopback; False: it is not, or does not resolve."""
     try:
         ip_address = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -23,7 +23,7 @@ def is_loopback(address: str) -> bool:
 
 
 def collectives_on(address: str) -> dict[str, str]:
-    """Return the environment by which gloo and NCCL listen on the interface that has an address.
+    """Return the environment variables that bind gloo and NCCL to the network interface that has an IP address.
 
     Raises:
         RunFailed: this machine has no such address.
@@ -45,12 +45,12 @@ SECRET_PATTERN = r"[0-9a-f]{64}"
 
 
 def new_secret() -> str:
-    """Return a new random secret for one run."""
+    """Return a new random secret for the hosts of one run, 64 hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 def checked_secret(secret: str | None) -> bytes:
-    """Return the secret as bytes.
+    """Return a run's secret as 32 bytes; refuse None and text that is not 64 hexadecimal digits.
 
     Raises:
         BadInput: there is none, or it is something that `new_secret` does not give.

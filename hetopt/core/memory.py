@@ -1,4 +1,4 @@
-"""What training takes of a worker's memory: always, and by the samples that are computed together.
+"""The memory that training takes of a worker: a fixed part, and a part by the samples of a micro-batch.
 
 Two measures. Of a *device*, all tensors that are alive at a time; they are the same on every device:
 
@@ -39,7 +39,7 @@ SLOPE_POINTS = 3
 
 
 class StepMemory(Record):
-    """The memory that a step takes beyond what is kept from step to step, at one micro-batch."""
+    """The bytes that a step of one micro-batch size takes beyond what is kept from step to step."""
 
     samples: PositiveInt
     computing_bytes: PositiveInt = Field(
@@ -51,7 +51,7 @@ class StepMemory(Record):
 
 
 class ExchangeMemory(NamedTuple):
-    """The bytes that the exchange with other workers keeps from step to step, and takes once backward is over."""
+    """The bytes that the gradient exchange keeps from step to step (residuals), and takes while it runs."""
 
     kept_bytes: int = 0
     taken_bytes: int = 0
@@ -61,7 +61,7 @@ ALONE = ExchangeMemory()
 
 
 class TrainingMemory(Record):
-    """Bytes of the tensors that training keeps and takes, counted; the gradient is kept from step to step."""
+    """The bytes of one replica's tensors in training, counted: kept from step to step, and taken by a step."""
 
     parameter_bytes: PositiveInt = Field(description="trained or not")
     buffer_bytes: NonNegativeInt = Field(description="of the model")
@@ -80,7 +80,7 @@ class TrainingMemory(Record):
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def peak_bytes(self, samples: int, exchange: ExchangeMemory = ALONE) -> float:
-        """Return the most bytes that a worker's tensors hold at a time, with micro-batches of ``samples``.
+        """Return the peak bytes of a worker's tensors with micro-batches of ``samples``, gradient exchange included.
 
         Args:
             samples: of a micro-batch.
@@ -91,10 +91,11 @@ class TrainingMemory(Record):
         return self.kept_bytes + exchange.kept_bytes + max(step, exchanging, self.evaluating_bytes)
 
     def sharded(self, devices: int, layer_bytes: float) -> TrainingMemory:
-        """Return the memory of one of several devices that share a replica's weights, gradients and optimizer state.
+        """Return the memory of each of ``devices`` that shard one replica's weights, gradients and optimizer state.
 
-        As `torch.distributed.fsdp.fully_shard` keeps them: an equal part of everything, and the weights of two layers
-        whole, the one that computes and the one that is gathered next.
+        As `torch.distributed.fsdp.fully_shard` keeps them: an equal part of these, and the weights of two layers
+        whole, the one that computes and the one that is gathered next. Buffers and the activations of a sample are not
+        divided.
 
         Args:
             devices: that share the replica.
@@ -114,7 +115,7 @@ class TrainingMemory(Record):
         )
 
     def recomputing(self, layers: int) -> TrainingMemory:
-        """Return the memory under activation checkpointing: layer inputs are kept, layers recomputed in backward.
+        """Return the memory under activation checkpointing: inputs of ``layers`` layers are kept, the rest recomputed.
 
         Of the 34 bytes a token and width that a layer keeps in 16 bits, its input is 2 (Korthikanti et al. 2022,
         section 4.1; Chen et al. 2016).
@@ -131,7 +132,7 @@ class TrainingMemory(Record):
         return self.model_copy(update={"steps": tuple(steps)})
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
-        """Return the largest micro-batch that fits: 0 where not even one sample does, None where any number does."""
+        """Return the largest micro-batch, in samples, that fits into ``limit_bytes``; 0: none does; None: any does."""
         peak = partial(self.peak_bytes, exchange=exchange)
         beyond = next((size for power in range(MOST_DOUBLINGS) if peak(size := 2**power) > limit_bytes), None)
         if beyond is None:
@@ -173,17 +174,17 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """The line of peak memory: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
+    """A worker's peak memory as a line: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
 
     fixed_bytes: float
     per_sample_bytes: float
 
     def peak_bytes(self, local_batch_size: int) -> float:
-        """Return the peak memory of one worker at a local batch size, in bytes."""
+        """Return the peak memory of one worker at a local batch size in samples, in bytes."""
         return self.fixed_bytes + self.per_sample_bytes * local_batch_size
 
     def largest_batch(self, limit_bytes: float) -> int | None:
-        """Return the largest batch that stays within the limit: 0 when not even one sample fits, None when any does."""
+        """Return the largest local batch size, in samples, within ``limit_bytes``; 0: none fits; None: any does."""
         if self.fixed_bytes > limit_bytes:
             return 0
         if self.per_sample_bytes <= 0:
@@ -192,7 +193,10 @@ class MemoryLine:
 
 
 def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> MemoryLine:
-    """Fit the line, never sloping down: least squares, or the mean when one batch size (or noise) shows no growth."""
+    """Fit a worker's peak bytes as a line in its local batch size, never sloping down, by least squares.
+
+    One batch size alone, or noise that shows no growth, gives the mean as a constant.
+    """
     import numpy as np
 
     sizes, peaks = np.asarray(local_batch_sizes, dtype=np.float64), np.asarray(peak_bytes, dtype=np.float64)
@@ -202,7 +206,7 @@ def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> M
 
 
 def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> int:
-    """Return the bytes that one of ``workers`` equal workers may use of a shared memory, at most ``fraction`` of it."""
+    """Return the bytes of each of ``workers`` workers that share ``fraction`` (0 to 1) of a memory equally."""
     return max(1, int(total_bytes * fraction) // workers)
 
 
@@ -216,9 +220,9 @@ _COLLINEAR = 1e-12  # of the product of both squared lengths
 
 
 def non_negative(design: Array, weights: Array | None = None) -> Array:
-    """Minimise ``sum w (X c - 1)^2`` over ``c >= 0``, for a design ``X`` [n, 2] of non-negative entries.
+    """Return the two coefficients ``c >= 0`` that minimise ``sum w (X c - 1)^2`` for ``design`` X [n, 2], all >= 0.
 
-    Where its columns tell the same, the first has it all.
+    ``weights`` w [n]; None: all 1. Where the columns are collinear, the first takes all.
     """
     import numpy as np
 
@@ -237,7 +241,10 @@ def non_negative(design: Array, weights: Array | None = None) -> Array:
 
 
 def robust_non_negative(design: Array, limit: Callable[[Array], float]) -> Array:
-    """Fit as `non_negative`, by Huber's loss (1964): residuals beyond their ``limit`` count linearly (reweighted)."""
+    """Return coefficients as of `non_negative` by Huber's loss; ``limit`` makes its threshold from residuals [n].
+
+    Residuals beyond the threshold count linearly (Huber 1964), by iterative reweighting.
+    """
     import numpy as np
 
     weights = np.ones(len(design))

@@ -1,4 +1,4 @@
-"""Options: fields of frozen records that have their own help, unit and bounds, and readers of what people write there.
+"""Options as fields of frozen records, each with its help and parser, and parsers of common values.
 
     @options
     class Plant(Options):
@@ -43,7 +43,7 @@ _COUNTED = ("parameters", "samples", "FLOPs")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """The help, parser and command-line spelling of a field.
+    """The help, parser and command-line spelling of one option, attached to a record's field.
 
     Attributes:
         help: a sentence or two; other parameters stand in backticks.
@@ -68,12 +68,12 @@ class Option:
     is_fixed: bool = False
 
     def called(self, name: str) -> str:
-        """Return the command-line name of the field ``name``, without dashes in front."""
+        """Return the option's name on the command line, without dashes; ``name`` is its field's."""
         return self.flag or name.replace("_", "-")
 
 
 class Options:
-    """A record whose values are read as their fields say."""
+    """The base of option records: making one parses and checks each value by its field's `Option`."""
 
     def __post_init__(self) -> None:
         """Replace each value by what its option's ``read`` makes of it.
@@ -90,14 +90,14 @@ class Options:
 
 
 def changed(record: Options) -> tuple[str, ...]:
-    """Return the names of fields that have another value than their default."""
+    """Return the names of an option record's fields whose values are not the defaults."""
     usual = type(record)()
     return tuple(name for name in options_of(type(record)) if getattr(record, name) != getattr(usual, name))
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def options(record: type) -> Any:
-    """Make a frozen dataclass whose docstring and signature say what its fields are."""
+    """Make a class a frozen, keyword-only dataclass with signature and docstring derived from its fields' `Option`s."""
     decorated: Any = dataclass(frozen=True, kw_only=True)(record)
     _, *parameters = inspect.signature(decorated.__init__).parameters.values()
     known_of = options_of(decorated)
@@ -112,7 +112,7 @@ def options(record: type) -> Any:
 
 
 def takes(record: Any) -> Callable[[Function], Function]:
-    """Give a function of ``**options`` the signature of a record, and its docstring the record's help.
+    """Return a decorator that puts a record's fields for ``**options`` into a function's signature and docstring.
 
     Args:
         record: made by `options`. A line ``**options: ...`` of the docstring gives way to its fields.
@@ -134,7 +134,7 @@ def takes(record: Any) -> Callable[[Function], Function]:
 
 @cache
 def types_of(record: Any) -> dict[str, Any]:
-    """Return the type of each field of a record, with its annotations."""
+    """Return the type of each field of a record class, by name, with its ``Annotated`` metadata."""
     # Of names that only type checkers import, anything.
     known_names = defaultdict[str, Any](lambda: Any, vars(builtins))
     for base in reversed(record.__mro__):
@@ -157,7 +157,7 @@ options_of: Callable[[Any], Mapping[str, Option]] = cache(_options_of)
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return the names, with the values of a literal type or a collection in the place of its ``module:NAME``."""
+    """Return the names with each ``module:NAME`` replaced by the values of the Literal or collection it refers to."""
     values: list[str] = []
     for name in names:
         module, colon, attribute = name.partition(":")
@@ -191,7 +191,7 @@ def _described(record: type) -> str:
 
 
 def positive(value: float | str, name: str, unit: str) -> float:
-    """Return a finite number above zero, also of a text such as '$20' or '110M'.
+    """Return a finite number above 0, also from a text such as '$20' or '110M'; errors name option and unit.
 
     Raises:
         BadInput: it is not.
@@ -207,7 +207,7 @@ def positive(value: float | str, name: str, unit: str) -> float:
 
 
 def within(value: Any, name: str, least: float, most: float, *, example: str, written: Unit | None = None) -> Any:
-    """Check that a number is from ``least`` to ``most``, and return it; a text is read in the unit ``written``.
+    """Return a number that is from ``least`` to ``most``, refuse others; a text is parsed as a quantity ``written``.
 
     Raises:
         BadInput: it is not.
@@ -224,10 +224,10 @@ def within(value: Any, name: str, least: float, most: float, *, example: str, wr
 
 
 def duration_s(given: str | float, name: str) -> float:
-    """Parse '90s', '45m', '6h', '1h30m', '2d', or a number of seconds, into seconds.
+    """Return the seconds of a text with units, '90s', '6h', '1h30m' or '2d', or of a number; errors name the option.
 
     Raises:
-        BadInput: it is no length of time above 0.
+        BadInput: it is no length of time above 0, or a text without a unit.
     """
     if isinstance(given, str) and _NUMBER_ALONE.fullmatch(given.strip()) and float(given):
         example = setting(name, f"{given.strip()}h")
@@ -241,7 +241,7 @@ def duration_s(given: str | float, name: str) -> float:
 
 
 def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return names as a tuple, also of a text with commas between them.
+    """Return names as a tuple, from a sequence or from a text with commas between them; errors name the option.
 
     Raises:
         BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.

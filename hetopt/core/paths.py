@@ -1,4 +1,4 @@
-"""The one way from a foreign name (a bucket's key, a host, a run, a region, a file in a manifest) to a path.
+"""Safe paths from names that others chose (keys, hosts, runs, regions), and bounded reading of their files.
 
 pathlib joins whatever it is given: an absolute right side wins, ``..`` climbs, a link leads away. So a name that was
 not written in this program is checked first and resolved after: nothing that anybody else chose names a file outside
@@ -66,19 +66,19 @@ def expanded(path: str | Path) -> Path:
 
 
 def home() -> Path:
-    """Return hetopt's folder of this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
+    """Return the folder of hetopt's own files of this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
     base = os.environ.get("HETOPT_HOME")
     return expanded(base or "~/.hetopt")
 
 
 def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = False) -> Path:
-    """Return the path of a foreign name below a folder; it need not exist yet.
+    """Return the path of an untrusted name below ``folder``, existing or not; refuse a name that leads out of it.
 
     Args:
         folder: which everything must stay in.
         name: parts with slashes between them. Each begins with a letter, a digit or an underscore, and goes on with
             these or ``. - = + @ ,``.
-        what: the name is of, for the message.
+        what: kind of thing that is named, such as ``host``, for errors.
         any_text: allow every printable character, a dot at the start and spaces too, as people's own data have them.
 
     Raises:
@@ -103,26 +103,26 @@ def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = Fals
 
 
 def temporary_folder(purpose: str) -> Path:
-    """Return a path for a folder of this program among the temporary files; nothing is there yet.
+    """Return a new random path among the temporary files for a folder for ``purpose``; nothing is made there.
 
-    It has a name before it is made: whatever comes between, who asked can remove it.
+    The caller knows the name before the folder is made, and can remove it whatever happens in between.
     """
     return inside(Path(tempfile.gettempdir()), f"hetopt-{purpose}-{secrets.token_hex(8)}")
 
 
 def is_name(pattern: str, text: object) -> bool:
-    """Return whether a value is text that matches a pattern of this module as a whole."""
+    """Return whether a value is text that matches a pattern of this module, such as `RUN_PATTERN`, as a whole."""
     return isinstance(text, str) and re.fullmatch(pattern.removesuffix("$"), text) is not None
 
 
 def host_name(text: str) -> str:
-    """Return the name in a run of a machine that calls itself ``text``."""
+    """Return a machine's own name made fit to name a host of a run: letters, digits and ``._-``, at most 64."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64]
     return name or "host"
 
 
 def run_name(text: str) -> str:
-    """Return the name of a run that a person gave, checked.
+    """Return ``text`` if a run may be called so (letters, digits and ``_-``); whether there is one is not checked.
 
     Raises:
         BadInput: no run can be called so.
@@ -133,7 +133,7 @@ def run_name(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Format a foreign name for a message: quoted, in plain characters, and no longer than a line."""
+    """Format an untrusted name for an error message: quoted, escaped, and at most about 80 characters."""
     return repr(shortened(name, _SHOWN))
 
 
@@ -163,12 +163,12 @@ _NAME_ANOTHER = "name another file"
 
 
 class MissingFile(BadInput):
-    """A file that was named is not there."""
+    """The error of a named file that does not exist."""
 
 
 @contextmanager
 def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
-    """Open a regular file for reading.
+    """Open a regular file for reading bytes, never a device, pipe or socket; errors end with ``hint``.
 
     Args:
         path: of the file; a link is followed.
@@ -197,7 +197,7 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> bytes:
-    """Read all bytes of a regular file.
+    """Read all bytes of a regular file of at most ``most_bytes``; errors end with ``hint``.
 
     Raises:
         MissingFile: it does not exist.
@@ -211,7 +211,7 @@ def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_AN
 
 
 def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> str:
-    """Read a regular file as UTF-8 text, without a byte order mark; line ends become newlines.
+    """Read a regular file of at most ``most_bytes`` as UTF-8 text; line ends become newlines, a byte order mark goes.
 
     Raises:
         MissingFile: it does not exist.
@@ -222,7 +222,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> Any:
-    """Read a regular file as JSON.
+    """Read a regular file of at most ``most_bytes`` as JSON, into plain values; errors end with ``hint``.
 
     Raises:
         MissingFile: it does not exist.
@@ -233,7 +233,7 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
 
 
 def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
-    """Decode bytes as UTF-8 text, without a byte order mark; line ends become newlines.
+    """Decode bytes as UTF-8 without a byte order mark; line ends become newlines, errors name ``origin``.
 
     Raises:
         BadInput: they are not UTF-8.
@@ -246,7 +246,7 @@ def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
 
 
 def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> Any:
-    """Parse JSON text into plain values.
+    """Parse untrusted JSON text into plain values; errors name ``origin`` and end with ``hint``.
 
     Args:
         text: as it was read; a byte order mark is passed over.
@@ -278,7 +278,7 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
 
 
 def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOTHER) -> Iterator[str]:
-    """Yield the lines of a text stream, without a byte order mark.
+    """Yield the lines of a text stream, each of bounded length; errors name ``origin`` and end with ``hint``.
 
     Raises:
         BadInput: a line is longer than `MOST_LINE_CHARACTERS`, or is not UTF-8 text.
@@ -296,7 +296,7 @@ def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOT
 
 
 def shortened(text: str, most: int = 4 * _SHOWN) -> str:
-    """Shorten text that someone else wrote for a sentence: its middle is left out."""
+    """Return a text of at most ``most`` characters: of a longer one the middle is replaced by ``...``."""
     if len(text) <= most:
         return text
     kept = (most - 5) // 2

@@ -1,4 +1,4 @@
-"""Text of other people: what a record may hold, and how it is shown where it may hold more.
+"""Untrusted text: which characters a record may hold, how others are escaped, and errors about unknown names.
 
 A name out of a file ends up in a terminal, in a script and on a page. There a line break in it begins a line of its
 own, an escape character commands the terminal, and a format character turns what stands beside it around. Records
@@ -31,12 +31,12 @@ _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def is_plain(character: str) -> bool:
-    """Return whether a character shows as itself, and controls nothing."""
+    """Return whether a character is safe to print: no control, format or line-separator character."""
     return character.isprintable() or character in _JOINERS or unicodedata.category(character) not in _REFUSED
 
 
 def fault_of(text: str) -> str | None:
-    """Return why a record cannot hold a text, in words that follow its name; None: it can."""
+    """Return why a record cannot hold a text, as half a sentence behind its name; None: it can."""
     if len(text) > MOST_CHARACTERS:
         return f"must have at most {MOST_CHARACTERS:,} characters, not {len(text):,}"
     if text.isprintable():
@@ -48,7 +48,7 @@ def fault_of(text: str) -> str | None:
 
 
 def texts_in(value: object) -> Iterable[str]:
-    """Return every text in plain values, keys included."""
+    """Yield every text in nested plain values (lists, mappings), keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -73,18 +73,18 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line that a record can hold: no colours, no line breaks, shortened where it is long."""
+    """Return a text cleaned to one line that a record can hold: no colours or line breaks, at most 4,000 characters."""
     line = escaped(" ".join(_ANSI.sub("", text).split()))
     return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 4]} ..."
 
 
 def without_colours(text: str) -> str:
-    """Return text as it looks in a terminal that knows no colours."""
+    """Return a text without ANSI escape sequences (colours, window titles)."""
     return _ANSI.sub("", text)
 
 
 def spelled(character: str) -> str:
-    """Escape a character as JSON does, in ASCII."""
+    """Return the JSON escape of a character in ASCII: ``\\u001b``, or two for one beyond 16 bits."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[first : first + 2].hex()}" for first in range(0, len(units), 2))
 
@@ -102,7 +102,7 @@ _INTERPRETERS = ("python", "python3")
 
 
 def typed_script(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the script's file and its arguments of a typed command: ``python train.py``, ``-m package.train``.
+    """Return the script file and arguments of a typed command, such as ``python train.py`` or ``-m package.train``.
 
     Raises:
         BadInput: there is no such module in this folder.
@@ -124,18 +124,18 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def converted_script(script: Path) -> Path:
-    """Return the name of a script with a session written into it: beside it, for its imports."""
+    """Return where `hetopt convert` writes a script's new form by default: ``train_hetopt.py`` beside ``train.py``."""
     return script.with_name(f"{script.stem}_hetopt.py")
 
 
 def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> str:
-    """Return a name if it is among the names; refuse it else.
+    """Return ``name`` if it is one of ``names``; else raise an error that names the nearest of them.
 
     Args:
         name: as it was given.
-        names: that there are.
-        what: they name.
-        hint: how to find them, where they are too many to be listed.
+        names: all that exist.
+        what: kind of thing that they name, such as ``compressor``, for the error.
+        hint: what to do, where they are too many to be listed.
 
     Raises:
         BadInput: it is not; the nearest one is named.
@@ -147,7 +147,7 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 
 
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
-    """Return the error of a name that is not among the names; see `known`."""
+    """Return the error of a name that is none of ``names``, with the nearest of them; arguments as of `known`."""
     spelled = {other.casefold(): other for other in names}
     near = [spelled[folded] for folded in _nearest(name.casefold(), spelled)]
     if hint is None:
@@ -159,7 +159,7 @@ def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = No
 
 @functools.lru_cache(maxsize=256)
 def meant(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that a misspelt one means; None where it is too different to be a slip.
+    """Return the one of ``names`` of which ``name`` is a misspelling; None: none is near enough.
 
     Args:
         name: none of these.
@@ -170,7 +170,7 @@ def meant(name: str, names: Iterable[str]) -> str | None:
 
 
 def either(names: Iterable[object]) -> str:
-    """Format names as a choice: ``a, b or c``."""
+    """Format one or more names as a choice: ``a, b or c``."""
     *most, last = map(str, names)
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -187,7 +187,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def typed(*words: object) -> str:
-    """Format a command, or a part of one, as it is typed: paths with a space, patterns and quotes are quoted.
+    """Format words as a shell command to type, each quoted where the shell needs it.
 
     Args:
         words: of the command; each becomes one word of the shell.

@@ -31,7 +31,7 @@ LOCAL = "local"
 
 
 class Host(Record):
-    """The machine that was measured."""
+    """The machine on which a profile was measured: processors, memory, software and GPUs."""
 
     cpu_model: Told
     logical_cpus: PositiveInt
@@ -45,7 +45,7 @@ class Host(Record):
 
 
 class Reading(Record):
-    """The batches that the reader processes of a worker's loader hand it, each in shared memory until it is used."""
+    """The reader processes of a worker's data loader, and the batches that they keep ready in shared memory."""
 
     processes: PositiveInt
     batches_ahead: PositiveInt = Field(description="that each of them keeps ready")
@@ -54,7 +54,7 @@ class Reading(Record):
 
 
 class Job(RecordLeavingOut):
-    """The training job. One sample is one item of the task's data set (an image, a window of tokens)."""
+    """The training job that a profile is of; a sample is an item of its data set (an image, a window of tokens)."""
 
     LEFT_OUT = ("has_session", "converts", "resumes", "counts_epochs", "model_kind", "parameter_shapes", "reading")
 
@@ -117,7 +117,7 @@ class Job(RecordLeavingOut):
 
 
 class StepTime(Record):
-    """A training step at one local batch size, without any exchange between workers."""
+    """The measured times of one worker's training step at one local batch size, without exchange between workers."""
 
     local_batch_size: PositiveInt
     step_time_s: PositiveFloat = Field(description="median of samples_s")
@@ -130,7 +130,7 @@ class StepTime(Record):
 
 
 class CompressorCost(Record):
-    """Time to compress and decompress one whole gradient."""
+    """The seconds to compress and to decompress one whole gradient by one compressor at one ratio."""
 
     name: str
     ratio: float = Field(gt=0, le=1, description="fraction of the elements that is sent")
@@ -139,7 +139,7 @@ class CompressorCost(Record):
 
 
 class Counted(RecordLeavingOut):
-    """The operations and bytes of a sample, counted, where nothing was measured: the two terms of a roofline."""
+    """The counted operations and memory traffic of a sample, where nothing was measured: a roofline's two terms."""
 
     LEFT_OUT = ("unexplained_s",)
 
@@ -156,7 +156,7 @@ class Counted(RecordLeavingOut):
 
 
 class Device(RecordLeavingOut):
-    """One kind of worker: a device type, and how the host was divided while it was measured."""
+    """The measurements of one kind of worker: a device type, a division of its host, and a precision."""
 
     LEFT_OUT = ("counted",)
 
@@ -184,7 +184,7 @@ class Device(RecordLeavingOut):
 
 
 class Link(Record):
-    """Measured time of one collective between workers, and the line through it: ``latency_s + bytes / bandwidth``."""
+    """The measured times of one collective, and the line through them: ``latency_s + payload / bytes_per_s``."""
 
     scope: Literal["host", "network"] = Field(description="workers on one host, or on several")
     collective: Collective
@@ -202,7 +202,7 @@ class Link(Record):
 
 
 class NoiseSample(Record):
-    """Both moments of the gradient over one window of steps, smoothed separately (the ratio is taken last)."""
+    """The gradient's squared norm and variance, each smoothed over steps; their ratio is the noise scale."""
 
     step: int = Field(ge=0)
     samples_seen: int = Field(ge=0)
@@ -211,7 +211,7 @@ class NoiseSample(Record):
 
 
 class GainPoint(Record):
-    """Retained gradient energy |C(g)|^2 / |g|^2 of Top-k, g being gradient plus residual."""
+    """The gradient energy that Top-k retains at one ratio, |C(g)|^2 / |g|^2, g being gradient plus residual."""
 
     ratio: float = Field(gt=0, le=1, description="fraction of the elements kept")
     gain: float = Field(ge=0, le=1 + 1e-6)
@@ -219,7 +219,7 @@ class GainPoint(Record):
 
 
 class ExchangeTrial(Record):
-    """The loss of one compressor that sends whole gradients in fewer bytes; means over pilots at the task's batch."""
+    """The error that a compressor of whole gradients makes in their sum, as means over pilots at the task's batch."""
 
     compression: Told = Field(description="as `parse_compression` reads it")
     workers: PositiveInt = Field(description="whose gradients were summed")
@@ -233,7 +233,7 @@ class ExchangeTrial(Record):
 
 
 class Evaluation(Record):
-    """The task's metric after ``step`` optimizer steps."""
+    """The value of the task's target metric after ``step`` optimizer steps."""
 
     step: int = Field(ge=0)
     metric: float
@@ -256,7 +256,7 @@ class PilotSync(Record):
 
 
 class Pilot(Record):
-    """A short training run towards the target at one global batch size: a prior log of convergence."""
+    """The result of a short training run towards the target at one global batch size."""
 
     global_batch_size: PositiveInt
     learning_rate_scale: PositiveFloat
@@ -278,7 +278,7 @@ class PrecisionTrial(Record):
 
 
 class Provisioned(Record):
-    """A launch of the job on rented machines or one's own: how long they took from the request to the first step."""
+    """The seconds that a launch of the job took from requesting its machines to the first step."""
 
     run: str
     types: tuple[str, ...] = Field(min_length=1, description="instance types of its machines, or names of one's own")
@@ -364,9 +364,9 @@ class Profile(Artifact, RecordLeavingOut):
         return frozenset(node.type for sample in self.samples for node in sample.nodes)
 
     def computing_in(self, precision: Precision) -> Self:
-        """Return the profile with the devices of one precision alone; unchanged where that precision was not measured.
+        """Return the profile with only its measurements in ``precision``; unchanged where none are, or no others.
 
-        What an exchange takes a worker does not depend on it, and is timed in the first one alone.
+        Compression times do not depend on the precision, are measured in the first one alone, and are kept.
         """
         if precision not in self.precisions or len(self.precisions) == 1:
             return self

@@ -1,7 +1,7 @@
-"""What is in a run's folder: the spec, logs of workers, models, outputs, and small files that a conductor replaces
-for workers to read (`write_presence`, `write_conditions`); and where the folders of runs are (`RunFolders`).
+"""The files of a run's folder, and where the folders of runs are (`RunFolders`).
 
-Which hosts of a run are there, told to its workers by whoever starts and ends them: one small file in its folder.
+There are the spec, logs of workers, models, outputs, and small files that a conductor replaces for workers to read
+(`write_presence`, `write_conditions`). One of these has the hosts that are up, as the conductor starts and ends them.
 
 A worker that does not answer may be dead or cut off, and the others must not go on as if they knew. Who ends a machine
 does know. So a host that is started again has another number, and all workers of lower numbers are dead.
@@ -54,12 +54,12 @@ MANIFEST_FILE = "manifest.json"
 
 
 def is_unfinished(model: Path) -> bool:
-    """Return whether a file name is that of the model of a run that was stopped before its planned end."""
+    """Return whether a model file, by its name, is of a run that was stopped before its planned end."""
     return model.stem == Path(UNFINISHED_MODEL_FILE).stem
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the name of the newest checkpoint kept in a run's folder, wherever the run was; None: none is.
+    """Return the file in a run's folder that names its newest complete checkpoint; None: no checkpoint is kept here.
 
     Those of rented machines are in their bucket.
     """
@@ -68,19 +68,19 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
 
 
 def checkpoint_step(run_dir: Path) -> int | None:
-    """Return the step of the newest checkpoint of a run's folder; None: there is none, or it does not say."""
+    """Return the optimizer step of the newest checkpoint in a run's folder; None: none is there, or names no step."""
     latest = latest_checkpoint(run_dir)
     named = None if latest is None else re.search(r"step-([0-9]{1,15})\b", read_text(latest))
     return None if named is None else int(named[1])
 
 
 def model_in(run_dir: Path) -> Path | None:
-    """Return the model file in a run's folder: trained, or of a run that was stopped; None: there is none yet."""
+    """Return the model file in a run's folder, the finished one before an unfinished one; None: none is there yet."""
     return next((path for name in MODEL_FILES if (path := run_dir / name).is_file()), None)
 
 
 def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
-    """Write a spec into the run's folder: the run's, or as `LIVING_FILE` that of the workers that begin now.
+    """Write a spec into the run's folder as ``name``: the run's own, or as `LIVING_FILE` that of the present workers.
 
     Raises:
         BadInput: the folder cannot be written.
@@ -89,13 +89,13 @@ def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
 
 
 def living_file(run_dir: Path) -> Path:
-    """Return the file of the spec that workers who begin now have to follow."""
+    """Return the file of the spec for workers that start now: of the hosts that are up, else of the whole run."""
     living = run_dir / LIVING_FILE
     return living if living.is_file() else run_dir / SPEC_FILE
 
 
 def read_living(run_dir: Path) -> RunSpec:
-    """Read the spec that workers who begin now have to follow.
+    """Read the spec for workers that start now: of the hosts that are up, else of the whole run.
 
     Raises:
         BadInput: there is none, or it is not a spec.
@@ -104,7 +104,7 @@ def read_living(run_dir: Path) -> RunSpec:
 
 
 def read_spec(run_dir: Path) -> RunSpec:
-    """Read the spec of the run in ``run_dir``.
+    """Read the spec of the whole run from its folder.
 
     Raises:
         BadInput: there is none, or it is not a spec.
@@ -116,7 +116,7 @@ LOG_FOLDER = "log"
 
 
 def host_log_folder(run_dir: Path, host: str) -> Path:
-    """Return the folder of the output of one host's processes; it need not exist yet.
+    """Return the folder for the printed output of one host's processes; it need not exist yet.
 
     Raises:
         BadInput: no host can be called so.
@@ -125,7 +125,7 @@ def host_log_folder(run_dir: Path, host: str) -> Path:
 
 
 def read_from(path: Path, offset: int) -> tuple[str, int]:
-    """Read whole lines written since byte ``offset``, and the offset to go on from; none where the file is missing.
+    """Return the whole lines from byte ``offset`` to a file's end, and the offset behind them; empty: no file.
 
     Raises:
         BadInput: the file cannot be read.
@@ -153,18 +153,18 @@ MOST_BYTES = 10_000_000_000
 
 @dataclass
 class Outputs:
-    """Files that may be carried, in the order of their names.
+    """The files that a run's script wrote for the user, as far as they may be copied: 1,000 files and 10 GB.
 
     Attributes:
-        sizes: bytes of each, by its name with slashes.
-        left_out: a sentence for each kind of what may not.
+        sizes: bytes of each, by its name with slashes, in the order in which they were added.
+        left_out: a sentence for each name that cannot be a file's, and one for what is beyond the bounds.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
     def add(self, folder: Path, name: str, size: int) -> Path | None:
-        """Add a file that was written, if it may be carried.
+        """Add a file's name and size in bytes if it may be copied, and return its path in ``folder``; None: left out.
 
         Args:
             folder: that it is in, or will be.
@@ -195,7 +195,7 @@ class Outputs:
 
 
 def written_in(folder: Path) -> Outputs:
-    """Return the files written into a folder; links are not followed, and nothing but files counts."""
+    """Return the regular files in and below a folder as outputs, in the order of their names; links are left out."""
     outputs = Outputs()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
@@ -209,11 +209,11 @@ INCARNATION_VARIABLE = "HETOPT_INCARNATION"
 
 
 class HostThere(Record):
-    """A host that is there.
+    """The state of a run's host that is up.
 
     Attributes:
-        incarnation: how often it was started before.
-        leaving: it will be taken away soon.
+        incarnation: how often it was started before; workers of lower numbers are dead.
+        leaving: whether it will be taken away soon.
     """
 
     incarnation: NonNegativeInt = 0
@@ -221,13 +221,13 @@ class HostThere(Record):
 
 
 class Hosts(Record):
-    """The hosts that are there, by name."""
+    """The hosts of a run that are up, by name, as the file for its workers has them."""
 
     there: dict[str, HostThere]
 
 
 def write_presence(run_dir: Path, hosts: Mapping[str, HostThere]) -> None:
-    """Write the hosts that are there for the workers; a reader sees the old state or the new one."""
+    """Replace the file that tells workers which hosts are up; a reader sees the old state or the new one."""
     write_atomically(run_dir / PRESENCE_FILE, Hosts(there=dict(hosts)).model_dump_json() + "\n")
 
 
@@ -236,18 +236,18 @@ AS_DECLARED = Conditions()
 
 
 def write_conditions(run_dir: Path, conditions: Conditions) -> None:
-    """Replace the conditions of the run; a reader sees the old ones or the new ones, never a mixture."""
+    """Replace the file of a rehearsal's present speeds, which its workers read; none sees a mixture."""
     write_atomically(run_dir / CONDITIONS_FILE, conditions.model_dump_json() + "\n")
 
 
 class ConditionsReader:
-    """The reader of conditions, which reads again only when the file was replaced: a look costs one system call."""
+    """A reader of a rehearsal's present speeds, which parses the file again only after it was replaced."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)
 
     def now(self) -> Conditions:
-        """Return the present conditions; without a file, everything is as it was declared."""
+        """Return the rehearsal's present slowdown and speed factors; without a file, all are 1, as declared."""
         return self._file.now() or AS_DECLARED
 
 
@@ -261,7 +261,7 @@ def runs_home() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolders:
-    """The runs under one home.
+    """The folders of runs under one home folder.
 
     Attributes:
         home: the folder of their folders.
@@ -272,12 +272,12 @@ class RunFolders:
     made: Callable[[str], None] = field(default=lambda name: None)
 
     def create(self, label: str, now: datetime.datetime, *, secret: bool = False) -> Path:
-        """Make a new, empty run folder. Two runs that begin in the same second get different names.
+        """Make and return a new, private run folder, named after ``now``, ``label`` and random digits.
 
         Args:
             label: what it is about.
             now: when it begins.
-            secret: its name cannot be guessed, as a bucket needs it where machines of several runs may write.
+            secret: whether its name must not be guessable: machines of several runs may write to one bucket.
 
         Raises:
             BadInput: the home cannot be written.
@@ -297,7 +297,7 @@ class RunFolders:
         return path
 
     def all(self) -> list[Path]:
-        """Return every run, oldest first (their names sort by time).
+        """Return the folder of every run, oldest first (their names sort by time).
 
         Raises:
             BadInput: their folder cannot be read.
@@ -313,7 +313,7 @@ class RunFolders:
             ) from None
 
     def find(self, name: str | None) -> Path:
-        """Return the folder of the run that ``name``, or an unambiguous part of it, names; None: the newest run's.
+        """Return the folder of the run whose name is or contains ``name``, refusing several; None: the newest run's.
 
         Raises:
             BadInput: there is no such run, or the name fits several.

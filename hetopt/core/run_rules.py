@@ -1,7 +1,7 @@
-"""What the settings of a run have to agree on: a compression with its options, a ratio with its controller, averages of
-parameters with precision and policies, and any of them with a training script that brings its own loop.
+"""The rules on which settings of a run go together, checked before anything starts.
 
-Facts only, so that whoever asks can be told before anything starts.
+A compression with its options, a ratio with its controller, averages of parameters with precision and policies, and any
+of them with a training script that brings its own loop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OF_CORRECTION = ("momentum", "clip_norm")
 
 
 def checked(compression: Compression) -> Combination:
-    """Return the combination that ``compression`` means, checked.
+    """Return the compressor, memory and collective of ``compression``, defaults filled in; refuse what does not fit.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -105,7 +105,7 @@ CONTROLLERS: Mapping[str, str] = MappingProxyType(
 
 
 def parse_batch_policy(text: str) -> tuple[str, Settings]:
-    """Parse a batch policy such as ``allocation(micro=4)`` into its name and settings.
+    """Parse a batch policy such as ``allocation(micro=4)`` into its name and the settings that are not its defaults.
 
     Raises:
         BadInput: there is no such policy, or setting of it.
@@ -114,21 +114,25 @@ def parse_batch_policy(text: str) -> tuple[str, Settings]:
 
 
 def parse_ratio_policy(text: str) -> tuple[str, Settings]:
-    """Parse a ratio policy such as ``gravac(window=50)`` into its name and settings; errors likewise."""
+    """Parse a ratio policy such as ``gravac(window=50)`` into its name and the settings that are not its defaults.
+
+    Raises:
+        BadInput: there is no such policy, or setting of it.
+    """
     return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
 
 
 def parse_collective(text: str) -> str:
-    """Return the registry's name of a collective; ``auto``: the cheapest."""
+    """Return ``text`` if it names a collective or is ``auto`` (the cheapest); else refuse it, naming the nearest."""
     return known(text, (AUTO, *COLLECTIVES), "collective")
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:
-    """Check that a run can have a ratio controller at a ratio.
+    """Refuse a ratio at which the ratio controller ``name`` has nothing to decide, and an unknown controller.
 
     Args:
         name: of the controller.
-        ratio: that the run was asked for, the part of the gradient that is sent.
+        ratio: fraction of the gradient's elements that is sent, as the run was asked for.
 
     Raises:
         BadInput: there is no such controller, or the ratio leaves it nothing to decide.
@@ -141,7 +145,7 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 
 
 def why_not_local(spec: RunSpec) -> str | None:
-    """Return a sentence on what of a run does not go with local SGD workers; None where all does."""
+    """Return why a run cannot average parameters (local SGD) with its other settings, in a sentence; None: it can."""
     sync = spec.sync
     reason = why_not_averaged(spec.compression.name)
     if reason is not None:
@@ -154,10 +158,10 @@ def why_not_local(spec: RunSpec) -> str | None:
 
 
 def check_follows_noise(spec: RunSpec) -> None:
-    """Refuse a run whose batch cannot follow the gradient noise.
+    """Refuse a run whose global batch cannot follow the gradient noise (batch policy ``critical``).
 
     Raises:
-        BadInput: it is one.
+        BadInput: it is a script's, does not sum whole gradients, or has samples in another order for each worker.
     """
     apart = spec.partition.name != "global" or spec.injection is not None or spec.stream is not None
     reasons = {
@@ -175,7 +179,7 @@ def check_follows_noise(spec: RunSpec) -> None:
 
 
 def why_not_sharded(spec: RunSpec) -> str | None:
-    """Return a sentence on what of a run does not go with a model that devices share; None where all does."""
+    """Return why a run's settings do not go with a model that devices shard, in a sentence; None: they do."""
     if spec.is_local:
         return f"Devices that share a model sum its gradient in every step, which {spec.sync.name} leaves out."
     if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
@@ -188,7 +192,7 @@ def why_not_sharded(spec: RunSpec) -> str | None:
 
 
 def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
-    """Return the steps of ``epochs`` passes over the data; at least one."""
+    """Return the optimizer steps of ``epochs`` passes over ``dataset_size`` samples, rounded, at least 1."""
     return max(1, round(epochs * dataset_size / global_batch_size))
 
 
@@ -210,10 +214,10 @@ OF_TASKS = (
 
 
 def check_for_script(spec: RunSpec) -> None:
-    """Refuse a run in which a training script would have to do what only a task does.
+    """Refuse a script's run with settings that only tasks have, such as ``precision``, or that its loop cannot keep.
 
     Raises:
-        BadInput: it is one.
+        BadInput: it has such a setting.
     """
     for names, reason, instead in OF_TASKS:
         for name in names:
@@ -229,7 +233,7 @@ def check_for_script(spec: RunSpec) -> None:
 
 
 def check_batch(spec: RunSpec, samples: int) -> None:
-    """Refuse a script whose steps have another number of samples than the plan's.
+    """Refuse a script whose loader gives another number of samples a step than the plan's global batch size.
 
     Args:
         spec: the plan's.
@@ -248,7 +252,7 @@ def check_batch(spec: RunSpec, samples: int) -> None:
 
 
 def left_to_script(spec: RunSpec) -> str:
-    """Return a sentence on the length and checkpoints of the plan that the script's own loop decides instead."""
+    """Return a remark that the script's own loop decides length and checkpoints, and what the plan assumes of them."""
     stop = spec.stop
     amount, unit = (stop.max_epochs, "epoch") if stop.max_epochs else (stop.max_steps or 0, "step")
     saving = f", and with a checkpoint every {formatting.duration(spec.checkpoint_every_s)}" if spec.resumes else ""
@@ -259,7 +263,7 @@ def left_to_script(spec: RunSpec) -> str:
 
 
 def why_shares_differ(*, is_ddp: bool, normalises: bool) -> str:
-    """Return a hint on what lets a script's shares differ from one machine, and what may mend it.
+    """Return half a sentence on why gradients in unequal shares differ from one machine's, and what may mend it.
 
     Args:
         is_ddp: whether it uses DistributedDataParallel; else it has a session.
@@ -285,7 +289,7 @@ BUNDLED: Mapping[str, str] = MappingProxyType(
 
 
 def check_found(reference: str) -> None:
-    """Check that what a task reference names is there, without running anything of it.
+    """Refuse a task reference whose bundled task, file or module does not exist; none of its code is run.
 
     Raises:
         BadInput: there is no such bundled task, file or module.
@@ -311,17 +315,17 @@ def check_found(reference: str) -> None:
 
 
 def check_data_folder(folder: Path) -> None:
-    """Check that the folder of a task's data is there.
+    """Refuse a folder for a task's data that does not exist.
 
     Raises:
-        BadInput: it is not.
+        BadInput: it does not.
     """
     if not folder.is_dir():
         raise BadInput(f"there is no data folder {folder}.", hint="give the folder that holds the task's files")
 
 
 def names_no_task(reference: str) -> BadInput:
-    """Return the error of a text that names no task."""
+    """Return the error of a text that names neither a task nor a script, with what to write instead."""
     if reference.endswith(".py"):
         return BadInput(f"'{reference}' names a file but no task in it.", hint=f"Add the attribute: {reference}:task")
     if "/" in reference or Path(reference).exists():

@@ -1,4 +1,4 @@
-"""`RunSpec`: everything a worker needs to know about the run, and nothing about why it was chosen.
+"""`RunSpec`: all that workers need to know of a run, without the reasons for it, and how people write its parts.
 
 With the records that it is made of: the settings of published policies, streams of samples, the schedule of a probe;
 and the place of a host among its workers (`Node`).
@@ -126,7 +126,7 @@ class Synchronization(_Named):
 
 
 class Partition(_Named):
-    """The rule for which samples a worker may see.
+    """The rule for which of the data set's samples a worker may see.
 
     Attributes:
         name: of the rule.
@@ -138,7 +138,7 @@ class Partition(_Named):
 
 
 class Injection(Record):
-    """Samples that workers hand on to each other, so that all see something of what only some of them have.
+    """The fractions of workers and samples by which workers pass on data that only some of them have.
 
     In every step ``ceil(workers * N)`` of the N workers, drawn anew, give the others a copy of a part of their samples.
 
@@ -181,7 +181,7 @@ _UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants"
 
 
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
-    """Parse the synchronization of workers, such as ``local-sgd(8)``.
+    """Parse how workers synchronize, such as ``local-sgd(8)``; errors name ``option``.
 
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
@@ -197,7 +197,7 @@ def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
 
 
 def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
-    """Parse the rule for which samples a worker sees; arguments as of `parse_sync`.
+    """Parse the rule for which samples a worker sees, such as ``labels(1)``; errors name ``option``.
 
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
@@ -208,7 +208,7 @@ def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
 
 
 def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
-    """Parse ``ALPHA, BETA``: the part of the workers that hands on samples, and the part of its samples.
+    """Parse ``0.25, 0.1``: the fraction of workers that pass on samples, and of their samples; errors name ``option``.
 
     Raises:
         BadInput: not two fractions.
@@ -243,7 +243,7 @@ EVERY_HOST = "*"
 
 
 class DeclaredTime(Record):
-    """The computation time of a worker on the machine that it stands for: ``fixed_s + per_sample_s * samples``.
+    """The compute time of a rehearsed worker's step on the real machine: ``fixed_s + per_sample_s * samples``.
 
     The worker computes for real and then waits until that time is over.
     """
@@ -253,7 +253,7 @@ class DeclaredTime(Record):
 
 
 class EmulatedHost(Record):
-    """One host: a network namespace with one link.
+    """A rehearsal's emulated host: a network namespace with one link, and a number of workers.
 
     ``speed`` is relative, in whatever unit the rehearsal was described in; changes are given in the same unit.
     """
@@ -265,7 +265,7 @@ class EmulatedHost(Record):
 
 
 class Change(Record):
-    """A change of a host, or of every host ('*'), while the run goes on.
+    """A change of a rehearsal's host, or of every host ('*'), at a time or step of the run.
 
     It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once. A host
     that has died may return; one that has notice will die soon; one that is cut off reaches nobody until it heals.
@@ -295,7 +295,7 @@ class Change(Record):
 
 
 class ScaledEmulation(Record):
-    """A cluster in a box, in host order; workers are ranked host by host.
+    """A cluster emulated on one machine: its hosts, in order of their workers' ranks, and scheduled changes.
 
     ``time_factor`` says how many times slower links are than in the cluster that is rehearsed. Computation takes as
     many times as long, unless something with a smaller gradient stands in for the job.
@@ -307,7 +307,7 @@ class ScaledEmulation(Record):
 
 
 class Conditions(Record):
-    """The present speeds of a scaled emulation. Written by its conductor, read by every worker between steps.
+    """The present speeds of a rehearsal, written by its conductor and read by every worker between steps.
 
     Attributes:
         slowdown: the whole miniature runs so many times slower than was planned, because the real computation did not
@@ -346,7 +346,7 @@ than a set age do."""
 
 
 class Stream(Record):
-    """The stream of each worker, on which the task's own data arrives, and what a batch has to do with it.
+    """The rates at which each worker's samples arrive, what becomes of waiting ones, and how batches follow.
 
     Attributes:
         rates: samples a second that arrive at each worker, in rank order.
@@ -378,19 +378,22 @@ class Stream(Record):
         return self
 
     def batch(self, rate_per_s: float) -> int:
-        """Return a worker's samples by its stream's rate: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
+        """Return a worker's local batch size for ``rate_per_s`` samples a second: ``clip(S t, min, max)``.
+
+        (arXiv 2301.08897; ``t`` is ``batch_interval_s``.)
+        """
         return max(self.min_batch, min(self.max_batch, round(rate_per_s * self.batch_interval_s)))
 
 
 class GravacSettings(Record):
-    """The settings of GraVAC (arXiv 2305.12201).
+    """The settings of the ratio policy ``gravac`` (arXiv 2305.12201).
 
     Attributes:
-        window: steps between candidates.
-        eps: least gain of what is sent.
-        omega: relative difference that is none.
-        floor: first factor.
-        raises: how the candidate grows.
+        window: steps for which a candidate factor is tried.
+        eps: least retained energy of what is sent.
+        omega: relative difference of throughputs that counts as none.
+        floor: first compression factor; 10 sends a tenth.
+        raises: how the candidate factor grows.
         smoothing: weight of the newest throughput.
     """
 
@@ -403,7 +406,9 @@ class GravacSettings(Record):
 
 
 class AccordionSettings(Record):
-    """The settings of Accordion (MLSys 2021) as released; the paper: threshold 0.5, smoothing 1, 10 epochs, decay.
+    """The settings of the ratio policy ``accordion`` (MLSys 2021), with its released defaults.
+
+    The paper has threshold 0.5, smoothing 1, 10 epochs, and decay.
 
     Attributes:
         gentle: ratio in critical regimes; absent: ten times the run's.
@@ -421,11 +426,11 @@ class AccordionSettings(Record):
 
 
 class ThresholdSettings(Record):
-    """The settings of ScaDLES' rule (arXiv 2301.08897).
+    """The settings of the ratio policy ``threshold``, the rule of ScaDLES (arXiv 2301.08897).
 
     Attributes:
-        delta: part of the energy that a worker votes to lose.
-        combine: how votes become a decision.
+        delta: most of the gradient's energy, as a fraction, that a worker votes to lose.
+        combine: how the workers' votes become a decision.
     """
 
     delta: Part = 0.3
@@ -433,7 +438,7 @@ class ThresholdSettings(Record):
 
 
 class ScanSettings(Record):
-    """The settings of AR-Topk's choice (arXiv 2312.02493).
+    """The settings of the ratio policy ``scan``, the choice of AR-Topk (arXiv 2312.02493).
 
     Attributes:
         time, gain: weights of the two objectives.
@@ -448,23 +453,23 @@ class ScanSettings(Record):
 
 
 class ProportionalSettings(Record):
-    """The settings of shares by the law of proportion (arXiv 2110.08941).
+    """The settings of the batch policy ``proportional`` (arXiv 2110.08941).
 
     Attributes:
-        every: when they are judged.
+        every: when shares are decided anew.
     """
 
     every: Literal["epoch", "period"] = "epoch"
 
 
 class DynamicSettings(Record):
-    """The settings of dynamic batching (arXiv 2305.12213).
+    """The settings of the batch policy ``dynamic`` (arXiv 2305.12213).
 
     Attributes:
         smoothing: weight of the newest time.
         dead_band: relative change of a share below which all shares stay.
-        least, most: bounds of a share, in equal shares; absent: none above.
-        every: when they are judged.
+        least, most: bounds of a share, in units of an equal share; absent: none above.
+        every: when shares are decided anew.
     """
 
     smoothing: Share = 0.5
@@ -475,12 +480,12 @@ class DynamicSettings(Record):
 
 
 class AllocationSettings(Record):
-    """The settings of self-adaptive allocation (arXiv 2111.08272).
+    """The settings of the batch policy ``allocation`` (arXiv 2111.08272).
 
     Attributes:
         micro: samples of a micro-batch; absent: the run's, or an eighth of an equal share.
         tolerance: relative difference of compute times that is left alone; absent: what one micro-batch resolves.
-        every: when shares are judged.
+        every: when shares are decided anew.
     """
 
     micro: PositiveInt | None = None
@@ -489,11 +494,11 @@ class AllocationSettings(Record):
 
 
 class CriticalSettings(Record):
-    """The settings of a global batch that follows the gradient noise.
+    """The settings of the batch policy ``critical``, whose global batch follows the gradient noise.
 
     Attributes:
-        most: largest batch, in batches as planned.
-        least_gain: of the time for as much progress, that is worth a change.
+        most: largest global batch, in units of the planned one.
+        least_gain: least fraction of the time for equal progress that a change must save.
     """
 
     most: Annotated[float, Field(ge=1)] = 8.0
@@ -521,7 +526,7 @@ BATCH_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
 def parse_policy(
     text: str, names: Iterable[str], settings: Mapping[str, type[Record]], where: str, what: str
 ) -> tuple[str, Settings]:
-    """Parse ``name(key=value)`` into the name and the settings that are not the usual ones.
+    """Parse a policy, ``name(key=value)``, into its name and the settings that differ from the defaults.
 
     Raises:
         BadInput: an unknown name or key, or a value that cannot be.
@@ -535,12 +540,12 @@ def parse_policy(
 
 
 def spell_policy(name: str, settings: Settings) -> str:
-    """Format a policy as `parse_policy` reads it."""
+    """Format a policy's name and settings, ``name(key=value)``, as `parse_policy` reads it."""
     return written(name, pairs=settings)
 
 
 def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
-    """Check the settings of a policy against its record in ``kinds``.
+    """Refuse settings of a policy that its record in ``kinds`` does not have or allow.
 
     Raises:
         ValueError: it has no such setting, or not with that value.
@@ -552,7 +557,7 @@ def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Recor
 
 
 class Sweep(Record):
-    """Step times over local batch sizes, for one division of the host."""
+    """A schedule for measuring step times over local batch sizes, for one division of the host's processors."""
 
     concurrent_workers: PositiveInt = Field(description="workers that compute at the same time; the others wait")
     threads_per_worker: PositiveInt
@@ -564,7 +569,7 @@ class Sweep(Record):
 
 
 class NetworkProbe(Record):
-    """Timed collectives between all workers of the probe."""
+    """A schedule for timing collectives between all workers of the probe."""
 
     payload_bytes: tuple[PositiveInt, ...] = (4_096, 65_536, 1_048_576, 4_194_304)
     warmup: PositiveInt = 3
@@ -572,7 +577,7 @@ class NetworkProbe(Record):
 
 
 class CompressorProbe(Record):
-    """Compression time at several ratios."""
+    """A schedule for timing compressors at several ratios."""
 
     names: tuple[str, ...] = ("topk", "bf16", "int8", "int4")
     ratios: tuple[float, ...] = (0.1, 0.01, 0.001)
@@ -583,7 +588,7 @@ class CompressorProbe(Record):
 
 
 class PilotProbe(Record):
-    """A training run towards the target at one global batch size; noise and gain are sampled on the way."""
+    """A schedule of one pilot: a short training run towards the target at one global batch size."""
 
     global_batch_size: PositiveInt
     time_limit_s: PositiveFloat
@@ -599,7 +604,7 @@ class PilotProbe(Record):
 
 
 class ProbeSchedule(Record):
-    """A whole profiling run."""
+    """The schedule of a whole profiling run: sweeps of step times, collectives, compressors and pilots."""
 
     seed: NonNegativeInt
     sweeps: tuple[Sweep, ...]
@@ -681,7 +686,7 @@ class Compression(RecordLeavingOut):
 
 
 class WorkerSpec(Record):
-    """One worker (one process, one device), in rank order."""
+    """A worker of a run (one process, one device): its host, local batch size, slowdown and memory bound."""
 
     host: HostName = Field(description="name of the machine the worker runs on, unique in the run")
     type: str = Field(description="device type it was planned as: a catalogue name or 'local'")
@@ -711,7 +716,7 @@ class StopRule(Record):
 
 
 class RunSpec(RecordLeavingOut):
-    """One run of the trainer: the task, the workers with their shares, and the rules of the game."""
+    """All that workers need to know of a run: task or script, workers with local batch sizes, policies, and the end."""
 
     LEFT_OUT = ("resumes", "ratio_settings", "batch_settings", "shard")
 
@@ -834,7 +839,7 @@ def _endpoints(text: str) -> str:
 
 
 class Node(Record):
-    """One host, as it stands in the command line of the process that hosts its workers."""
+    """A host of a run: its name, its address, and where all hosts meet; told to the process that starts its workers."""
 
     host: HostName
     address: AddressAmongHosts = Field(description="by which the others reach it; nodes are ranked by it, as text")
@@ -844,12 +849,12 @@ class Node(Record):
 
 
 def host_names(spec: RunSpec) -> list[str]:
-    """Return the hosts of a run in the order of their workers' ranks."""
+    """Return the names of a run's hosts, each once, in the order of their workers' ranks."""
     return list(dict.fromkeys(worker.host for worker in spec.workers))
 
 
 def first_rank(spec: RunSpec, host: str) -> int:
-    """Return the rank of a host's first worker.
+    """Return the rank, from 0, of the first worker on a host.
 
     Raises:
         BadInput: the run has no such host.
@@ -861,5 +866,5 @@ def first_rank(spec: RunSpec, host: str) -> int:
 
 
 def workers_on(spec: RunSpec, host: str) -> int:
-    """Return the number of workers of a host."""
+    """Return the number of a run's workers on a host; 0 for a name that no worker has."""
     return sum(worker.host == host for worker in spec.workers)

@@ -1,4 +1,4 @@
-"""What a run's event log and process say about how the run is, and why it failed."""
+"""A run's state and why it failed, judged by its event log, its processes and their printed output."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """A run's state and, when it failed, the sentence that says why, and what would help where that is known."""
+    """A run's state and, where it failed, a sentence on why and a hint on what would help."""
 
     state: RunState
     reason: str | None = None
     hint: str | None = None
 
     def next_step(self, reading: str) -> str:
-        """Return the advice after a failure: the hint, where there is one, or to read more."""
+        """Return advice after a failure: its hint, if it has one, then ``reading``, which says what to read."""
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
-    """Return why the latest attempt failed, if it did: the first reason since workers last started."""
+    """Return why a run's latest attempt failed, the first reason since workers last started; None: it did not."""
     return RunFold.of(events).failure
 
 
 def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
-    """Return the status of a run by its events, and by whether its processes are alive.
+    """Return a run's status from the end of its event log and from whether its host process lives.
 
     Args:
         events: the end of its log, oldest first.
@@ -87,7 +87,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
 
 
 def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
-    """Return the exit code for a run whose hosts ended so; negative codes are signals.
+    """Return a run's exit code from those of its hosts' processes; negative codes are signals, 0 is success.
 
     The smallest of hetopt's own is the most specific (2 bad input before 6 run failed). A host that died is a failed
     run, whatever its survivors say.
@@ -99,13 +99,13 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
 
 
 def log_bytes(run_dir: Path) -> int:
-    """Return the size of a run's event log in bytes."""
+    """Return the size of a run's event log in bytes; 0 where there is none yet."""
     path = run_dir / EVENTS_FILE
     return path.stat().st_size if path.exists() else 0
 
 
 def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
-    """Read the events at the end of a run's log, none before byte ``since``.
+    """Read the events in the last 64 KiB of a run's log, none before byte ``since``.
 
     Args:
         run_dir: the run's folder.
@@ -119,7 +119,7 @@ def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
 
 
 def read_tail(path: Path) -> str:
-    """Read the end of a file as text, from the start of a line; empty when there is none.
+    """Read the last 64 KiB of a file as text, from the start of a line; empty: there is no file.
 
     Raises:
         BadInput: it cannot be read.
@@ -134,7 +134,7 @@ def read_tail(path: Path) -> str:
 
 
 def last_words(run_dir: Path) -> str | None:
-    """Return a sentence on the end of a run whose processes are gone without an event about it."""
+    """Return why a run's processes ended without logging it, by its folder, disk and output; None: nothing tells."""
     if not (run_dir / SPEC_FILE).exists():
         return "it was never started: its folder holds no run"
     if shutil.disk_usage(run_dir).free < LOG_ROOM_BYTES:
@@ -146,7 +146,7 @@ _LIBRARY_LOG = re.compile(r"\[?[IWEF]\d{4} \d\d:\d\d:\d\d")
 
 
 def last_log_line(run_dir: Path, host: str | None = None) -> str | None:
-    """Return the error in the newest output of a run's processes, else a sentence with the last line that they printed.
+    """Return the newest error that a run's processes printed, else a sentence with their last line; None: no output.
 
     What a library logs, in the form of glog, is neither: torch tells that it ends workers, whoever wanted that.
 

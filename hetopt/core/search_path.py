@@ -1,4 +1,4 @@
-"""Whose modules a process of hetopt's finds: installed ones first, and those beside a script once that is to run.
+"""The order in which hetopt's processes look for modules: installed ones first, then those beside a script.
 
 ``python -m MODULE`` looks in the current folder before anywhere else, and there a person may keep a ``torch.py`` or a
 ``json.py``. What hetopt starts has `INSTALLED_ONLY` in its environment, and so has what that starts. A script finds its
@@ -26,14 +26,14 @@ INSTALLED_ONLY = {_VARIABLE: "1"}
 
 
 def search_first(folder: Path) -> None:
-    """Search a folder first for imports, in the place of the one that this process began with, if any."""
+    """Put ``folder`` first on ``sys.path``, in place of the entry that Python itself put there, if it did."""
     if not os.environ.pop(_VARIABLE, None):
         del sys.path[0]
     sys.path.insert(0, str(folder))
 
 
 def run_script(script: str) -> None:
-    """Run a file as the main program, as ``python FILE`` does; as ``python -m`` does where it imports its package."""
+    """Run a file in this process as ``python FILE`` would, or as ``python -m`` would where it imports its package."""
     path = Path(script).resolve()
     root = code_folder(path)
     search_first(root)
@@ -45,8 +45,11 @@ def run_script(script: str) -> None:
 
 
 def code_folder(script: Path) -> Path:
-    """Return the folder in which a script's own imports are looked for: its own; where it imports relatively, or a
-    package that it is in by name, the folder around that package, in which ``python -m PACKAGE.SCRIPT`` is typed."""
+    """Return the folder in which a script's own imports are looked for: beside it, or around the package it is in.
+
+    The latter is where it imports relatively, or by name a package that it is in: there ``python -m PACKAGE.SCRIPT`` is
+    typed.
+    """
     path = script.resolve()
     try:
         tree = ast.parse(path.read_bytes())
@@ -81,7 +84,7 @@ def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
 
 
 def begin_in(folder: str) -> None:
-    """Set the search path of a Python begun with this environment: a folder first, or only what is installed."""
+    """Put ``folder`` first on ``sys.path`` in place of Python's own entry; under PYTHONSAFEPATH leave both out."""
     if not sys.flags.safe_path:
         del sys.path[0]
     if not os.environ.get(_VARIABLE):
@@ -97,7 +100,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 def install_command(extra: str) -> str:
     """Return the shell command that installs the packages of a hetopt extra, such as ``train``, by pip.
 
-    Where torch is among it and no GPU is here, pip is told of the index that has torch without CUDA.
+    Where torch is among them and this machine has no GPU, the command names the index that has torch without CUDA.
     """
     needed = []
     for line in importlib.metadata.requires("hetopt") or ():
@@ -109,7 +112,7 @@ def install_command(extra: str) -> str:
 
 
 def requirement(package: str) -> str:
-    """Return hetopt's declared requirement of a package, such as ``torch<2.15,>=2.11``; else the package alone."""
+    """Return the versions of a package that hetopt declares, such as ``torch<2.15,>=2.11``; else the package's name."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
     return next((line for line in declared if _name(line) == package), package)
 

@@ -1,4 +1,4 @@
-"""Step samples: step times measured anywhere, one configuration of a cluster a line, and what refuses them.
+"""Step samples: step times measured anywhere, as JSON Lines, one configuration of a cluster a line.
 
     {"nodes": [{"type": "g5.xlarge", "workers": 1}], "local_batch_size": 96, "step_time_s": 0.21, "sync_time_s": 0.05}
 
@@ -70,7 +70,7 @@ class Compression(_Line):
 
 
 class Configuration(_Line):
-    """A cluster, how its workers are laid out, and what each of them computes in a step."""
+    """A cluster's machines and workers, with each worker's local batch size, compression, sync and precision."""
 
     nodes: tuple[Node, ...] = Field(min_length=1)
     local_batch_size: PositiveInt | tuple[PositiveInt, ...]
@@ -107,12 +107,12 @@ class Configuration(_Line):
         return tuple(sorted((self.kind(node), node.workers) for node in self.nodes))
 
     def kind(self, node: Node) -> str:
-        """Return the kind of a node's workers: machine type, and the precision where one is given."""
+        """Return the kind of a node's workers: its machine type, with the precision if given: ``g5.xlarge in bf16``."""
         return node.type if self.precision is None else f"{node.type}{IN_PRECISION}{self.precision}"
 
 
 class StepSample(Configuration):
-    """A configuration with its measured time.
+    """A cluster configuration with the measured time of its step, in seconds.
 
     Attributes:
         step_time_s: one optimizer step, wall clock, synchronization included.
@@ -158,7 +158,7 @@ class StepSamples(Artifact):
 
 
 def parse_configuration(line: str) -> Configuration:
-    """Parse a JSON line into a configuration; other fields, such as measured times, are ignored.
+    """Parse a JSON line into a cluster configuration; other fields, such as measured times, are ignored.
 
     Raises:
         BadInput: what is wrong with it.
@@ -167,7 +167,7 @@ def parse_configuration(line: str) -> Configuration:
 
 
 def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]:
-    """Parse every line into a sample; empty lines are passed over.
+    """Parse JSON lines into step samples, condensed to 20,000 at most; errors name ``origin`` and line.
 
     Raises:
         BadInput: the first line that cannot be used, or no line at all.
@@ -188,7 +188,7 @@ def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]
 
 
 def condense(samples: list[StepSample], most: int) -> list[StepSample]:
-    """Return at most ``most`` samples: repeats become their median first, then configurations are thinned evenly.
+    """Return at most ``most`` step samples: of more, one median sample a configuration, then evenly thinned.
 
     A model of step times has a few dozen numbers to learn; beyond some thousand rows more of the same adds nothing.
     """

@@ -1,4 +1,4 @@
-"""How the learning rate follows the global batch: the usual rules, and the gain that the gradient's noise allows.
+"""Laws of training: learning rate by batch size, gradient noise, and the extra steps that compression costs.
 
 The noise is estimated from gradients of groups of samples (`pooled_noise`) and averaged over steps (`NoiseCurve`).
 
@@ -47,7 +47,7 @@ from hetopt.core.profile import LearningRateRule
 
 
 def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_size: int) -> float:
-    """Return the factor on a learning rate that was tuned at ``tuned_batch_size``, for steps of ``batch_size`` samples.
+    """Return the factor on a learning rate tuned at ``tuned_batch_size`` samples, for steps of ``batch_size`` samples.
 
     - ``none``: 1.
     - ``linear``: in proportion (Goyal et al. 2017, arXiv 1706.02677, with warm-up). As many samples move the parameters
@@ -65,7 +65,7 @@ def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_siz
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """The gradient's summed variance of one sample and its squared norm, as estimated.
+    """An estimate of the gradient: summed variance of one sample's gradient, and squared norm of the mean one.
 
     Attributes:
         gradient_variance: estimate of ``V``, the summed variance of one sample's gradient; never negative.
@@ -78,7 +78,7 @@ class Moments:
 
 
 def pooled_noise(groups: int, samples: int, weighted_square_norms: float, mean_square_norm: float) -> Moments:
-    """Estimate both moments from one batch that was computed in groups of any sizes, by sums alone.
+    """Estimate gradient variance and squared norm from one batch computed in two or more groups of any sizes.
 
     With ``g_i`` the mean gradient of group ``i`` (``b_i`` samples) and ``g`` the mean over all ``B = sum b_i`` samples,
 
@@ -102,18 +102,19 @@ def pooled_noise(groups: int, samples: int, weighted_square_norms: float, mean_s
 
 
 def noise_scale(moments: Moments) -> float | None:
-    """Return ``V / |G|^2`` in samples; None while the signal is lost in the noise (``|G|^2 <= 0``)."""
+    """Return the gradient noise scale ``V / |G|^2`` in samples; None: the estimate of ``|G|^2`` is not positive."""
     if moments.gradient_square <= 0:
         return None
     return moments.gradient_variance / moments.gradient_square
 
 
 def step_worth(moments: Moments, batch_size: float, given: float) -> float:
-    """Return the steps of ``given`` samples that one of ``batch_size`` is worth, from 1 to the ratio of both.
+    """Return how many steps of ``given`` samples one step of ``batch_size`` samples is worth, at this gradient noise.
 
         r = (V / B0 + |G|^2) / (V / B + |G|^2)
 
-    the gain of AdaScale SGD (Johnson et al. 2020, arXiv 2007.05105), which is also the factor on the learning rate.
+    the gain of AdaScale SGD (Johnson et al. 2020, arXiv 2007.05105), which is also the factor on the learning rate; of
+    a larger batch it is from 1 to the ratio of both sizes.
     """
     square = max(0.0, moments.gradient_square)
     squares = [moments.gradient_variance / size + square for size in (given, batch_size)]
@@ -133,7 +134,7 @@ _SMALLEST_MOMENT, _LARGEST_MOMENT = 1e-60, 1e60
 
 
 class NoiseCurve(Record):
-    """The noise of a run as it goes on: a short and a long average of both moments and of their squares.
+    """The gradient noise of a run as it goes on: a short and a long moving average of variance and squared norm.
 
     Gradients become shorter by orders of magnitude, so moments are taken relative to what came before them: else old
     ones would outweigh the new, and the decline would look like an error.
@@ -149,7 +150,7 @@ class NoiseCurve(Record):
     sums: tuple[tuple[float, ...], ...] = ((0.0,) * 4,) * 2
 
     def add(self, moments: Moments) -> NoiseCurve:
-        """Return the curve with one more sample; without it where a run diverges."""
+        """Return a curve with one more noise estimate; unchanged where its size is absurd, as of a diverging run."""
         both = moments.gradient_variance, moments.gradient_square
         size = sum(map(abs, both))
         level = self.level or size
@@ -193,7 +194,7 @@ class NoiseCurve(Record):
 
 
 def smoothed(moments: Iterable[Moments]) -> Iterator[Moments]:
-    """Yield the recent average after each of some moments."""
+    """Yield, after each of a run's noise estimates, the moving average over about the last ten."""
     curve = NoiseCurve()
     for one_step in moments:
         curve = curve.add(one_step)
@@ -226,12 +227,12 @@ NOISE_COEFFICIENT_SD = 0.15
 
 
 def distance(gain: float) -> float:
-    """Return the staleness, in steps, that a residual costs the model by a gain in (0, 1]."""
+    """Return how many steps a model lags behind dense training where steps keep ``gain`` (0, 1] of the energy."""
     return math.sqrt(1 / gain - 1)
 
 
 def backlog_after(before: float, gain: float, steps: float) -> float:
-    """Return the residual's energy (`distance` squared) after so many steps that kept ``gain``.
+    """Return the residual's energy, in gradients' energies, ``steps`` after it was ``before``, each keeping ``gain``.
 
     A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
     for gradients are mostly noise.
@@ -241,10 +242,10 @@ def backlog_after(before: float, gain: float, steps: float) -> float:
 
 
 def step_inflation(gain: float, coefficient: float = COEFFICIENT) -> float:
-    """Return the steps at this gain over the steps of dense training, at least 1.
+    """Return the factor, at least 1, on the steps of dense training where ``gain`` of the gradient's energy is kept.
 
     Args:
         gain: retained gradient energy, in (0, 1].
-        coefficient: ``a``, not negative.
+        coefficient: ``a``, the task's sensitivity to stale gradients, not negative.
     """
     return 1 + coefficient * distance(gain)

@@ -56,7 +56,7 @@ LOW_PRECISION = ("identity", "fp16", "bf16", "int8", "int4")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """One compressor and its company.
+    """The properties of a compressor, and the collectives, memories and options that go with it.
 
     Attributes:
         about: what it sends, in a few words.
@@ -158,7 +158,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(_METHODS)
 
 
 def register(name: str, method: Method) -> None:
-    """Add a compressor to the table. How it is computed is registered by `hetopt.trainer.comm.methods.register`.
+    """Add a compressor's properties to the table `METHODS` under a new name.
+
+    How it is computed is registered by `hetopt.trainer.comm.methods.register`.
 
     Raises:
         ValueError: there is one of this name.
@@ -183,7 +185,7 @@ class Combination:
 
 
 def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combination:
-    """Return the combination of a compressor, memory and collective, with defaults that follow what was chosen.
+    """Return a compressor with its memory and collective, ``auto`` replaced by the compressor's defaults.
 
     Raises:
         BadInput: an unknown name, or a combination that does not work.
@@ -202,7 +204,7 @@ def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combina
 
 
 def combinations() -> tuple[Combination, ...]:
-    """Return every combination of compressor, memory and collective that works."""
+    """Return every combination of compressor, memory and collective that goes together."""
     return tuple(
         Combination(name=name, memory=memory, collective=collective)
         for name, collective, memory in itertools.product(METHODS, COLLECTIVES, MEMORIES)
@@ -221,7 +223,7 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
 
 
 def why_not_averaged(name: str) -> str | None:
-    """Return a sentence on why parameters cannot be averaged through this compressor; None when they can."""
+    """Return a sentence on why parameters cannot be averaged through a compressor; None: they can."""
     if name not in LOW_PRECISION:
         return (
             f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
@@ -231,7 +233,7 @@ def why_not_averaged(name: str) -> str | None:
 
 
 def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> str | None:
-    """Return a sentence on why a ratio controller cannot steer this compressor and collective; None: it can."""
+    """Return a sentence on why a ratio controller cannot steer a compressor by a collective; None: it can."""
     method = METHODS[name]
     if controller != "fixed" and not method.by_ratio:
         return f"{name} sends the same amount at every ratio, so there is nothing for {controller} to decide."
@@ -243,7 +245,7 @@ def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> st
 
 
 def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
-    """Return a sentence on why this memory does not go with an optimizer that has momentum; None: it does."""
+    """Return a sentence on why a gradient memory does not go with an optimizer's momentum (0: none); None: it does."""
     if memory == CORRECTION and optimizer_momentum != 0:
         return (
             "Momentum correction keeps the momentum in the workers; with momentum in the optimizer as well it would "

@@ -26,7 +26,9 @@ _UNITS = {"ratio": FRACTION, "floor_ratio": FRACTION}
 
 
 def parse_compression(text: str, *, option: str = "`compression`") -> Compression:
-    """Parse ``NAME(RATIO, key=value)``; keys are fields of `Compression`, a ratio may be ``100x`` or ``1%``.
+    """Parse a compression, ``NAME(RATIO, key=value)``, whose ratio may be ``0.01``, ``100x`` or ``1%``.
+
+    Keys are fields of `Compression`; without a ratio, a compressor that sends a part sends 1 %.
 
     Raises:
         BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
@@ -40,12 +42,12 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
 
 
 def parse_wish(text: str) -> Compression | str:
-    """Parse a compression, or ``auto``, which leaves it to the run; errors as of `parse_compression`."""
+    """Parse a compression as `parse_compression`, or return ``auto`` as it is: the run chooses."""
     return text if text == AUTO else parse_compression(text)
 
 
 def compressor(name: str) -> str:
-    """Return the registry's name of a method that a person named.
+    """Return the registry's name of a compressor that a person typed: ``none`` and ``dense`` are ``identity``.
 
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.
@@ -63,7 +65,7 @@ def spell(compression: Compression) -> str:
 
 
 def spell_options(compression: Compression) -> list[str]:
-    """Format the fields of a compression beyond name and ratio, as ``key=value``."""
+    """Format the fields of a compression that are not at their defaults, but for name and ratio, as ``key=value``."""
     return [f"{key}={value}" for key, value in _options(compression).items()]
 
 
@@ -74,5 +76,5 @@ def _options(compression: Compression) -> dict[str, object]:
 
 
 def way_in_words(key: str) -> str:
-    """Describe the key of an exchange in a log for people: 'uncompressed by all-reduce', 'topk 0.01 by all-gather'."""
+    """Format an exchange's key of the event log for people: 'uncompressed by all-reduce', 'topk 0.01 by all-gather'."""
     return key.replace("identity by", "uncompressed by").replace("all_", "all-")

@@ -1,4 +1,4 @@
-"""How long an exchange of gradients takes: every collective as messages in a row and bytes over the slowest link.
+"""The time of gradient exchanges: each collective as messages in a row and bytes over the slowest link.
 
 An exchange is a sequence of collective operations (`Operation`): a dense sum is one all-reduce, AR-Topk a broadcast of
 indices and an all-reduce of values. With latency alpha of one message and bandwidth bw of the slowest link, one over N
@@ -62,23 +62,23 @@ the forms break even at two to four times as much."""
 
 
 def reduces_directly(payload_bytes: float, members: int) -> bool:
-    """Return whether a payload is so small that workers sum it by sending it to each other."""
+    """Return whether ``members`` workers sum a payload by all sending it to each other, as it is so small."""
     return members > 1 and (members - 1) * payload_bytes <= DIRECT_BYTES
 
 
 def gathers_directly(payload_bytes: float, members: int) -> bool:
-    """Return whether a payload is so small that it is gathered by everyone sending to everyone."""
+    """Return whether ``members`` workers gather a payload by all sending it to each other, as it is so small."""
     return members > 2 and (members - 1) * payload_bytes <= DIRECTLY_GATHERED_BYTES
 
 
 def deals(payload_bytes: float, members: int) -> bool:
-    """Return whether a payload is so large that it is broadcast in parts; never between two workers."""
+    """Return whether a payload is broadcast to ``members`` workers in parts, as it is so large; never to two."""
     return members > 2 and payload_bytes > DEALT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """The cost of a collective of N members: messages in a row, and slowest-link bytes per byte of payload."""
+    """The cost of a collective by its N members: messages in a row, and slowest-link bytes per byte of payload."""
 
     messages: Callable[[int], float]
     traffic: Callable[[int], float]
@@ -93,15 +93,15 @@ DEALT_BROADCAST = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambd
 
 
 def gloo(operation: Operation) -> Algorithm:
-    """Return the library's own algorithm of an operation, and so what a line through its timings is about."""
+    """Return gloo's own algorithm of a collective operation, to which lines through measured times belong."""
     rings = {"all_reduce": RING_ALL_REDUCE, "all_gather": RING_ALL_GATHER, "broadcast": TREE_BROADCAST}
     return rings[operation.primitive]
 
 
 def trainer(operation: Operation) -> Algorithm:
-    """Return the trainer's algorithm of an operation over gloo, by which it prices.
+    """Return the algorithm by which the trainer does a collective operation over gloo, by its payload and members.
 
-    Where another library does otherwise, the measured network corrects it.
+    Exchanges are priced by it. Where another library does otherwise, the measured network corrects it.
     """
     size, members = operation.payload_bytes, operation.members
     match operation.primitive:
@@ -118,7 +118,7 @@ def trainer(operation: Operation) -> Algorithm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """Messages in a row, and bytes over the slowest link: a time is linear in latency and in 1 / bandwidth."""
+    """The messages in a row and the slowest link's bytes of a collective; its time is linear in both."""
 
     messages: float
     traffic_bytes: float
@@ -126,7 +126,7 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """One collective operation.
+    """One collective operation of a gradient exchange: its primitive, payload and members.
 
     Attributes:
         primitive: which one.
@@ -141,7 +141,7 @@ class Operation:
     sliced: bool = False
 
     def terms(self, algorithm_of: Callable[[Operation], Algorithm] = gloo) -> Terms:
-        """Return the messages on the critical path, and the bytes that each member sends, by an algorithm."""
+        """Return the messages in a row and the slowest link's bytes, by the algorithm that ``algorithm_of`` picks."""
         algorithm = algorithm_of(self)
         return Terms(
             messages=algorithm.messages(self.members),
@@ -151,18 +151,18 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """One hop: time of an empty message, and bandwidth."""
+    """The speed of one network hop: seconds of an empty message, and bytes a second."""
 
     latency_s: float
     bytes_per_s: float
 
     def time_s(self, terms: Terms) -> float:
-        """Return the seconds of a collective with these terms over such links."""
+        """Return the seconds that a collective with these terms takes over links of this speed."""
         return terms.messages * self.latency_s + terms.traffic_bytes / self.bytes_per_s
 
 
 def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:
-    """Return the seconds of producing and exchanging a gradient in equal buckets, the two overlapped.
+    """Return the seconds of producing and exchanging a gradient in equal buckets, both overlapped.
 
     Two stages of n equal items: the first item passes both, and from then on the slower stage sets the pace. With one
     bucket nothing overlaps.
@@ -209,7 +209,7 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
 def make_link(
     collective: Collective, *, workers: int, across_hosts: bool, payload_bytes: Sequence[int], time_s: Sequence[float]
 ) -> Link:
-    """Return the measured `Link`: its samples in order of payload, and the line through them."""
+    """Return the profile's `Link` of timed payloads: samples in order of size, and the line fitted through them."""
     pairs = sorted(zip(payload_bytes, time_s, strict=True))
     payloads, times = tuple(size for size, _ in pairs), tuple(time for _, time in pairs)
     line = fit_alpha_beta(payloads, times)
@@ -239,7 +239,7 @@ UNDER_BACKWARD = ("identity", *BUCKETWISE)
 
 
 def last_bucket_share(gradient_bytes: float) -> float:
-    """Return the share of a gradient that is only ready when backward ends, in (0, 1].
+    """Return the fraction of a gradient, (0, 1], in its last bucket, which is ready only when backward ends.
 
     Where the borders fall depends on the layers; buckets after the first are taken to be equal.
     """

@@ -1,4 +1,4 @@
-"""What a run may choose from: candidates for summing its gradient, priced by the planner and done by the trainer."""
+"""The ways to exchange a gradient among which a run may choose, priced by the planner and done by the trainer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Option:
         return way_name(self.compression) + (f" in {self.buckets} buckets" if self.in_buckets else "")
 
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
-        """Return the seconds of a step: buckets travel while the rest of the backward pass computes and compresses.
+        """Return the seconds of a step whose gradient buckets travel while backward computes and compresses the rest.
 
         Args:
             compute_s: of the slowest worker, its backward pass included.
@@ -85,13 +85,13 @@ class Option:
 def make_option(
     compression: Compression, *, numel: int, workers: int, compress_s: float, shapes: Shapes | None = None
 ) -> Option:
-    """Return the option of a compression as the trainer exchanges it, a gradient of ``numel`` elements at once.
+    """Return the exchange of a gradient of ``numel`` elements at once by a compression, with its operations.
 
     Args:
         compression: what the trainer does.
         numel: elements of the gradient.
         workers: in the group.
-        compress_s: as measured.
+        compress_s: measured seconds to compress and decompress it.
         shapes: of the parameters, for compressors that work by layer.
 
     Raises:
@@ -151,13 +151,13 @@ SELECTOR = "topk"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressTime:
-    """Seconds that a worker needs for itself to exchange ``k`` selected elements: ``fixed_s + per_element_s * k``."""
+    """A worker's own time to compress and decompress ``k`` selected elements: ``fixed_s + per_element_s * k``."""
 
     fixed_s: float
     per_element_s: float
 
     def time_s(self, kept: int) -> float:
-        """Return the seconds for ``kept`` elements."""
+        """Return the seconds to compress and decompress ``kept`` selected elements."""
         return self.fixed_s + self.per_element_s * kept
 
 
@@ -167,7 +167,7 @@ Family = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The candidates for one gradient and one group of workers.
+    """The ways to exchange one gradient among which a group of workers may choose.
 
     Attributes:
         asked: compression that the run was asked for; what it names is never departed from.
@@ -203,7 +203,7 @@ class Candidates:
         return combine(self.name, memory=memory, collective=self._collective).memory
 
     def at(self, ratio: float) -> tuple[Option, ...]:
-        """Return the candidates that send this part of the elements; 1 is everything."""
+        """Return the candidates that send ``ratio`` (0 to 1) of the elements, one a collective; at 1 dense alone."""
         if ratio >= 1:
             return (self.dense,)
         coding = self.asked.coding or PLAIN
@@ -234,11 +234,11 @@ class Candidates:
         return (self.dense, *self._rounded, *selected)
 
     def find(self, key: str) -> Option | None:
-        """Return the option of `all` with this key; None: there is none."""
+        """Return the candidate whose key, as event logs have it, is ``key``; None: there is none."""
         return next((option for option in self.all if option.key == key), None)
 
     def nearest(self, ratio: float) -> Option:
-        """Return the candidate of the nearest ratio (log scale), by the collective asked for if any; dense at 1."""
+        """Return the candidate of the nearest ratio in log scale, by the collective asked for if any; dense at 1."""
         if ratio >= 1:
             return self.dense
         asked = self._collective
@@ -304,10 +304,12 @@ class Candidates:
 def operations_of(
     compression: Compression, numel: int, *, workers: int, shapes: Shapes | None = None
 ) -> tuple[Operation, ...]:
-    """Return the collective operations of one compressed exchange (`hetopt.core.comm.payload_bytes.operations`).
+    """Return the collective operations, in order, that exchange a gradient of ``numel`` elements once.
+
+    See `hetopt.core.comm.payload_bytes.operations`.
 
     Args:
-        compression: the way.
+        compression: of the gradient.
         numel: elements of the gradient.
         workers: that take part.
         shapes: of the parameters, for compressors that work by layer; absent: one vector.
@@ -330,7 +332,7 @@ def operations_of(
 
 
 def whole_ways() -> tuple[Compression, ...]:
-    """Return every compression of the registry that sends all elements in fewer bytes.
+    """Return every registered compression that sends all elements in fewer bytes, uncompressed fp32 left out.
 
     Once by each collective, and of factors at each rank of `RANKS`.
     """
@@ -344,15 +346,19 @@ def whole_ways() -> tuple[Compression, ...]:
 
 
 def selection(name: str, ratio: float) -> Compression:
-    """Return a selection of the registry as plans use it: momentum stays with the optimizer, and is not corrected."""
+    """Return the compression by a selecting compressor as plans use it: with error feedback, without own momentum.
+
+    Momentum stays with the optimizer, and is not corrected.
+    """
     memory = FEEDBACK if METHODS[name].memories[0] == CORRECTION else AUTO
     return Compression(name=name, ratio=ratio, memory=memory)
 
 
 def tried_ways() -> tuple[Compression, ...]:
-    """Return the compressions whose loss a profile tries: summed codes have fewer levels the more workers there are.
+    """Return the compressions whose error a profile measures on pilots, the most important first.
 
-    The last of `whole_ways` first: a pilot may be too short for all of them, and of `KEPT` something is known.
+    Summed codes have fewer levels the more workers there are. The last of `whole_ways` first: a pilot may be too short
+    for all of them, and of `KEPT` something is known.
     """
     whole = tuple(
         way.model_copy(update={"levels": levels})
@@ -365,18 +371,18 @@ def tried_ways() -> tuple[Compression, ...]:
 
 
 def timed_ways() -> tuple[str, ...]:
-    """Return the names under which a profile times compressions, in the order in which it does while there is time."""
+    """Return the names of all compressions that a profile times, in the order in which it does while time is left."""
     by_ratio = (name for name, method in METHODS.items() if method.by_ratio)
     return tuple(dict.fromkeys((*(timed_as(way) for way in reversed(whole_ways())), *by_ratio)))
 
 
 def has_levels(way: Compression) -> bool:
-    """Return whether a compression's codes are summed on the way, so that levels follow the number of workers."""
+    """Return whether a compression's integer codes are summed by an all-reduce, so that workers limit its levels."""
     return "levels" in METHODS[way.name].options and settled_collective(way) == DENSE
 
 
 def timed_as(way: Compression) -> str:
-    """Return the name under which a profile keeps the compression time of a compression."""
+    """Return the name under which a profile keeps the time to compress by a compression; ratios share a name."""
     method = METHODS[way.name]
     if method.by_ratio:
         return way.name
@@ -391,12 +397,12 @@ def timed_as(way: Compression) -> str:
 
 
 def settled_collective(compression: Compression) -> str:
-    """Return the collective of a compression with the defaults filled in."""
+    """Return the collective by which a compression travels: as it says, or for ``auto`` the compressor's default."""
     return combine(compression.name, memory=compression.memory, collective=compression.collective).collective
 
 
 def way_name(compression: Compression) -> str:
-    """Return the name of an unsteered exchange in traces and events: compressor, ratio, collective, coding."""
+    """Return the name of an exchange in event logs: ``topk 0.01 by all_gather``, with its coding if not plain."""
     coded = "" if compression.coding in (None, PLAIN) else f", {compression.coding}"
     amount = f" {compression.ratio:g}" if METHODS[compression.name].by_ratio else ""
     return f"{compression.name}{amount} by {settled_collective(compression)}{coded}"

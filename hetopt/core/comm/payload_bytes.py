@@ -1,4 +1,4 @@
-"""What a compressed gradient weighs on the wire and how long a collective takes: one function for planner and trainer.
+"""The bytes of a compressed gradient on the wire, by collective operation, for planner and trainer alike.
 
 Standard library only, so that planning needs no torch.
 
@@ -48,18 +48,18 @@ Whole = TypeVar("Whole", int, "NDArray[np.int64]")
 
 
 def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
-    """Return the elements that each worker sums of a gradient, in whole groups; the last parts may be shorter."""
+    """Return the elements of a gradient that each worker sums, a multiple of ``group``; last slices may be shorter."""
     elements = -(-numel // workers)
     return -(-elements // group) * group
 
 
 def scaled_code_bytes(numel: Whole, bits: int) -> Whole:
-    """Return the bytes of ``numel`` codes with their bf16 scales, in whole groups of `SCALED_ELEMENTS`."""
+    """Return the bytes of ``numel`` codes of ``bits`` with their bf16 scales, in whole groups of `SCALED_ELEMENTS`."""
     return -(-numel // SCALED_ELEMENTS) * (2 + SCALED_ELEMENTS * bits // 8)
 
 
 def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
-    """Return the bytes of an all-reduce where each worker sums a slice: all to all, then the sums back.
+    """Return one worker's payload bytes of an all-reduce in which each worker sums a slice and returns the sum.
 
     Args:
         name: the compressor; one that selects sends values in bf16.
@@ -82,7 +82,9 @@ def kept_elements(numel: int, ratio: float) -> int:
 
 
 def wire_bytes(name: str, numel: int, ratio: float, *, workers: int = 2, **options: Any) -> int:
-    """Return the bytes that one worker contributes to one exchange of ``numel`` fp32 elements, see `operations`.
+    """Return the bytes that one worker contributes to one exchange of ``numel`` elements by compressor ``name``.
+
+    ``options`` as of `operations`.
 
     Raises:
         BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
@@ -103,7 +105,7 @@ def operations(
     coding: str = PLAIN,
     shapes: Shapes | None = None,
 ) -> tuple[Operation, ...]:
-    """Return the collective operations of one exchange, in order, with their payloads to the byte.
+    """Return the collective operations, in order, of one exchange by compressor ``name``, payloads to the byte.
 
     Where workers select different numbers of elements, the payload is that of the number aimed at.
 
@@ -172,7 +174,7 @@ def operations(
 
 
 def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
-    """Return the fp32 elements of PowerSGD's two sums: left factors with all that stays dense, and right factors."""
+    """Return the fp32 elements of PowerSGD's two sums: left factors and dense parameters, then right factors."""
     left = right = 0
     for shape in shapes:
         rows, columns = matrix_shape(shape)
@@ -183,18 +185,18 @@ def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
 
 
 def packed_index_bytes(numel: int, count: int) -> int:
-    """Return the bytes of ``count`` ascending indices below ``numel``, packed: lower bits, then the upper parts."""
+    """Return the bytes of ``count`` ascending indices below ``numel`` in packed coding."""
     low = low_index_bits(numel, count)
     return math.ceil(count * low / 8) + math.ceil((count + (numel >> low) + 1) / 8)
 
 
 def low_index_bits(numel: int, count: int) -> int:
-    """Return the number of an index's lower bits that packed coding stores as they are, for the shortest whole."""
+    """Return how many lower bits of each index packed coding stores as they are, to be shortest: 0, 2, 4 or 8."""
     return min((0, 2, 4, 8), key=lambda low: count * low + (numel >> low))
 
 
 def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
-    """Return the bytes of ``count`` of ``numel`` elements with their indices, in whole words."""
+    """Return the bytes of ``count`` selected values with their indices among ``numel``, a multiple of 4."""
     value_bytes = LOW_PRECISION_BYTES if coding == PACKED_BF16 else VALUE_BYTES
     return 4 * math.ceil((index_bytes(numel, count, coding) + count * value_bytes) / 4)
 
@@ -205,12 +207,12 @@ def index_bytes(numel: int, count: int, coding: str) -> int:
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the rows and columns of a parameter: first dimension against all others; a vector is a single row."""
+    """Return a parameter's shape as a matrix: first dimension by the product of the others; a vector is one row."""
     return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
 
 
 def low_rank(rows: int, columns: int, rank: int) -> int:
-    """Return the rank that a matrix is sent with; 0: sent as it is, for its factors would be no smaller."""
+    """Return the rank with which PowerSGD sends a matrix, at most ``rank``; 0: dense, as factors are no smaller."""
     used = min(rank, rows, columns)
     return used if used * (rows + columns) < rows * columns else 0
 
@@ -247,7 +249,7 @@ SCALE_STEP = 16
 
 
 def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = None) -> tuple[int, int]:
-    """Return the bits of a code and the levels s for codes that are summed on the way: ``workers * s`` fits.
+    """Return a quantiser's bits per code and levels for codes summed over ``workers`` without overflow.
 
     Levels that are given get the narrowest code that holds them; a width that is given gets the most levels that fit;
     neither: 8 bits, or more where 8 bits cannot even hold one level a worker.
@@ -279,7 +281,7 @@ def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = N
 
 
 def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tuple[int, int]:
-    """Return the bits of a code and the levels s for codes that are gathered, packed.
+    """Return a quantiser's bits per code and levels for codes that are gathered; None: 8 bits, and all levels.
 
     Raises:
         BadInput: there is no such width, or the levels do not fit.

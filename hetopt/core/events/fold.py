@@ -36,7 +36,7 @@ from hetopt.core.events.records import (
 
 @dataclass(kw_only=True)
 class RunClock:
-    """The time of a run, from when it was launched: a session goes on where the one before ended.
+    """The clock of a run in seconds since its launch, without the time in which nothing of it ran.
 
     Attributes:
         starts: when it was launched and went on, as far as that is known, in order; seconds since the epoch.
@@ -55,7 +55,7 @@ class RunClock:
     _is_over: bool = False
 
     def take(self, event: LogEvent) -> bool:
-        """Advance to an event, never backwards; return whether a session begins with it."""
+        """Advance the clock to an event's time, never backwards; return whether the event begins a session."""
         began_s = self._begun(event)
         if began_s is not None:
             gap_s = max(0.0, began_s - self._newest_s)
@@ -95,7 +95,7 @@ class RunClock:
 
 @dataclass(kw_only=True)
 class WorkerTotals:
-    """One worker as it was last announced, and its totals over the logged steps that it took part in.
+    """A worker's host, type and slowdown, and its summed seconds over the logged steps that it took part in.
 
     ``local_batch_size`` is that of its last step.
     """
@@ -118,7 +118,7 @@ class WorkerTotals:
 
 @dataclass(kw_only=True)
 class Roster:
-    """All workers that ever trained, in the order in which they came; the rows of every table.
+    """All workers that ever trained in a run, in the order in which they came, and which of them train now.
 
     Attributes:
         workers: all of them.
@@ -129,7 +129,7 @@ class Roster:
     present: tuple[int, ...] = ()
 
     def take(self, event: RunStarted) -> None:
-        """Replace the present workers by those of an event; one that is announced anew is the one of the same host."""
+        """Replace the present workers by an event's; one announced again keeps the totals of its host."""
         places: list[int] = []
         for worker in event.workers:
             alike = (p for p, known in enumerate(self.workers) if p not in places and known.host == worker.host)
@@ -142,7 +142,7 @@ class Roster:
         self.present = tuple(places)
 
     def places(self, count: int) -> tuple[int, ...]:
-        """Return the indices of the workers of a step of ``count`` workers, adding those that were never announced."""
+        """Return the places in ``workers`` of a step's ``count`` workers, adding workers that were never announced."""
         if count == len(self.present):
             return self.present
         while len(self.workers) < count:
@@ -150,13 +150,13 @@ class Roster:
         return tuple(range(count))
 
     def host(self, rank: int) -> str:
-        """Return the host of a rank among the present workers."""
+        """Return the host name of a rank among the present workers; ``worker N`` where none is known."""
         return self.workers[self.present[rank]].host if rank < len(self.present) else f"worker {rank}"
 
 
 @dataclass(kw_only=True)
 class RunFold:
-    """A run so far, all of its sessions together. Times in seconds.
+    """The progress of a run folded from its event log, all of its sessions together; times in seconds.
 
     Attributes:
         clock: of the run.
@@ -230,19 +230,19 @@ class RunFold:
 
     @classmethod
     def launched(cls, starts: Iterable[float]) -> Self:
-        """Return the fold before the first event; ``starts`` are the launch and resumptions (epoch seconds)."""
+        """Return an empty fold; ``starts`` are the times of launch and resumptions in epoch seconds, if known."""
         return cls(clock=RunClock(starts=tuple(sorted(starts))))
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """Return the fold of a log's events; ``starts`` are the times of launch and resumptions, where known."""
+        """Return the fold of a log's events; ``starts``: epoch seconds of launch and resumptions, if known."""
         run = cls.launched(starts)
         for event in events:
             run.take(event)
         return run
 
     def take(self, event: LogEvent) -> None:
-        """Add the next event; events of most kinds change nothing but the time."""
+        """Fold the log's next event in, in place; most kinds change nothing but the time."""
         before_s = self.clock.now_s
         if self.clock.take(event):  # a session begins with it, so the one before is over
             if self._training_since_s is not None:
@@ -410,7 +410,7 @@ class RunFold:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedEvent:
-    """An event that is no step, and where in the run it belongs.
+    """An event other than logged steps, with its time in the run and its place among them.
 
     Attributes:
         at_s: seconds since training began; None: it had not.
@@ -426,7 +426,7 @@ class PlacedEvent:
 
 @dataclass(kw_only=True)
 class RunHistory:
-    """The events of a log, each in its place.
+    """All events of a run's log, each with its time in the run, and their fold.
 
     Attributes:
         run: what it has come to.
@@ -444,14 +444,14 @@ class RunHistory:
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """Return the history of a log's events; ``starts`` are the times of launch and resumptions, where known."""
+        """Return the history of a log's events; ``starts``: epoch seconds of launch and resumptions, if known."""
         history = cls(run=RunFold.launched(starts))
         for event in events:
             history.take(event)
         return history
 
     def take(self, event: LogEvent) -> None:
-        """Add the next event."""
+        """Fold the log's next event in, in place, and keep it with its time in the run."""
         run, had_begun = self.run, self.run.trained_for_s is not None
         run.take(event)
         at_s = run.trained_for_s

@@ -60,7 +60,7 @@ def _written(path: Path | None) -> Iterator[None]:
 
 
 class EventLog:
-    """The file that events are appended to. A log without a path (ranks other than 0) drops them.
+    """A run's event log open for appending; without a path (ranks other than 0) it drops events.
 
     Where the machine's clock is set, or it stood still with the machine, the next event has one before it that says by
     how much: the times on both sides do not belong together.
@@ -87,7 +87,7 @@ class EventLog:
             self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event and flush it to the operating system. NaN is refused: it is not JSON."""
+        """Append an event with its time as a JSON line, flushed to the operating system; NaN raises ValueError."""
         if self._stream is None:
             return
         now_s = round(self._clock(), 6)
@@ -102,7 +102,7 @@ class EventLog:
             self._stream.flush()
 
     def close(self) -> None:
-        """Close the file; closing it again does nothing."""
+        """Close the log's file; closing it again does nothing."""
         stream, self._stream = self._stream, None
         if stream is not None:
             with _written(self._path):
@@ -110,7 +110,7 @@ class EventLog:
 
 
 def tell_failure(path: Path, reason: str, **fields: Any) -> None:
-    """Append ``run_failed`` to a log; to stderr where the disk refuses it."""
+    """Append a ``run_failed`` event with its reason to the log at ``path``; on stderr where it cannot be written."""
     try:
         with closing(EventLog(path)) as log:
             log.write("run_failed", reason=reason, **fields)
@@ -119,7 +119,7 @@ def tell_failure(path: Path, reason: str, **fields: Any) -> None:
 
 
 def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
-    """Yield the events of a log; an unfinished last line and lines that are no event are passed over."""
+    """Yield the events of a log's lines as unchecked dictionaries; unfinished lines and no events are skipped."""
     for line in lines:
         if line[-1:] not in ("\n", b"\n"):
             return
@@ -132,7 +132,7 @@ def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return all events written to ``path`` so far; none when the file does not exist yet."""
+    """Return all events written to the log at ``path`` so far, as unchecked dictionaries; none without a file."""
     try:
         with path.open("rb") as stream, nothing_collected():
             return list(parse_events(stream))
@@ -142,7 +142,7 @@ def read_events(path: Path) -> list[Event]:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Disable garbage collection inside, as searching a million objects that all stay takes as long as reading them."""
+    """Disable Python's garbage collection inside the block, as it would search a million events that all stay."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -161,7 +161,7 @@ ITS_OWNER = "ask its owner, or run the command as the user who started the run"
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """The lines of a log that are no events.
+    """The number of an event log's lines that are no events, and what is wrong with the first of them.
 
     Attributes:
         lines: how many.
@@ -186,7 +186,7 @@ class Unread:
 
 @dataclass(kw_only=True)
 class EventReader:
-    """The reader of a log that grows, from where it last stopped; it counts the lines that are no events.
+    """A reader of a growing event log, from where it last stopped; it counts the lines that are no events.
 
     Attributes:
         path: of the log; a file that is not there yet has no events.
@@ -209,7 +209,7 @@ class EventReader:
         return list(chain.from_iterable(self.parts()))
 
     def parts(self) -> Iterator[list[LogEvent]]:
-        """Yield the events that the log has gained in parts, for whoever does not keep them all.
+        """Yield the events that the log has gained since the last call, in lists of up to 8 MiB of text.
 
         Raises:
             BadInput: the file cannot be read.
@@ -229,7 +229,10 @@ class EventReader:
             return
 
     def parse(self, lines: Iterable[bytes]) -> list[LogEvent]:
-        """Return the events among whole lines; what follows of a line that was too long is no event either."""
+        """Return the events among a log's next whole lines, counting the others in ``unread``.
+
+        What follows of a line that was too long is no event either.
+        """
         events, parse = [], ANY_EVENT.validator.validate_json
         for line in lines:
             self.line += 1
@@ -247,7 +250,7 @@ class EventReader:
 
 
 def read_log(path: Path) -> list[LogEvent]:
-    """Read all events that a log holds so far; none where there is no log yet.
+    """Read all events in the log at ``path``, as checked records; none where there is no file yet.
 
     Raises:
         BadInput: the file cannot be read.
@@ -259,13 +262,13 @@ DECISIONS_FILE = "decisions.jsonl"
 
 
 def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None:
-    """Append an event of the supervisor."""
+    """Append an event with its fields to the supervisor's own log, ``decisions.jsonl`` in a run's folder."""
     with closing(EventLog(run_dir / DECISIONS_FILE)) as decisions:
         decisions.write(event, **fields)
 
 
 def read_with_decisions(run_dir: Path) -> tuple[list[LogEvent], Unread]:
-    """Read the run's events and the supervisor's, in the order of their times, and the lines that are no events.
+    """Read a run's events and its supervisor's, merged by time, and the count of lines that are no events.
 
     Raises:
         BadInput: a log cannot be read.

@@ -1,4 +1,4 @@
-"""What a run's event log may hold: one record for each kind of event, of which everything that reads a log is made.
+"""The records of a run's event log, one for each kind of event.
 
 A line that fits none of them is no event: `EventReader` counts it and goes on. Every field that was not there from the
 first version on has a default, so that old logs are read. Fields that nothing is made of have no place here, and are
@@ -76,14 +76,14 @@ ProbeKind = Literal[
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Happened:
-    """The time of an event in seconds since the epoch, by the clock of the machine that wrote it."""
+    """The base of all events: their time in seconds since the epoch, by the clock of the machine that wrote them."""
 
     time_s: EpochSeconds
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StartedWorker:
-    """One worker as the event `RunStarted` lists it."""
+    """A worker as the event `RunStarted` lists it: host, device type, slowdown and local batch size."""
 
     host: Name
     type: Name = ""
@@ -93,7 +93,7 @@ class StartedWorker:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExchangeTold:
-    """The exchanges of gradients in `StepsLogged`: means of one exchange."""
+    """The gradient exchanges of a `StepsLogged`: compressor, collective, and means of ratio, gain and bytes."""
 
     way: Word = ""
     compressor: Word = "identity"
@@ -125,14 +125,14 @@ class NoiseTold:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamTold:
-    """The waits and rates of the workers' streams, in rank order; a rate that is not known yet is -1."""
+    """The seconds that each worker waited for samples to arrive, over the steps of a `StepsLogged`, in rank order."""
 
     wait_s: tuple[Seconds, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunStarted(Happened):
-    """The start of workers: when a run begins, when it goes on, and each time that other workers train."""
+    """The start of a run's workers: at its beginning, when it goes on, and each time that other workers train."""
 
     event: Literal["run_started"]
     task: Name
@@ -143,7 +143,7 @@ class RunStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingStarted(Happened):
-    """The beginning of the first step, after ``step`` earlier ones."""
+    """The beginning of training by newly started workers, after ``step`` earlier steps."""
 
     event: Literal["training_started"]
     step: Count = 0
@@ -151,7 +151,7 @@ class TrainingStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StepsLogged(Happened):
-    """A period of ``steps`` steps, the last of them ``step``. Times are means of one step; lists are in rank order.
+    """The measurements of ``steps`` steps, the last of them ``step``: means of a step in seconds, in rank order.
 
     Where the batch follows the noise: ``worth`` steps of the planned batch is a step, and ``planned_step`` all so far.
     """
@@ -186,7 +186,7 @@ class StepsLogged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Evaluated(Happened):
-    """The metrics of the evaluation set."""
+    """The metrics of an evaluation after ``step`` steps."""
 
     event: Literal["evaluated"]
     step: Count
@@ -196,7 +196,7 @@ class Evaluated(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CheckpointSaved(Happened):
-    """A saved checkpoint: training stood still for ``save_s`` seconds, and writing took ``written_s`` altogether."""
+    """A saved checkpoint, whose writing took ``written_s`` seconds altogether, beside training for the most part."""
 
     event: Literal["checkpoint_saved"]
     written_s: Seconds = 0.0
@@ -204,11 +204,11 @@ class CheckpointSaved(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Remarked(Happened):
-    """A remark with its reason alone.
+    """An event of which only its reason is told: a checkpoint or audit went wrong, or a rehearsal is slowed.
 
     A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
     (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
-    (``audit_differs``, once in a run); that a rehearsal takes ``factor`` times as long as was planned.
+    (``audit_differs``, once in a run); that a rehearsal takes longer than was planned.
     """
 
     event: Literal["checkpoint_failed", "checkpoint_skipped", "audit_differs", "miniature_slowed"]
@@ -230,7 +230,7 @@ class TrainingFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SharesChanged(Happened):
-    """A change of local batch sizes from here on."""
+    """A change of the local batch sizes, in rank order, from the next step on."""
 
     event: Literal["shares_changed"]
     step: Count
@@ -240,7 +240,7 @@ class SharesChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExchangeChanged(Happened):
-    """A change of the gradients' exchange from here on."""
+    """A change of compressor, ratio or collective from the next step on; ``after`` names the new exchange."""
 
     event: Literal["exchange_changed"]
     step: Count
@@ -320,7 +320,7 @@ class SessionFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConditionChanged(Happened):
-    """A change of a host from here on; it may also die (for a reason), return, have notice, or be cut off."""
+    """A change of a host from now on: of speed or link rate, or that it dies, returns, has notice or is cut off."""
 
     event: Literal["condition_changed"]
     host: Name
