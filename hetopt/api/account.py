@@ -125,7 +125,7 @@ class Setup:
         return cls(region=region, account=number, bucket=place, role=role or PROFILE_NAME)
 
     def make_bucket(self) -> Iterator[str]:
-        """Make the bucket: private, encrypted, TLS only. Each call is told once it was made.
+        """Make the bucket (private, encrypted, TLS only) as the iterator is consumed, yielding a line after each call.
 
         Raises:
             CloudRefused: it cannot be made.
@@ -136,7 +136,7 @@ class Setup:
             yield f"{request.api_name}: {request.purpose}"
 
     def policies(self, types: Sequence[str] | str = ()) -> dict[str, Any]:
-        """Return the least that hetopt needs, as IAM reads it, and the commands that apply it.
+        """Return the least IAM policies that hetopt needs, by name, and the commands that apply them; nothing is made.
 
         Args:
             types: allow only these instance types; none: all.
@@ -156,7 +156,7 @@ class Setup:
 
 
 def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 | None = None) -> Iterator[Check]:
-    """Yield a check of each thing that would stop a launch, here or on EC2. Nothing is made or changed there.
+    """Yield a check of each thing that would stop a launch, asking EC2 but changing nothing there.
 
     What the account may run is kept for plans (`account_quotas_file`).
 
@@ -218,10 +218,10 @@ _FIRST_REGION = "us-east-1"
 
 
 def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
-    """Return the networks of rehearsals whose launcher is dead.
+    """Return the emulated networks left by rehearsals whose launcher is dead, and remove them if ``remove``.
 
     Args:
-        remove: remove them.
+        remove: whether to remove them.
 
     Raises:
         RunFailed: one of them could not be removed.
@@ -276,7 +276,7 @@ class Search:
     refused: list[CloudRefused] = field(default_factory=list)
 
     def look(self, region: str, who: Identity) -> None:
-        """Search a region for what runs left behind, and remove what may be removed."""
+        """Search a region for resources that runs left, into ``found``; with ``remove``, delete those that may go."""
         edge = connect(region)
         survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
         try:
@@ -329,7 +329,7 @@ def search(
     everybody: bool = False,
     remove: bool = False,
 ) -> Search:
-    """Search every region that was ever used from here, or all of the account's where none was, for runs' resources.
+    """Search the AWS regions used from here, or all where none was, for runs' resources; ``remove`` deletes them.
 
     Args:
         more_regions: to look in as well.
@@ -355,7 +355,7 @@ def search(
 
 
 def rental_of(prepared: Prepared) -> Rental:
-    """Return the rental that a launch on EC2 prepares."""
+    """Return a prepared launch as the EC2 rental that it is; one of another backend fails an assertion."""
     assert isinstance(prepared, Rental)
     return prepared
 
@@ -393,7 +393,7 @@ def last_end(order: Order) -> str:
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
-    """Return the status and rental facts of a rented run, as seen last and with their age where the cloud is not asked.
+    """Return a rented run's status and its machines' facts, asking EC2 if ``ask``, else as last seen with their age.
 
     Args:
         run: that one.

@@ -60,7 +60,7 @@ ENTRY_POINTS = "hetopt.backends"
 
 
 def register(options: type[Machines], make: Make) -> None:
-    """Add a backend: from here on ``on`` may be its options, or their ``PLACE``.
+    """Register a backend: from now on `hetopt.launch` takes its options, or their ``PLACE``, as ``on``.
 
     Args:
         options: a record of what it can be told, whose ``PLACE`` is its name.
@@ -93,7 +93,7 @@ def _entry(name: str) -> tuple[type[Machines], Make]:
 
 
 def options_at(name: str, values: Mapping[str, Any]) -> Machines:
-    """Return the options of a backend.
+    """Return a backend's option record made of typed values by field; refuse fields of other backends.
 
     Args:
         name: of the backend.
@@ -110,7 +110,7 @@ def options_at(name: str, values: Mapping[str, Any]) -> Machines:
 
 
 def backend(name: str, reporter: Reporter | None = None) -> Backend:
-    """Return the backend of that name.
+    """Return a new backend by its name, such as ``local``; no machine is touched.
 
     Args:
         name: one of `BACKENDS`, such as ``local``, or one that was registered or that an installed package brings.
@@ -124,7 +124,7 @@ def backend(name: str, reporter: Reporter | None = None) -> Backend:
 
 
 def backend_of(launch: Launch | None, folder: Path, reporter: Reporter | None = None) -> Backend:
-    """Return the backend that a run was started on. Rented probes have no record."""
+    """Return the backend that a run was started on; by its folder where there is no launch record (rented probes)."""
     from hetopt.backends.ec2.renter.order import ORDER_FILE
 
     unrecorded = "ec2" if (folder / ORDER_FILE).exists() else "local"
@@ -132,7 +132,7 @@ def backend_of(launch: Launch | None, folder: Path, reporter: Reporter | None = 
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the launch record of a run, if it was written.
+    """Return the launch record in a run's folder; None: none was written.
 
     Raises:
         BadInput: it cannot be read.

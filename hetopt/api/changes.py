@@ -18,7 +18,7 @@ from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, Stream
 
 
 def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return the run with the compression, ratio policy and collective that were asked for.
+    """Return a run's spec with a launch's compression, ratio policy and collective; unchanged where none is asked for.
 
     ``auto`` leaves compressor, ratio and collective to the run unless they are named.
 
@@ -76,7 +76,7 @@ def _check_exchange(run: RunSpec) -> None:
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return the run with the synchronization, partition, injection and sharding that were asked for.
+    """Return a run's spec with a launch's synchronization, partition, injection and sharding.
 
     A plan's own choice of compression gives way to workers that send no gradients, unless somebody chose it for this
     launch.
@@ -119,7 +119,7 @@ _SECONDS = ("batch_interval_s", "max_age_s", "patience_s")
 
 
 def parse_stream(text: str) -> Stream:
-    """Return the stream that a text describes: ``replay(40/80, factor=4)``, the task's data at 160 and 320 samples/s.
+    """Parse arrival rates: ``replay(40/80, factor=4)`` gives two workers the task's data at 160 and 320 samples/s.
 
     Raises:
         BadInput: a source or key that is unknown, or a value that cannot be.
@@ -141,7 +141,7 @@ def parse_stream(text: str) -> Stream:
 
 
 def on_stream(stream: Stream, run: RunSpec, policy: str | None) -> RunSpec:
-    """Return the run with samples that arrive as ``stream`` says; without a policy, batches follow them.
+    """Return a run's spec with samples arriving at ``stream``'s rates; ``policy`` None: batches follow the rates.
 
     In a rehearsal, whose computation is slowed down by a factor, samples arrive slower by the same.
 

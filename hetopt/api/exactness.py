@@ -243,7 +243,7 @@ class FirstCheck(Record):
 
 
 def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> tuple[FirstCheck, bool]:
-    """Return a script's check before it is launched, and whether it is new; the same files are checked once.
+    """Return a script's check of unequal shares, and whether it ran now; it is kept for the same files and arguments.
 
     Args:
         script: with DistributedDataParallel or a session.
@@ -272,7 +272,7 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
 
 
 def unequal() -> RunSpec:
-    """Return a run of two workers that share every batch 3 to 1."""
+    """Return the spec of a run of two workers that share every batch 3 to 1."""
     return RunSpec(
         task="script",
         workers=tuple(WorkerSpec(host="localhost", type="local", local_batch_size=share) for share in SHARES),

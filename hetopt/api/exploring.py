@@ -59,7 +59,7 @@ class Place:
 
 
 def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
-    """Return the profile with the steps of the layouts that were worth measuring.
+    """Measure steps of more workers while worth their price, up to ``budget_usd``; return the profile with them.
 
     Raises:
         BadInput: there is nothing to explore.
@@ -104,7 +104,7 @@ def _layout(asked: Configuration) -> str:
 
 
 def check_place(task: str, asked: Measurement) -> None:
-    """Refuse what cannot be explored, before anything is measured.
+    """Refuse options of exploring that cannot work (place, inventory, types, data), before anything is measured.
 
     Raises:
         BadInput: there is no such place, it is not described, or rented machines cannot have the task or its data.
@@ -140,7 +140,7 @@ def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -
 
 
 def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Place:
-    """Return the probes of worker processes of this machine.
+    """Return the probes by worker processes on this machine, at most ``workers`` (None: one a processor, 2 or more).
 
     Raises:
         BadInput: no worker.

@@ -46,7 +46,7 @@ def of_slurm(partition: str | None = None) -> str:
 
 
 def runs_left_in_slurm(*, remove: bool) -> list[str]:
-    """Return the runs of this machine that are over and have jobs left in Slurm.
+    """Return the names of this machine's ended runs with jobs left in Slurm, and end those jobs if ``remove``.
 
     Args:
         remove: end those jobs.
@@ -62,7 +62,7 @@ def runs_left_in_slurm(*, remove: bool) -> list[str]:
 
 
 def check(path: Path | str | None = None, hosts: str | None = None, plan: Path | None = None) -> tuple[HostFound, ...]:
-    """Return checks of whether the hosts of an inventory can train together. Nothing is written or changed on them.
+    """Check over ssh whether an inventory's hosts can train together; nothing is written or changed on them.
 
     Args:
         path: as of `inventory`.

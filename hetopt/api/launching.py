@@ -59,7 +59,7 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
 
 
 def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: Changes = AS_PLANNED) -> Prepared:
-    """Map a plan with the changes of a launch onto a backend. Nothing is started or rented.
+    """Prepare a launch: apply its changes to a plan and map it onto a backend. Nothing is started or rented.
 
     Args:
         plan: as it was made, or its file, which is read once all that was asked for can be.
@@ -113,7 +113,7 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
 
 
 def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
-    """Return a run that has ended, to go on from its last checkpoint. Nothing is started or rented.
+    """Prepare an ended run to go on from its last checkpoint on its backend. Nothing is started or rented.
 
     Args:
         run: that one.
@@ -215,7 +215,7 @@ def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
 
 
 def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:
-    """Start a prepared launch.
+    """Start a prepared launch, renting its machines on EC2, and return its run; ``begun`` is told its name.
 
     Args:
         prepared: on a backend.

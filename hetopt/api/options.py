@@ -60,7 +60,7 @@ def read_by(parser: str) -> Callable[[Any, str], Any]:
 
 
 def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return methods by which gradients travel, as the registry names them; none for ``auto``.
+    """Return the registry's names of the compressors given; empty for ``auto``, which means all.
 
     Raises:
         BadInput: there is no such method.
@@ -73,7 +73,7 @@ def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
 
 
 def share(given: float | str | None, name: str) -> float | None:
-    """Return a share such as ``0.01`` or ``"1%"``; None where nothing was given.
+    """Return a fraction between 0 and 1 from ``0.01`` or ``"1%"``; None where nothing was given.
 
     Raises:
         BadInput: it is not above 0 and below 1.
@@ -82,7 +82,7 @@ def share(given: float | str | None, name: str) -> float | None:
 
 
 def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float, ...]:
-    """Return parts of a gradient: ``0.01``, ``"1%"``, ``"100x"``, or several of them.
+    """Return fractions of a gradient, each above 0 and below 1, from ``0.01``, ``"1%"`` or ``"100x"``.
 
     Raises:
         BadInput: one is not above 0 and below 1.
@@ -96,7 +96,7 @@ def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float
 
 
 def time_weight(given: float | str, name: str) -> float:
-    """Return the part of time of ``time=2,cost=1``: 2/3.
+    """Return the weight of time against cost, 0 to 1: of ``time=2,cost=1`` it is 2/3.
 
     Raises:
         BadInput: the text is not of that form.
@@ -114,7 +114,7 @@ def time_weight(given: float | str, name: str) -> float:
 
 
 def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
-    """Return a study, or the file that it goes on in, looked at before a search that would be lost.
+    """Return an Optuna study as it is, or the path of its journal after checking that it can be used.
 
     Raises:
         BadInput: it holds something else, or cannot be read or made.
@@ -136,7 +136,7 @@ def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
 
 
 def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return vCPUs by kind as they were written, once they can be read.
+    """Return vCPU quotas such as ``g=8`` as they were written, refusing what cannot be parsed.
 
     Raises:
         BadInput: one of them cannot.
@@ -148,7 +148,7 @@ def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
 
 
 def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[str, float]:
-    """Return USD an hour of each instance type that was given a price, also out of texts ``TYPE=USD``.
+    """Return USD an hour by instance type, from a mapping or from texts ``TYPE=USD``.
 
     Raises:
         BadInput: one names no price above 0.
@@ -160,7 +160,7 @@ def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[
 
 
 def region(given: str, name: str) -> str:
-    """Return a region; 'any' and 'all' are the same."""
+    """Return a region's name, with 'all' replaced by 'any': every region."""
     return "any" if given == "all" else given
 
 

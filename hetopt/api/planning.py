@@ -141,7 +141,7 @@ class Places:
         return len(self.catalogs) > 1
 
     def quotas(self, asked: Sought, told: Reporter) -> Quotas:
-        """Return the quotas of the one region, or those that were given for each."""
+        """Return the vCPU quotas to plan with: those given, else, in a single region, those kept of the account."""
         return read_quotas(asked.quotas if self.several else _quotas(asked.quotas, self.catalogs[0].region, told))
 
 
@@ -182,7 +182,7 @@ _CALLED = {
 
 
 def search_options(asked: Sought, **instead: Any) -> Options:
-    """Return the planner's options from those of a verb.
+    """Return the planner's options from those of `recommend` or `estimate`, with the fields ``instead`` replaced.
 
     Args:
         asked: options of a verb.
@@ -308,7 +308,7 @@ def _goal(profile: Profile, asked: Search, reporter: Reporter) -> Goal:
 
 
 def metric_target(text: str) -> tuple[str, float]:
-    """Return 'accuracy=0.97' as its name and value.
+    """Parse a target such as 'accuracy=0.97' into the metric's name and its value.
 
     Raises:
         BadInput: it is none.
@@ -363,7 +363,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The planner's answer for a described job, with what it rests on.
+    """The estimated time and cost of a described job: the planner's answer, and what it was counted from.
 
     Attributes:
         plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
@@ -696,7 +696,7 @@ def _config(path: Path) -> dict[str, object]:
 
 
 def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple[str, ...]:
-    """Return a sentence for each contradiction among a profile's step times, for whoever plans with it.
+    """Return a sentence for each contradiction among a profile's step times, such as a GPU far off the others.
 
     Its own machine counts where the catalogue knows its type, and is asked for where nothing tells how fast its GPU is.
     Samples of machines that are nobody's to rent are their owner's.
@@ -737,7 +737,7 @@ def _not_in_the_catalogue(names: Sequence[str]) -> str:
 
 
 def type_remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> list[str]:
-    """Return a sentence for types that the catalogue does not have, and for GPUs that are far off the others.
+    """Return a sentence for sampled machine types that the catalogue lacks, and for GPUs far off the others.
 
     Args:
         samples: of one job.

@@ -129,7 +129,7 @@ def profile(
 
 
 def is_script(task: str) -> bool:
-    """Return whether a job is a training script, and no task in a file."""
+    """Return whether a job's name is of a training script, ``file.py``, and not of a task, ``file.py:task``."""
     return task.endswith(".py") and ":" not in task
 
 

@@ -115,7 +115,7 @@ class Run:
 
     @classmethod
     def in_folder(cls, folder: Path, *, reporter: Reporter | None = None) -> Run:
-        """Return the run of a folder. A damaged record of its launch keeps nobody from looking after it."""
+        """Return the run of a folder; a damaged launch record counts as none, so that the run can still be stopped."""
         try:
             launch = read_launch(folder)
         except BadInput:
@@ -161,7 +161,7 @@ class Run:
         return self.backend.poll(self.handle)
 
     def unread(self) -> LiveRun:
-        """Return the run as a reader of its log, which has read nothing yet."""
+        """Return a live view of the run, whose ``read`` reads the log; nothing of it is read yet."""
         from hetopt.reports.live_run import LiveRun
 
         return LiveRun.of(self.folder, self.launch)
@@ -198,7 +198,7 @@ class Run:
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:
-        """Return the run's record as its folder has it: launch, progress, timeline and events."""
+        """Read the run's launch record and whole event log from its folder."""
         return RunRecord.of(self.folder)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
@@ -294,7 +294,7 @@ class Run:
         return written_in(self.folder / OUTPUT_FOLDER)
 
     def change(self, text: str) -> tuple[Change, float | None]:
-        """Change a host of a rehearsal while it runs.
+        """Ask a running rehearsal to change a host, and return the change; does not wait until it is made.
 
         Args:
             text: which, and how: ``"h2 speed=0.25,rate=10mbit"``, ``"h3 dies"``, ``"30s * rate=50mbit"``.
@@ -324,7 +324,7 @@ class Run:
         """Write the report as one self-contained HTML page: predicted and measured, and the curves of the run.
 
         Raises:
-            BadInput: nothing was predicted for it, or the file cannot be written.
+            BadInput: nothing was predicted for it, it has not been through a step, or the file cannot be written.
         """
         write_atomically(Path(path), self.html())
 
@@ -344,7 +344,7 @@ class Run:
         """Return the report of the run against its prediction: time, steps, cost, balance and communication.
 
         Raises:
-            BadInput: nothing was predicted for it.
+            BadInput: nothing was predicted for it, or it has not been through a step.
         """
         return self._report(self.record())
 
@@ -457,7 +457,7 @@ def report(run: Run | str | None = None) -> Report:
         run: or its name, or an unambiguous part of it; absent: the newest.
 
     Raises:
-        BadInput: there is no such run, or nothing was predicted for it.
+        BadInput: there is no such run, nothing was predicted for it, or it has not been through a step.
     """
     return (run if isinstance(run, Run) else Run.find(run)).report()
 

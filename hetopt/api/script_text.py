@@ -58,7 +58,7 @@ class SourceFile:
 
 
 def read_script(path: Path) -> tuple[SourceFile, ...]:
-    """Return a script and the modules of its author's that it imports, the script first.
+    """Parse a script and the local modules that it imports, the script first; nothing of it runs.
 
     Raises:
         BadInput: it cannot be read, or is no Python.
@@ -110,9 +110,9 @@ _OF_TORCH = ("DistributedDataParallel", "fully_shard")
 
 
 def several_workers(files: Sequence[SourceFile]) -> str:
-    """Return by what a script may train on several workers: a session, one of torch's ways, or a framework.
+    """Return by what a script seems to train on several workers, such as ``a session``; empty: by nothing.
 
-    Empty: by nothing. Whether it does is seen when it runs.
+    It is a session, one of torch's ways, or a framework. Whether it does is seen when it runs.
     """
     packages, names = set[str](), set[str]()
     for node in (node for file in files for node in ast.walk(file.tree)):
@@ -154,7 +154,7 @@ def resumes(files: Iterable[SourceFile]) -> bool:
 
 
 def called(call: ast.Call) -> str:
-    """Return the last name of the function that is called."""
+    """Return the last part of a called function's name, ``step`` of ``optimizer.step()``; empty: it has none."""
     function = call.func
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""

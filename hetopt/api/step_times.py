@@ -67,7 +67,7 @@ class StepTimes:
         return cls(own=model, plans=plans, catalog=listed, market=where)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime | str]:
-        """Return the step time of each configuration, or why there is none."""
+        """Return each configuration's predicted step time with its interval, or a sentence on why there is none."""
         planned = [self.plans is not None and self.plans.answers(configuration) for configuration in configurations]
         try:
             others = [
@@ -86,7 +86,7 @@ class StepTimes:
             return [answer for configuration in configurations for answer in self.predict([configuration])]
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
-        """Return the USD of renting a configuration for a measurement; None where a price is not known."""
+        """Return the USD of renting a configuration for set-up and 25 measured steps; None: a price is not known."""
         hourly = 0.0
         for node in configuration.nodes:
             listed = node.type in self.catalog.instance_types
