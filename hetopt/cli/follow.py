@@ -179,7 +179,7 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
 
 
 def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> None:
-    """Ask for consent to spend money; the default answer is no.
+    """Ask a person for consent to spend money, and exit with 0 without it; the default answer is no.
 
     Args:
         question: that is asked.
@@ -198,7 +198,7 @@ def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> Non
 
 
 def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:
-    """Return whether to begin on fewer machines: asked only where that exceeds the time that the plan stated at most.
+    """Return whether to begin on fewer machines: yes within the plan's upper time; else a person is asked, --yes is no.
 
     The slowest of those that are left computes as much longer as its local batch has grown; communication is as it was.
     """

@@ -23,7 +23,7 @@ from hetopt.core.option import Option, expanded, options_of, types_of
 
 
 def one_of(*names: str) -> Callable[[str], list[str]]:
-    """Return a shell completion of these names, as of `hetopt.core.option.expanded`."""
+    """Return a shell-completion function for these names; ``module:NAME`` stands for the values of a collection."""
     return lambda incomplete: [name for name in expanded(names) if name.startswith(incomplete)]
 
 

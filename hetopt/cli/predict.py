@@ -62,7 +62,7 @@ def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> 
     Args:
         times: that answer.
         asked: the queries.
-        probes: so many of the lines that are worth measuring say in which order, and why.
+        probes: number of queries most worth measuring, whose lines say their rank and why.
 
     Raises:
         BadInput: there are no queries, or some could not be predicted.

@@ -137,8 +137,10 @@ _FIGURES = re.compile(r"[\d.,]+")
 
 @dataclass(kw_only=True)
 class PlainProgress:
-    """Progress for files and CI logs: a line at each new kind of activity, then one each tenth of the whole or each
-    minute, whichever comes later.
+    """A writer of progress to files and CI logs, in few lines.
+
+    There is a line at each new kind of activity, then one each tenth of the whole or each minute, whichever comes
+    later.
 
     Two texts are of one kind if their first phrases differ in figures alone.
     """
