@@ -74,7 +74,7 @@ class Axis:
         return WIDTH * min(max(time_s / self.end_s[-1], 0.0), 1.0) if self.end_s[-1] > 0 else 0.0
 
     def plot(self, inside: str, name: str, height: int, *, top: str = "", bottom: str = "") -> str:
-        """Return the stretching part of a chart, with what happened as lines from top to bottom."""
+        """Return a chart's HTML around the SVG markup ``inside``, ``height`` pixels high, with a line at each mark."""
         marks = "".join(f"M{self.x(time_s):.1f} 0V{height}" for time_s in self.marks_s)
         return (
             f'<div class="plot" style="height:{height}px"><svg viewBox="0 0 {WIDTH} {height}" '
@@ -94,7 +94,7 @@ class Axis:
         return "".join(parts)
 
     def band(self, curve: Series, y: Y) -> str:
-        """Return the area between the least and the largest values of a curve."""
+        """Return the SVG path of the area between a curve's least and largest values; empty: it has no band."""
         if not curve.low:
             return ""
         low, high = as_column(curve.low), as_column(curve.high)
@@ -106,7 +106,7 @@ class Axis:
 
 
 def charts(told: OverTime, marks_s: Sequence[float], predicted_step_s: float | None) -> Iterator[str]:
-    """Yield a chart for each quantity, then the axis of time."""
+    """Yield the HTML of a chart for each quantity of a run, marked at ``marks_s``, then that of the time axis."""
     axis = Axis(end_s=told.end_s, marks_s=marks_s)
     for title, group in groupby(told.series, key=lambda series: series.title):
         curves = list(group)

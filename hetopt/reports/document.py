@@ -45,7 +45,7 @@ class Figure:
 
     @classmethod
     def of(cls, known: Range, unit: str, key: str = "") -> Figure:
-        """Return a figure with an interval."""
+        """Return a figure of a predicted value with its 90 % interval; ``key`` names it for programs."""
         return cls(known.value, unit, key, known.low, known.high)
 
     def __str__(self) -> str:

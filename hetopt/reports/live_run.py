@@ -196,8 +196,10 @@ class LiveRun:
 
 
 def resume_command(folder: Path, status: RunStatus, launch: Launch | None) -> str | None:
-    """Return the command that goes on with a run which ended before its end; of rented machines where it has a
-    checkpoint here."""
+    """Return the shell command that resumes a failed or stopped run; None: it cannot be resumed.
+
+    A run on rented machines needs a checkpoint here.
+    """
     if launch is None or status.state not in (RunState.FAILED, RunState.STOPPED):
         return None
     there = launch.on != "ec2" or latest_checkpoint(folder) is not None

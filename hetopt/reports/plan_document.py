@@ -141,9 +141,9 @@ def _tiles(plan: Plan) -> Iterator[Tile]:
 
 
 def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
-    """Return the commands that start a plan: here, where nothing should be rented.
+    """Return the shell commands to type next for a plan: launch it, after converting a script; measure an estimate.
 
-    A script without a session is converted first.
+    The launch is on this machine where nothing should be rented. A script without a session is converted first.
 
     An estimated job is measured next, which a machine does that holds it.
 
@@ -284,11 +284,11 @@ def region_notes(plan: Plan) -> Iterator[str]:
 
 
 def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
-    """Yield a sentence for each quota of the plan above a new account's, where this account's is unknown.
+    """Yield a sentence for each vCPU quota that the chosen plan needs above a new account's, if this one's is unknown.
 
     Args:
         plan: with the ways to go.
-        presumed: whether what it was planned with is known of no account.
+        presumed: whether the quotas it was planned with are assumptions, and no account's.
     """
     chosen = chosen_way(plan)
     for need in () if chosen is None else chosen.quotas:

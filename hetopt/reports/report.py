@@ -147,7 +147,7 @@ class Report(Artifact):
 
 
 def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bool = False) -> tuple[WorkerReport, ...]:
-    """Return every worker of a run, and where its time in a step went; ``newest``: in the newest steps."""
+    """Return each worker's mean compute and wait seconds of a step, over the run or, if ``newest``, the last period."""
     latest = progress.latest if newest else None
     now: dict[int, tuple[float, float]] = {}
     if latest is not None:
@@ -174,7 +174,7 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
 
 
 def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines: int = 0) -> Report:
-    """Return the report of a run: its events against its prediction.
+    """Return the report of a run: what its events measured beside what its launch predicted.
 
     Args:
         launch: what was started, and what was predicted for it.

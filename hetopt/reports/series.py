@@ -68,7 +68,7 @@ class OverTime(Record):
 
 
 def as_column(values: tuple[float | None, ...]) -> Column:
-    """Return values as an array; NaN where nothing is known."""
+    """Return values as a float array, with NaN for None."""
     return np.array(values, dtype=np.float64)
 
 
@@ -216,7 +216,7 @@ def _held(values: Column) -> Column:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Envelope:
-    """A long series drawn honestly in few points: the least, the median and the largest of every stretch of time.
+    """A long series in few points: the least, the median and the largest value of every stretch of time.
 
     A plain thinning of points hides spikes, and means flatten them. Here the band between least and largest holds every
     value that was logged. [stretches] each, or [stretches, workers]; NaN where nothing is known.

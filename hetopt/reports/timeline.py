@@ -197,7 +197,7 @@ class RecentSteps:
     rows: deque[tuple[float, int, float]] = field(default_factory=deque)
 
     def take(self, event: StepsLogged) -> None:
-        """Add logged steps, and forget those older than the window."""
+        """Add logged steps, and forget those logged over a minute before them."""
         self.rows.append((event.time_s, event.steps, event.step_time_s))
         while event.time_s - self.rows[0][0] > RECENT_S:
             self.rows.popleft()
@@ -210,7 +210,7 @@ class RecentSteps:
 
 
 def left_s(progress: RunFold, expected_steps: float | None, step_time_s: float | None) -> float | None:
-    """Return seconds of stepping that are left at this pace; None: not known, or over."""
+    """Return the seconds of training left until ``expected_steps``, at this step time; None: not known, or over."""
     if expected_steps is None or step_time_s is None or progress.finish_reason is not None or progress.clock.awaits:
         return None
     return max(0.0, expected_steps - progress.planned_step) / progress.worth * step_time_s
