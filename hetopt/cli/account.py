@@ -71,7 +71,7 @@ def setup(
     types: str | None = typer.Option(None, help="Allow only these instance types, with commas between."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the bucket is made."),
 ) -> None:
-    """Say what must be in place before the first launch on EC2.
+    """Print the policies that launches on EC2 need, or make the bucket of your runs.
 
     --print-policy prints the least that hetopt needs: a policy for whoever launches, and role, trust and policy for the
     machines, with the commands that apply them. hetopt makes no role by itself.
@@ -199,7 +199,7 @@ def slurm(
 
 
 def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:
-    """Print a line for each host or each trouble, and, for a file of hosts, the settings that plans need.
+    """Print a line for each checked host or its troubles, and with ``for_plans`` the settings that plans need.
 
     What is said of several hosts in the same words is said once.
     """

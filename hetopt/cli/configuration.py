@@ -1,4 +1,4 @@
-"""Options that are not typed: of a project, of a user, and of the environment. What is typed goes before them all.
+"""Options from files and the environment, of a project and of a user; what is typed goes before them.
 
     hetopt.toml                        of a project: the nearest one upward from the current folder
     ~/.config/hetopt/config.toml       of a user ($XDG_CONFIG_HOME)

@@ -1,4 +1,4 @@
-"""Who can answer, what may be written where, and text files a line at a time."""
+"""Checks before a command runs: whether a person can answer, output files, and JSON Lines of input."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Query:
 
 
 def queries(lines: Iterable[str]) -> Iterator[Query]:
-    """Yield a query for each line that is not empty."""
+    """Yield a query of a predicted step time for each JSON line that is not empty."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _query(number, line)

@@ -82,7 +82,7 @@ def export(
     schemas: Path | None = typer.Option(None, help="Folder for a JSON Schema of every kind of file."),
     force: bool = typer.Option(False, "--force", help="Replace files that exist."),
 ) -> None:
-    """Write a plan in the words of other launchers: torchrun commands, or a SkyPilot task.
+    """Write a plan for other launchers: as torchrun commands, or as a SkyPilot task.
 
     Budget, deadline, interruptions and giving machines back are then in other hands than hetopt's.
 

@@ -1,4 +1,4 @@
-"""What was typed and is no command, option or value of one: one sentence and the next step, as of every other error."""
+"""Errors of mistyped commands, options and values, as one sentence and the next step."""
 
 from __future__ import annotations
 
