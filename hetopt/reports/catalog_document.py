@@ -64,7 +64,7 @@ def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listi
 
 
 def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: int, coremark: bool) -> Iterator[Block]:
-    """Yield a line for each listing; ``matching`` is how many there were before the table was cut.
+    """Yield a table of instance types with their prices; ``matching`` types there were before it was cut.
 
     Columns that would say nothing, or the same on each line, are left out. ``coremark`` adds the CPU benchmark.
     """
@@ -105,7 +105,7 @@ def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: in
 
 
 def gpu_table(gpus: Sequence[RentableGpu], catalogs: Sequence[Catalog]) -> Iterator[Block]:
-    """Yield a line for each GPU: rates in TFLOP/s, and dollars of the cheapest machine that has it."""
+    """Yield a table of GPUs: rates in TFLOP/s and GB/s, and USD an hour of the cheapest machine that has each."""
 
     def rate(name: str, may_go: int, values: Sequence[float | None]) -> tuple[Column, list[str]]:
         return Column(name, "number", may_go), ["-" if value is None else f"{value:.4g}" for value in values]

@@ -11,7 +11,7 @@ from hetopt.reports.plan_document import asked
 
 
 def comparison(plans: Mapping[str, Plan]) -> list[Block]:
-    """Return plans as the ways to go are shown: figures in columns, and below them all that is not alike.
+    """Return two or more plans side by side: a table of time and cost, what differs, and gains over the first.
 
     Args:
         plans: at least two, by the names to show.

@@ -1,4 +1,4 @@
-"""What a person is shown, declared once: a document of headings, figures, tables, drawings and remarks.
+"""Documents for people: headings, figures, tables, drawings and remarks, whatever renders them.
 
 `hetopt.reports.text` renders documents for a terminal, `hetopt.reports.html` for a page and a notebook. Programs read
 the record that a document is made of, as JSON.
@@ -73,7 +73,7 @@ Cell: TypeAlias = "str | Figure | Html | Line"
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of what follows, up to the next heading; not shown where nothing follows."""
+    """A section's title, up to the next heading; it is not shown over an empty section."""
 
     text: str
 
@@ -108,7 +108,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One of a page's main figures; lines below it explain it."""
+    """A main figure of a page, in large type, with explaining lines below it."""
 
     name: str
     value: Cell

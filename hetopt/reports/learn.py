@@ -35,7 +35,7 @@ NOISE_SAMPLES = 40
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profile, list[str]]:
-    """Return a job's profile with what a run measured, and a sentence for each thing that was learned.
+    """Return a job's profile with what a run measured of it, and a phrase for each thing that was learned.
 
     The same run twice adds nothing.
 

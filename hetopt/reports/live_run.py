@@ -79,7 +79,7 @@ class LiveRun:
                     self.take(event)
 
     def take(self, event: LogEvent) -> Happening | None:
-        """Fold an event of the run, and return the happening that it is to a person who watches; None: it is none."""
+        """Fold an event of the run in, and return it in words if it is noteworthy; None: it is not."""
         self.progress.take(event)
         if isinstance(event, StepsLogged):
             self.recent.take(event)

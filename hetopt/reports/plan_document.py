@@ -271,7 +271,7 @@ def chosen_way(plan: Plan) -> Choice | None:
 
 
 def region_notes(plan: Plan) -> Iterator[str]:
-    """Yield how many types have no price, the region that won, and the next two."""
+    """Yield sentences on types without a price, and on the best region and the next two, if regions were compared."""
     if plan.not_compared is not None:
         yield plan.not_compared
     if plan.regions:

@@ -41,7 +41,7 @@ HERE = {"local": "local ", "rehearsal": "rehearsed "}
 
 
 def document(report: Report, launch: Launch | None = None) -> Document:
-    """Return all there is to a run; what a page and its cursor need beside the report comes with its ``launch``."""
+    """Return a run's report as a document; with ``launch``, also tiles, bill and dates, as a page has them."""
     kind, where = HERE.get(report.on, ""), "" if report.on in HERE else f" on {report.on}"
     workers = f"{formatting.counted(len(report.workers), f'{kind}worker')}{where}"
     begun = "" if launch is None else f", begun {launch.created[:10]}"
@@ -135,7 +135,7 @@ def _drawn(compared: Compared) -> Html:
 
 
 def worker_table(workers: Sequence[WorkerReport]) -> Table:
-    """Return a row for each worker: its share, and where its time in a step goes."""
+    """Return a table of workers: local batch size, and mean compute and wait time of a step."""
     on_rehearsal = any(worker.speed is not None for worker in workers)
     return Table(
         name="means of a step of each worker",

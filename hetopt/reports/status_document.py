@@ -1,4 +1,4 @@
-"""How runs are as documents: all in a list, one by its figures, and one as it goes on."""
+"""The status of one run, and the list of all, as documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they end
 
 
 def runs(facts: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
-    """Yield a row for each run."""
+    """Yield a table of runs from their `facts`: state, step, elapsed time and metrics."""
     if not facts:
         yield Line("no runs yet; start one with `hetopt launch PLAN --on local`")
         return
@@ -39,7 +39,7 @@ def runs(facts: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
 
 
 def status(fact: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield state, progress, money, machines and workers of one run."""
+    """Yield a run's status from its `facts`: state, progress, money, machines and workers."""
     reason = f" ({fact['reason']})" if fact["reason"] else ""
     yield Line(f"{fact['run']}: {fact['state']}{reason}", "strong")
     evaluated = formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet"
@@ -94,7 +94,7 @@ def _elapsed(fact: Mapping[str, Any]) -> str:
 
 
 def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str) -> str:
-    """Return a run's cost and its rate in words; ``of`` stands behind the amount."""
+    """Return a run's cost in USD and hourly rate in words; ``on``: its backend, ``of``: a phrase behind the cost."""
     if not usd_per_hour:
         return "$0, as nothing is rented"
     whose = "your hosts'" if on in OWN_PLACES else "the plan's"

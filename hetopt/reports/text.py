@@ -46,12 +46,12 @@ Spell = Callable[[str], str]
 
 
 def shown(text: str) -> str:
-    """Return a text as it may reach a terminal: lines of printable characters, without colours of its own."""
+    """Return a text safe for a terminal: printable characters and line breaks alone, tabs expanded, no colours."""
     return escaped(without_colours(text).expandtabs(4), keep="\n")
 
 
 def lines(blocks: Iterable[Block], width: int, spell: Spell = shown) -> list[Styled]:
-    """Return the lines of a document.
+    """Return a document's blocks as lines for a terminal ``width`` characters wide, each with its style.
 
     Args:
         blocks: of the document.
@@ -72,7 +72,7 @@ def lines(blocks: Iterable[Block], width: int, spell: Spell = shown) -> list[Sty
 
 
 def whole(document: Document, width: int = COLUMNS) -> str:
-    """Return a document as text."""
+    """Return a document as plain text, wrapped at ``width`` characters."""
     return "\n".join(line for line, _ in lines(document.under_title, width))
 
 
@@ -149,7 +149,7 @@ def wrapped(text: str, width: int, *, hang: int = 0) -> list[str]:
 
 
 def hung(mark: str, text: str, width: int) -> list[str]:
-    """Return a text behind a mark, wrapped under itself."""
+    """Return the lines of a text behind a mark such as a bullet, wrapped to ``width`` under itself."""
     first, *others = wrapped(text, max(width - len(mark) - 3, LONGEST_WORD))
     return [f"  {mark} {first}".rstrip(), *(f"{' ' * (len(mark) + 3)}{line}" for line in others)]
 

@@ -1,4 +1,4 @@
-"""What happened in a run, and what matters of it now, in words."""
+"""A run's noteworthy events and present figures, in words."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _DONE = {"replace": "another machine takes its place", "on-demand": "moving to o
 
 
 class Happening(Record):
-    """An event of a run that explains a bend in its curves."""
+    """A noteworthy event of a run, such as a lost worker, with its time, step and hosts."""
 
     kind: Kind
     time_s: float = Field(description="seconds since training began")
@@ -77,7 +77,7 @@ class Happening(Record):
 
 
 def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happening, ...]:
-    """Return the happenings of one run, in order; time between its sessions, when nothing ran, is left out.
+    """Return a run's noteworthy events in words, in order; time between its sessions is left out.
 
     Args:
         history: of the run.
@@ -106,7 +106,7 @@ def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int)
 
 
 def happening(event: LogEvent, *, at_s: float = 0.0, time_factor: float = 1.0) -> Happening | None:
-    """Return the happening that an event of the log is to a person who watches the run; None for everyday events.
+    """Return a log's event in words if it is noteworthy; None: it is an everyday one, such as logged steps.
 
     Args:
         event: any event.
@@ -192,7 +192,7 @@ DAY_S = 86_400.0
 
 @dataclass(kw_only=True)
 class RecentSteps:
-    """The steps of the last minute: when, how many, and seconds a step."""
+    """The logged steps of the last minute: when, how many, and seconds a step."""
 
     rows: deque[tuple[float, int, float]] = field(default_factory=deque)
 
