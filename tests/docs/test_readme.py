@@ -228,7 +228,8 @@ def test_a_command_of_setting_up_is_known(command: str) -> None:
         return
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     *before, package = shlex.split(command)[2:]
-    assert before in ([], ["$(python3", "requirements/torch_index.py)"])
+    pins = ["-c", "requirements/constraints.txt", "$(python3", "requirements/torch_index.py)"]
+    assert before in ([], pins)
     name, _, extras = package.rstrip("]").partition("[")
     assert name in (".", project["name"])
     assert set(extras.split(",")) - {""} <= set(project["optional-dependencies"])
