@@ -24,7 +24,7 @@ from benchmarks._spot_nodes import NodeTrace, read_node_traces
 from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, possible_runs
 from hetopt.optimizer.cost.preemption_rate import TOLD_BY_THE_PAST, Outages, PreemptionRatePosterior
-from hetopt.optimizer.plan import Watched
+from hetopt.optimizer.plan import ObservedLosses
 
 JOBS = 600
 SEEN_S = 2 * 86_400.0
@@ -43,19 +43,19 @@ class Job:
 
     machines: int
     work_s: float
-    watched: Watched | None
+    watched: ObservedLosses | None
     took_s: float
     ended: bool
 
 
-def watched_of(trace: NodeTrace) -> Watched | None:
+def watched_of(trace: NodeTrace) -> ObservedLosses | None:
     """Return what a launch would have kept of a pool; None where no machine ran."""
     moves = np.diff(trace.running)
     losses, events = int(-moves[moves < 0].sum()), int((moves < 0).sum())
     hours = trace.gap_s / 3600
     if not trace.running.any():
         return None
-    return Watched(
+    return ObservedLosses(
         instance_hours=float(trace.running.sum()) * hours,
         losses=losses,
         lost_together=losses / events if events else 1.0,

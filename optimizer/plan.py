@@ -87,7 +87,7 @@ class Assumptions(Record):
         return self.time.time_s(samples)
 
 
-class Watched(Record):
+class ObservedLosses(Record):
     """Machine-hours, losses and outages of a spot pool that were observed before a plan was made."""
 
     instance_hours: PositiveFloat
@@ -165,7 +165,9 @@ class Group(Record):
     price_source: str
     price_is_estimate: bool
     interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
-    watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
+    watched: ObservedLosses | None = Field(
+        default=None, description="what the belief of losses rests on beside the prior"
+    )
     network: NetworkSource | None = Field(
         default=None, description="where those links are known from; absent with one machine, and in older plans"
     )

@@ -48,7 +48,7 @@ from hetopt.profiler.records import (
     PrecisionRefused,
     SweepEnded,
     SweepPoint,
-    Taken,
+    WorkerSteps,
 )
 from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE
 
@@ -181,7 +181,7 @@ def _devices(
     return tuple(devices)
 
 
-def _at_usual_speed(worker: Taken, usual_s: float | None) -> Taken:
+def _at_usual_speed(worker: WorkerSteps, usual_s: float | None) -> WorkerSteps:
     """Return a worker's timed steps scaled to the mean speed of its processor.
 
     A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
@@ -192,7 +192,7 @@ def _at_usual_speed(worker: Taken, usual_s: float | None) -> Taken:
     return worker.model_copy(update=scaled)
 
 
-def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
+def _step_time(size: int, timed: Sequence[WorkerSteps]) -> StepTime:
     """Return the step time at a batch size, pooled over workers and passes, while all workers compute."""
     samples = tuple(sample for worker in timed for sample in worker.samples_s)
     load_s, forward_s, backward_s, optimizer_s = (

@@ -45,7 +45,7 @@ class PrecisionRefused(Record):
     reason: Told
 
 
-class Taken(Record):
+class WorkerSteps(Record):
     """Timed steps of one worker at one batch size, seconds; without any, it ran out of memory or did not take part."""
 
     samples_s: tuple[PositiveFloat, ...] = Field(default=(), description="every timed step, without contention")
@@ -85,7 +85,7 @@ class SweepPoint(Record):
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
-    workers: tuple[Taken, ...] = Field(min_length=1)
+    workers: tuple[WorkerSteps, ...] = Field(min_length=1)
 
     @property
     def peak_memory_bytes(self) -> int | None:

@@ -32,7 +32,7 @@ from hetopt.trainer.checkpoints.folder import (
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import Version
-from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
+from hetopt.trainer.elastic.worker_group import CarriedState, WorkerGroup, alike_part, hand_over
 from hetopt.trainer.engine import announce
 from hetopt.trainer.sharding import Shards, gathered, held
 from hetopt.trainer.steps.period import Period
@@ -74,7 +74,7 @@ def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Mat
         RunFailed: the loss or a metric is no longer finite, the replicas differ, or the disk refuses.
     """
     material = material or Material.load(context.spec)
-    held: Held | None = None
+    held: CarriedState | None = None
     while True:
         is_over, held = _attempt(context, material.task, material.data, crew, held)
         if is_over:
@@ -85,8 +85,8 @@ def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Mat
 
 
 def _attempt(
-    context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: Held | None
-) -> tuple[bool, Held | None]:
+    context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: CarriedState | None
+) -> tuple[bool, CarriedState | None]:
     """Train with one group of workers; return whether that was to the end, and else the state that is held."""
     run: _Run | None = None
     try:
@@ -128,7 +128,7 @@ class _Run(Training):
         self._evaluated_step: int | None = None
         self._metrics: dict[str, float] = {}
 
-    def resume(self, held: Held | None = None) -> None:
+    def resume(self, held: CarriedState | None = None) -> None:
         """Continue from the newest state that a worker holds, or else from the newest checkpoint, if there is one."""
         crew = self._crew
         if crew is None:
@@ -147,7 +147,7 @@ class _Run(Training):
         self._agreed = crew.generation.number
         crew.agreed(handed, step=self.step)
 
-    def held(self) -> Held | None:
+    def held(self) -> CarriedState | None:
         """Return this worker's training state as of before the step under way; None before all workers had one state.
 
         To be asked for when the group has fallen apart: nothing here communicates.
@@ -159,7 +159,7 @@ class _Run(Training):
         if unfinished is not None:
             cursor, generators = unfinished
             shared, rank_state = replace(shared, cursor=cursor), replace(rank_state, **vars(generators))
-        return Held(
+        return CarriedState(
             version=Version(agreed=self._agreed, step=self.step, decisions=self._decisions),
             shared=snapshot(shared),
             own=snapshot(rank_state),

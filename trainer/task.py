@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.core.batch_partition import largest_remainder, least_within
+from hetopt.core.batch_partition import largest_remainder, minimum_local_batch
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.profile import LearningRateRule
 from hetopt.core.run_spec import Sharding
@@ -353,11 +353,11 @@ def least_samples(model: nn.Module) -> int:
 
 def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
     """Return the minimum local batch size in samples: what the model needs, or 1 where the batch is too small."""
-    return least_within(least_samples(model), batch_size, workers)
+    return minimum_local_batch(least_samples(model), batch_size, workers)
 
 
 def normalises_apart(model: nn.Module) -> bool:
-    """Return whether a model has BatchNorm other than SyncBatchNorm, which normalises each worker's samples alone."""
+    """Return whether BatchNorm layers of a model, other than SyncBatchNorm, normalise each worker's samples alone."""
     return any(not isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model))
 
 

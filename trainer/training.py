@@ -744,7 +744,7 @@ class Training(Engine):
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     def follow_shares(self) -> None:
-        """Set the steps to the run's end and evaluations anew, after local batch sizes have changed."""
+        """Tell the milestones of a step's samples and of the progress, after local batch sizes may have changed."""
         position, drawn = self.feed.cursor.position, self.feed.drawn(self.balance.shares)
         behind = position - self.balance.progress(position)
         self.milestones = replace(self.milestones, global_batch_size=sum(drawn), behind=behind)

@@ -21,7 +21,7 @@ from hetopt.backends.ec2.renter.doctor import Check, worst
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order, judged, last_seen
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
-from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
+from hetopt.backends.ec2.renter.removal import LocalRun, Remover, TaggedResource
 from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,
     BotoEdge,
@@ -244,7 +244,7 @@ class Leftover:
     """
 
     region: str
-    found: Found
+    found: TaggedResource
     left_alone: str | None
     removed: bool
 
@@ -284,7 +284,7 @@ class Search:
             self.looked_in.append(region)
         except CloudRefused as error:  # what was found is shown, and the other regions can still be looked at
             self.refused.append(CloudRefused(f"in {region}, {error.message}", hint=error.hint))
-        by_run: dict[str, list[Found]] = {}
+        by_run: dict[str, list[TaggedResource]] = {}
         for thing in survey.found:
             by_run.setdefault(thing.run_id, []).append(thing)
         for name, things in by_run.items():
@@ -294,7 +294,7 @@ class Search:
                 Leftover(region=region, found=thing, left_alone=kept, removed=removed) for thing in things
             )
 
-    def _why_leave(self, things: Sequence[Found], who: Identity, edge: Edge, region: str) -> str | None:
+    def _why_leave(self, things: Sequence[TaggedResource], who: Identity, edge: Edge, region: str) -> str | None:
         """Return why the things of a run are left alone; None where they may go."""
         if not self.everybody and not all(removal.is_of(thing, who) for thing in things):
             return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
@@ -304,7 +304,7 @@ class Search:
         over = known is not None and known.over
         return None if over else removal.why_leave(edge, region, who.account_id, things, time.time())
 
-    def _remove(self, name: str, things: Sequence[Found], edge: Edge, region: str) -> bool:
+    def _remove(self, name: str, things: Sequence[TaggedResource], edge: Edge, region: str) -> bool:
         """Remove a run's cloud resources, and return whether all of them are gone."""
         known = self.runs.get(name)
         ledger = Made()

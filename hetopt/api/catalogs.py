@@ -18,7 +18,7 @@ from hetopt.optimizer.market.clouds import ANY_CLOUD
 from hetopt.optimizer.market.offer_filter import Wishes, of_listings
 from hetopt.optimizer.plan import AWS
 
-__all__ = ["Found", "RentableGpu", "find", "gpus", "in_use"]
+__all__ = ["MatchingTypes", "RentableGpu", "find", "gpus", "in_use"]
 
 
 def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
@@ -46,7 +46,7 @@ def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class MatchingTypes:
     """The instance types of a catalogue that passed the filters.
 
     Attributes:
@@ -61,7 +61,7 @@ class Found:
 
 
 @takes(Listed)
-def find(**options: Any) -> Found:
+def find(**options: Any) -> MatchingTypes:
     """Return the instance types that pass filters, in the order asked for, and why there are none.
 
     Args:
@@ -81,7 +81,7 @@ def find(**options: Any) -> Found:
     quantity = catalog_filter.quantities(wishes.market)[asked.sort]
     matching = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=asked.reverse)
     why_none = "" if matching else catalog_filter.why_none(listings, filters)
-    return Found(catalog=catalog, listings=matching, why_none=why_none)
+    return MatchingTypes(catalog=catalog, listings=matching, why_none=why_none)
 
 
 @takes(Gpus)

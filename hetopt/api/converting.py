@@ -86,7 +86,7 @@ class _Training:
 
 
 def convert(script: Path | str) -> Converted:
-    """Write a session into a training script of one process.
+    """Return a training script of one process with a session written into it, and the diff; the file stays as it is.
 
     Args:
         script: a file with one loop over a DataLoader, in the file or in functions.

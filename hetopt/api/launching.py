@@ -33,7 +33,7 @@ AS_PLANNED = Changes()
 
 @takes(Changes)
 def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter | None = None, **options: Any) -> Run:
-    """Start a plan and return at once; `Run.wait` follows it, `Run.stop` ends it.
+    """Start a plan, with ``options`` changed, and return before it trains (renting takes minutes); `Run.wait` follows.
 
     What costs money is never a default: nothing is rented unless ``on`` is `Ec2`, and then no more is spent than the
     budget of the plan, or ``Ec2(budget_usd=...)``.

@@ -251,7 +251,7 @@ class Run:
         return _followed(self, launch, reporter or Reporter(), on_event)
 
     def stop(self, *, reporter: Reporter | None = None) -> RunStatus:
-        """End the run. Workers save a checkpoint; machines are given back first and read afterwards.
+        """End the run, wait for that, and return its status: workers save, machines are ended, the log is read last.
 
         Args:
             reporter: told what goes on.

@@ -26,7 +26,7 @@ from hetopt.backends.emulation.plan import parse_changes, parse_hosts as emulate
 from hetopt.backends.host import entry, protocol
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal, Ssh
-from hetopt.backends.prediction import Mapped, predict_on_local
+from hetopt.backends.prediction import PlacedRun, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program
 from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts, check_readers
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
@@ -53,7 +53,7 @@ class _OnThisMachine(ProcessLauncher):
 
     name: Place = "local"
 
-    def _map(self, plan: Plan, options: Any) -> Mapped:
+    def _map(self, plan: Plan, options: Any) -> PlacedRun:
         raise NotImplementedError("each of them maps its own way")
 
     def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
@@ -121,7 +121,7 @@ class LocalBackend(_OnThisMachine, LocalLauncher):
 
     name: Place = "local"
 
-    def _map(self, plan: Plan, options: Local) -> Mapped:
+    def _map(self, plan: Plan, options: Local) -> PlacedRun:
         return predict_on_local(plan, options.slowdowns)
 
 
@@ -131,7 +131,7 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
 
     name: Place = "rehearsal"
 
-    def _map(self, plan: Plan, options: Rehearsal) -> Mapped:
+    def _map(self, plan: Plan, options: Rehearsal) -> PlacedRun:
         described = None if options.hosts is None else emulated_hosts(options.hosts)
         count = sum(group.machines for group in plan.chosen.groups) if described is None else len(described)
         names = [f"h{number}" for number in range(count)]
@@ -196,7 +196,7 @@ class Present(NamedTuple):
 
 
 def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
-    """Return the plan with its profile corrected to this machine's present speed and contention, measured by ``read``.
+    """Return the plan with its profile at this machine's present speed, and at its contention if that is worse.
 
     What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
     of which the yardstick knows nothing, stays too, and nothing is measured for it.
@@ -417,7 +417,7 @@ class SshProbes(SshBackend):
         return super().start(_ranked(spec_on(spec, some, self.bundle, None), some), run_dir, environment)
 
 
-def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]]:
+def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[PlacedRun, tuple[Host, ...]]:
     """Return the run mapped onto hosts, and the hosts that take part.
 
     A plan that was made for an inventory names its hosts, and is run as it was planned. Any other is shared by all
@@ -445,10 +445,10 @@ def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]
     names = dict(zip(host_names(plan.run), (host.name for host in planned), strict=True))
     workers = tuple(worker.model_copy(update={"host": names[worker.host]}) for worker in plan.run.workers)
     run = plan.run.model_copy(update={"workers": workers})
-    return Mapped(run=run, prediction=plan.chosen.prediction, notes=()), planned
+    return PlacedRun(run=run, prediction=plan.chosen.prediction, notes=()), planned
 
 
-def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]]:
+def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[PlacedRun, tuple[Host, ...]]:
     places = [host.name for host in hosts for _ in host.devices]
     here = predict_on_local(plan, [1.0] * len(places))
     workers = tuple(
@@ -461,7 +461,7 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host
         "`hetopt recommend PROFILE --inventory hosts.toml --market own` plans for these"
     )
     run = here.run.model_copy(update={"workers": workers})
-    return Mapped(run=run, prediction=here.prediction, notes=(note,)), tuple(hosts)
+    return PlacedRun(run=run, prediction=here.prediction, notes=(note,)), tuple(hosts)
 
 
 def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:

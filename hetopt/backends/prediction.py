@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetopt.core import formatting
-from hetopt.core.batch_partition import WorkerTime, first_shares, least_within, solve_shares
+from hetopt.core.batch_partition import WorkerTime, first_shares, minimum_local_batch, solve_shares
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.comm.options import (
@@ -68,7 +68,7 @@ MEMORY_FRACTION = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mapped:
+class PlacedRun:
     """A run with the workers of one backend, its predicted time and cost there, and notes on what was assumed."""
 
     run: RunSpec
@@ -88,7 +88,7 @@ def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tupl
         BadInput: the policy cannot divide the batch so.
     """
     workers = tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
-    minimum = least_within(least, sum(shares), len(shares))
+    minimum = minimum_local_batch(least, sum(shares), len(shares))
     return first_shares(run.model_copy(update={"workers": workers}), minimum=minimum)
 
 
@@ -188,7 +188,7 @@ def predict_run(
     model: FittedModel,
     plan: Plan,
     compute_s: Sequence[float],
-    exchange: Foreseen,
+    exchange: PredictedExchange,
     *,
     compute_log_sd: float,
     run_log_sd: float = 0.0,
@@ -272,7 +272,7 @@ ASSUMED_LOG_SD = FORETOLD_LOG_SD
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class ExchangeGroup:
     """The group of workers that exchanges gradients on a backend, with timings of its links and compressors.
 
     Attributes:
@@ -343,7 +343,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreseen:
+class PredictedExchange:
     """The predicted gradient exchange of a run: compression, seconds per step, overlap, gain and uncertainty.
 
     Attributes:
@@ -368,7 +368,7 @@ class Foreseen:
     stretch_log_sd: float = 0.0
 
 
-def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
+def predict_exchange(run: RunSpec, meeting: ExchangeGroup, *, compute_s: float, to_target: bool) -> PredictedExchange:
     """Predict a run's gradient exchange per step; where policies choose, the option with the quickest progress.
 
     Args:
@@ -396,7 +396,7 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         log_sd = ASSUMED_LOG_SD
     elif meeting.workers > 1 and not run.is_local and (run.ratio_policy, run.collective_policy) != ("fixed", "fixed"):
         log_sd = max(log_sd, meeting.steered_log_sd)
-    every_step = Foreseen(
+    every_step = PredictedExchange(
         compression=chosen,
         exchange_s=exchange_s,
         compress_s=meeting.compress_s(chosen),
@@ -411,7 +411,9 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
     return replace(every_step, stretch=stretch, stretch_log_sd=stretch_log_sd)
 
 
-def _now_and_then(run: RunSpec, meeting: Meeting, every_step: Foreseen, *, to_target: bool) -> Foreseen:
+def _now_and_then(
+    run: RunSpec, meeting: ExchangeGroup, every_step: PredictedExchange, *, to_target: bool
+) -> PredictedExchange:
     """Return the mean exchange of local SGD workers, over steps that average parameters and steps that do not."""
     gate = meeting.model.convergence.local
     averaging = communication(
@@ -439,7 +441,7 @@ def _now_and_then(run: RunSpec, meeting: Meeting, every_step: Foreseen, *, to_ta
     )
 
 
-def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
+def _candidates(run: RunSpec, meeting: ExchangeGroup) -> Iterable[Compression]:
     """Return the compressions that the run may use, as far as its policies choose."""
     asked = run.compression
     candidates = Candidates(
@@ -461,13 +463,13 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
     return [asked]
 
 
-def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float:
+def _slowdown(run: RunSpec, meeting: ExchangeGroup, compression: Compression) -> float:
     """Return the steps over those of dense training, as the run itself assumes them before it has measured anything."""
     more = step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
     return more * meeting.model.losses.stretch(compression, meeting.workers)[0]
 
 
-def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bool) -> Iterator[str]:
+def _notes(run: RunSpec, chosen: Compression, meeting: ExchangeGroup, *, to_target: bool) -> Iterator[str]:
     if meeting.workers == 1:
         return
     if run.ratio_policy != "fixed" and not run.is_local:
@@ -493,7 +495,7 @@ UNMEASURED_DIVISION_LOG_SD = 0.2
 """Added when the host was never measured divided among so many workers."""
 
 
-def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
+def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> PlacedRun:
     """Map a plan's run onto workers of the profiled machine and predict it; ``slowdowns`` None: all at full speed.
 
     Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
@@ -543,7 +545,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
         _slowed_s(device, device.time_s(samples), crowding, slowdown)
         for samples, slowdown in zip(shares, slowdowns, strict=True)
     ]
-    meeting = Meeting(
+    meeting = ExchangeGroup(
         model=model,
         workers=count,
         link=lambda primitive: model.host_links.get(primitive, HOST_LINK),
@@ -551,7 +553,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
         # On CPUs the exchange takes the cores that backward would hide it behind.
         overlap=learned_shape(model).overlap if device.device.kind == "cuda" else lambda compressor: NO_OVERLAP,
     )
-    exchange = foresee(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
+    exchange = predict_exchange(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
     # Measured with the host to itself. Each worker evaluates in proportion to its share, without its slowdown.
     samples = min(device.largest_measured, model.whole_host.largest_measured)
     divided = crowding * times_as_long(device.time_s, model.whole_host.time_s, samples)
@@ -567,7 +569,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
         startup_s=plan.profile.startup_s or STARTUP_S,
         exchanges_on_processors=True,
     )
-    return Mapped(run=run, prediction=prediction, notes=exchange.notes)
+    return PlacedRun(run=run, prediction=prediction, notes=exchange.notes)
 
 
 def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: float) -> float:

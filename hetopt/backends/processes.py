@@ -34,7 +34,7 @@ from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunClock
 from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.events.records import CheckpointSaved, LogEvent, StepsLogged, TrainingStarted
-from hetopt.core.interruption import StopSignal, die_with_parent, in_one_piece
+from hetopt.core.interruption import StopSignal, delay_signals, die_with_parent
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import MissingFile, opened_file
 from hetopt.core.run_folder import (
@@ -211,7 +211,7 @@ class ProcessLauncher(ABC):
             log.mkdir(mode=0o700, exist_ok=True)
             logged = log_bytes(run_dir)  # by earlier sessions
             # Whoever is interrupted must know which process it is to end.
-            with (log / program.log_name).open("ab") as output, in_one_piece():
+            with (log / program.log_name).open("ab") as output, delay_signals():
                 process = subprocess.Popen(
                     [*program.prefix, sys.executable, "-m", program.module, str(run_dir), str(os.getpid())],
                     stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ import typer.main
 from hetopt.cli import terminal, usage
 from hetopt.cli.help_screen import ALL, OneScreen, OneScreenGroup
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.interruption import Terminated, ends_at_once, ends_by_signals, exit_code_of, hears_nothing_more
+from hetopt.core.interruption import Terminated, ends_at_once, ends_by_signals, exit_code_of, ignore_signals
 
 if TYPE_CHECKING:
     from typer._click import Command
@@ -156,7 +156,7 @@ def main() -> None:
     ends_at_once()
     terminal.prepare()
     code = terminal.finish(_exit_code())
-    hears_nothing_more()
+    ignore_signals()
     sys.exit(code)
 
 

@@ -259,7 +259,7 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
         raise BadInput(f"{shortened(origin)} is nested too deeply.", hint=hint) from None
 
 
-def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
+def parse_from_peer(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
     """Parse JSON from another machine into a record of class ``kind``; errors name the sender, ``who``.
 
     Nothing that a peer sends is trusted: numbers are finite and within bounds, lists nested no deeper than the record

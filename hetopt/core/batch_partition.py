@@ -72,7 +72,7 @@ class Shares:
     compute_s: float
 
 
-def least_within(least: int, global_batch_size: int, workers: int) -> int:
+def minimum_local_batch(least: int, global_batch_size: int, workers: int) -> int:
     """Return a worker's minimum local batch size: ``least`` samples, or 1 if the global batch is too small for that."""
     return least if global_batch_size >= least * workers else 1
 

@@ -106,7 +106,7 @@ def ends_at_once() -> None:
             signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
-def hears_nothing_more() -> None:
+def ignore_signals() -> None:
     """Ignore SIGINT, SIGTERM and SIGHUP until the process exits, once its exit code is decided.
 
     Python drops its handlers before it ends, and a signal would then kill it with another code.
@@ -120,7 +120,7 @@ def hears_nothing_more() -> None:
 
 
 @contextmanager
-def in_one_piece() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Delay SIGINT, SIGTERM and SIGHUP to the end of the block; in threads but the main one, do nothing.
 
     Such a block starts a process and records its id.

@@ -31,7 +31,7 @@ _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def is_plain(character: str) -> bool:
-    """Return whether a character is safe to print: no control, format or line-separator character."""
+    """Return whether a character is safe to print: no control, line separator or surrogate, no format but a joiner."""
     return character.isprintable() or character in _JOINERS or unicodedata.category(character) not in _REFUSED
 
 

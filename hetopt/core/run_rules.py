@@ -191,7 +191,7 @@ def why_not_sharded(spec: RunSpec) -> str | None:
     return None
 
 
-def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
+def steps_of_epochs(epochs: float, dataset_size: int, global_batch_size: int) -> int:
     """Return the optimizer steps of ``epochs`` passes over ``dataset_size`` samples, rounded, at least 1."""
     return max(1, round(epochs * dataset_size / global_batch_size))
 

@@ -25,7 +25,7 @@ from hetopt.core.run_folder import ConditionsReader, latest_checkpoint
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.report import worker_reports
-from hetopt.reports.timeline import Happening, RecentSteps, audited, figures, happening, left_s, pause
+from hetopt.reports.timeline import NotableEvent, RecentSteps, audited, figures, happening, left_s, pause
 
 LATEST_HAPPENINGS = 5
 
@@ -54,7 +54,7 @@ class LiveRun:
     log: EventReader
     decisions: EventReader
     recent: RecentSteps = field(default_factory=RecentSteps)
-    happenings: list[Happening] = field(default_factory=list)
+    happenings: list[NotableEvent] = field(default_factory=list)
     _said_s: float = 0.0
 
     @classmethod
@@ -78,7 +78,7 @@ class LiveRun:
                 for event in events:
                     self.take(event)
 
-    def take(self, event: LogEvent) -> Happening | None:
+    def take(self, event: LogEvent) -> NotableEvent | None:
         """Fold an event of the run in, and return it in words if it is noteworthy; None: it is not."""
         self.progress.take(event)
         if isinstance(event, StepsLogged):

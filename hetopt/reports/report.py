@@ -12,11 +12,11 @@ from hetopt.core.artifact import Artifact, Record, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
-from hetopt.core.events.records import SyncTold
+from hetopt.core.events.records import SyncFigures
 from hetopt.optimizer.launch_record import OWN_PLACES, Launch
 from hetopt.optimizer.plan import Range
 from hetopt.reports.series import OverTime, over_time
-from hetopt.reports.timeline import Happening, Kind, audited, happenings
+from hetopt.reports.timeline import Kind, NotableEvent, audited, happenings
 
 TOLERANCE = 0.10
 """A prediction is called good when the measured run time is within this fraction of it."""
@@ -133,7 +133,7 @@ class Report(Artifact):
     rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
     over_time: OverTime = Field(default=OverTime(), description="the run's curves")
-    happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves")
+    happenings: tuple[NotableEvent, ...] = Field(default=(), description="what bends the curves")
 
     def __str__(self) -> str:
         """Return the document as `hetopt report` prints it."""
@@ -251,7 +251,7 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
     )
 
 
-def _together(synced: Sequence[SyncTold]) -> BroughtTogether | None:
+def _together(synced: Sequence[SyncFigures]) -> BroughtTogether | None:
     """Return the averages of parameters that steps logged, added up; None where gradients are exchanged."""
     if not synced:
         return None
@@ -360,7 +360,7 @@ def _of_interruptions(interrupted: Interrupted | None) -> list[str]:
 def _verdict(
     figures: dict[str, Compared],
     within: bool | None,
-    happenings: Sequence[Happening],
+    happenings: Sequence[NotableEvent],
     progress: RunFold,
     interrupted: Interrupted | None,
     contention: float | None,

@@ -29,7 +29,7 @@ from hetopt.reports.document import (
 from hetopt.reports.html import interval_bar
 from hetopt.reports.plan_document import bill
 from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
-from hetopt.reports.timeline import Happening
+from hetopt.reports.timeline import NotableEvent
 
 WIDEST = 2.0
 """Ratio of measured to predicted that is drawn; beyond it a mark stays at the edge."""
@@ -187,7 +187,7 @@ def _over_time(report: Report) -> Iterator[Block]:
     yield Remarks(sentences)
 
 
-def _sentence(happened: Happening) -> str:
+def _sentence(happened: NotableEvent) -> str:
     step = f" (step {formatting.count(happened.step)})" if happened.step is not None else ""
     return f"at {formatting.duration(max(0.0, happened.time_s))}{step}: {happened.sentence}"
 

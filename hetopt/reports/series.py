@@ -15,7 +15,7 @@ from pydantic import Field
 from hetopt.core.artifact import Record, Told
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.records import Evaluated, SyncTold
+from hetopt.core.events.records import Evaluated, SyncFigures
 from hetopt.core.training_laws import Moments, noise_scale, smoothed
 
 Column: TypeAlias = npt.NDArray[np.float64]
@@ -160,7 +160,7 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         yield curve("noise", "gradient noise scale (samples)", "number", _held(scales), wide=True)
     if any(row.sync is not None for row in rows):
 
-        def a_step(sync: SyncTold) -> int:
+        def a_step(sync: SyncFigures) -> int:
             return max(1, sync.synchronised + sync.local)
 
         yield curve(

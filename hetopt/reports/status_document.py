@@ -12,7 +12,7 @@ from hetopt.reports.document import Block, Line, Remarks, Table, columns
 from hetopt.reports.live_run import UNREADABLE
 from hetopt.reports.report import WorkerReport
 from hetopt.reports.run_document import worker_table
-from hetopt.reports.timeline import Happening, step_of
+from hetopt.reports.timeline import NotableEvent, step_of
 
 UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they ended: the invoice says it exactly"
 
@@ -119,7 +119,7 @@ def _conditions(fact: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _happened(fact: Mapping[str, Any]) -> Iterator[str]:
-    for happened in (Happening(**happening) for happening in fact["happenings"]):
+    for happened in (NotableEvent(**happening) for happening in fact["happenings"]):
         yield f"at {formatting.duration(max(0.0, happened.time_s))} {happened.sentence}"
 
 

@@ -77,7 +77,7 @@ def whole(document: Document, width: int = COLUMNS) -> str:
 
 
 def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown) -> list[Block]:
-    """Return the blocks that a terminal of 24 lines has room for, and a line on how to see the others.
+    """Shorten blocks to a terminal of 24 lines: drop the last, say how to see them, then put the commands; or keep all.
 
     The last go first: remarks sentence by sentence, then what stands under headings. Commands stay.
 

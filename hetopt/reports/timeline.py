@@ -56,7 +56,7 @@ _FATES = {"returns": "there again", "notice": "has notice", "cut": "cut off", "h
 _DONE = {"replace": "another machine takes its place", "on-demand": "moving to on-demand machines"}
 
 
-class Happening(Record):
+class NotableEvent(Record):
     """A noteworthy event of a run, such as a lost worker, with its time, step and hosts."""
 
     kind: Kind
@@ -76,7 +76,7 @@ class Happening(Record):
         return self.kind in ROUTINE
 
 
-def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happening, ...]:
+def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[NotableEvent, ...]:
     """Return a run's noteworthy events in words, in order; time between its sessions is left out.
 
     Args:
@@ -84,7 +84,7 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
         time_factor: of its miniature, so that link rates are those of the rehearsed cluster.
     """
     steps = history.steps
-    happened: list[Happening] = []
+    happened: list[NotableEvent] = []
     for placed in history.others:
         step, at_s = steps[placed.row - 1].step if placed.row else 0, placed.at_s or 0.0
         if placed.paused_s is not None and isinstance(placed.event, TrainingStarted):
@@ -96,16 +96,16 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
     return tuple(happened)
 
 
-def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
+def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> NotableEvent:
     """Return the happening that another session began to train."""
     again = f"; {formatting.counted(step - event.step, 'step')} to do again" if step > event.step else ""
     text = (
         f"went on from step {formatting.count(event.step)}, {formatting.duration(paused_s)} after it had ended{again}"
     )
-    return Happening(kind="resumed", time_s=round(at_s, 3), step=event.step, text=text)
+    return NotableEvent(kind="resumed", time_s=round(at_s, 3), step=event.step, text=text)
 
 
-def happening(event: LogEvent, *, at_s: float = 0.0, time_factor: float = 1.0) -> Happening | None:
+def happening(event: LogEvent, *, at_s: float = 0.0, time_factor: float = 1.0) -> NotableEvent | None:
     """Return a log's event in words if it is noteworthy; None: it is an everyday one, such as logged steps.
 
     Args:
@@ -121,7 +121,7 @@ def happening(event: LogEvent, *, at_s: float = 0.0, time_factor: float = 1.0) -
         case ConditionChanged() | WorkerLost() | SupervisorActed(action="replace"):
             hosts = (event.host,)
     kind, step = cast("Kind", event.event), getattr(event, "step", None)
-    return Happening(kind=kind, time_s=round(at_s, 3), step=step, hosts=hosts, text=text)
+    return NotableEvent(kind=kind, time_s=round(at_s, 3), step=step, hosts=hosts, text=text)
 
 
 def _text(event: LogEvent, time_factor: float) -> str | None:

@@ -57,7 +57,7 @@ FAIR_TRIAL = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class BesideDense:
+class PilotBesideDense:
     """Pilot run with compression or local SGD, beside the steps that dense training needs at its batch size.
 
     Attributes:
@@ -77,7 +77,7 @@ class BesideDense:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressedPilot(BesideDense):
+class CompressedPilot(PilotBesideDense):
     """Pilot run with compressed gradients: compressor, ratio and retained energy, beside the steps of dense training.
 
     Attributes:
@@ -124,7 +124,7 @@ class Penalty:
             return LEAST_GAIN
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
-    def after(self, runs: Iterable[tuple[BesideDense, Array]]) -> Penalty:
+    def after(self, runs: Iterable[tuple[PilotBesideDense, Array]]) -> Penalty:
         """Return the belief updated by ``runs``: pilots with the `distance` of each; failed pilots are left out.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
@@ -195,7 +195,7 @@ MOST_TIMES_WORKERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPilot(BesideDense):
+class LocalPilot(PilotBesideDense):
     """Pilot run under local SGD: its averaging policy, the share of its steps that averaged, and its workers.
 
     Attributes:

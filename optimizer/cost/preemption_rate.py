@@ -32,7 +32,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from hetopt.core.artifact import Artifact, Record, changed
 from hetopt.core.paths import home
-from hetopt.optimizer.plan import Watched
+from hetopt.optimizer.plan import ObservedLosses
 
 Array = NDArray[np.float64]
 
@@ -178,7 +178,7 @@ class PreemptionRatePosterior:
             outages=self.outages.after(outages / lost_together, outage_hours / lost_together),
         )
 
-    def seeing(self, watched: Watched | None, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
+    def seeing(self, watched: ObservedLosses | None, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
         """Return the belief updated by past observations, weighted by ``told``, 0 to 1; None: no change."""
         if watched is None:
             return self
@@ -285,7 +285,7 @@ class ObservedPreemptions(Artifact):
     until: str = Field(description="when the last of it was seen, ISO 8601")
     pools: tuple[ObservedPool, ...] = ()
 
-    def watched(self, instance_type: str, region: str, *, zone: str | None = None) -> Watched | None:
+    def watched(self, instance_type: str, region: str, *, zone: str | None = None) -> ObservedLosses | None:
         """Return the summed observations of a type in a region, or one ``zone`` of it; None: nothing observed."""
         pools = [
             pool
@@ -298,7 +298,7 @@ class ObservedPreemptions(Artifact):
             return None
         losses = sum(pool.losses for pool in pools)
         events = sum(pool.times for pool in pools)
-        return Watched(
+        return ObservedLosses(
             instance_hours=sum(pool.instance_hours for pool in pools),
             losses=losses,
             lost_together=losses / events if events else 1.0,

@@ -97,7 +97,7 @@ def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpriced:
-    """Count of the instance types that fulfil the wishes, and of the types among them without a price.
+    """Count of types, by region, that fulfil the wishes, and of those among them without a price, for a sentence.
 
     Attributes:
         types: number of types that fulfil the wishes, summed over the regions.

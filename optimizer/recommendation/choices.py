@@ -25,7 +25,7 @@ from hetopt.optimizer.recommendation.confidence import AS_LIKELY, Question, conf
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
-from hetopt.optimizer.search.search import Found, choice
+from hetopt.optimizer.search.search import SearchResult, choice
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.model import contention_reach
 
@@ -41,7 +41,7 @@ MUCH = 0.2
 """From which part of a step on communication is what holds a plan back."""
 
 
-def listed(question: Question, found: Found, limits: Limits) -> Found:
+def listed(question: Question, found: SearchResult, limits: Limits) -> SearchResult:
     """Return ``found`` with its front replaced by the plans to show: best for some weight of time, sure as asked.
 
     Each is the best for some wish (see `plan_front`) of the plans that keep the limits as surely as was asked for, or,
@@ -61,7 +61,7 @@ def listed(question: Question, found: Found, limits: Limits) -> Found:
     return replace(found, front=np.array(sorted(front, key=found.forecast.total_s.__getitem__), dtype=np.intp))
 
 
-def choices(model: FittedModel, question: Question, found: Found, limits: Limits) -> tuple[Choice, ...]:
+def choices(model: FittedModel, question: Question, found: SearchResult, limits: Limits) -> tuple[Choice, ...]:
     """Return the named plans that people choose among ('fastest', 'safest', ...): this machine first, then by cost.
 
     Args:
@@ -151,7 +151,7 @@ def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]
     )
 
 
-def _named(question: Question, result: Found, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
+def _named(question: Question, result: SearchResult, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
     """Yield the name and the row of each wish: the choice, the best of the list for each weight, and the safest."""
     assert result.chosen is not None
     if limits.time_weight not in TIME_WEIGHTS.values():
@@ -172,21 +172,21 @@ def gpus_named(texts: Sequence[str]) -> list[str]:
     return [text.partition(":")[0] for text in texts] if len(texts) > 1 else []
 
 
-def rows_of_gpus(space: SearchSpace, found: Found, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
+def rows_of_gpus(space: SearchSpace, found: SearchResult, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
     """Yield for each of several GPUs named in ``texts`` the rows of ``found`` whose machines all have that GPU."""
     for name in gpus_named(texts):
         has = np.array([has_accelerator(option.offer.instance_type, name) for option in space.options])
         yield np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
 
 
-def _of_each_gpu(question: Question, result: Found, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
+def _of_each_gpu(question: Question, result: SearchResult, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
     """Yield the best row of each of several GPUs that were named, of which none is shown."""
     for rows in rows_of_gpus(question.space, result, question.gpus):
         if rows.size and not set(shown) & set(rows.tolist()):
             yield int(rows[best_rows(result.forecast.take(rows), limits, 1)[0]])
 
 
-def _chosen(question: Question, result: Found, limits: Limits) -> int | None:
+def _chosen(question: Question, result: SearchResult, limits: Limits) -> int | None:
     row, safe = choose(result.forecast, limits)
     if row is None:
         return None
@@ -197,13 +197,13 @@ def _chosen(question: Question, result: Found, limits: Limits) -> int | None:
     return best.chosen
 
 
-def on_demand_rows(space: SearchSpace, found: Found) -> NDArray[np.intp]:
+def on_demand_rows(space: SearchSpace, found: SearchResult) -> NDArray[np.intp]:
     """Return the row indices of clusters without spot machines, so that none can be taken back."""
     spot = np.array([option.offer.price.market == "spot" for option in space.options])
     return np.flatnonzero(~((found.rows.count > 0) & spot[found.rows.option]).any(axis=1))
 
 
-def _safest(question: Question, result: Found, rows: NDArray[np.intp], limits: Limits) -> int | None:
+def _safest(question: Question, result: SearchResult, rows: NDArray[np.intp], limits: Limits) -> int | None:
     """Return the best of some rows, whether or not others are better."""
     part = replace(
         result,
@@ -215,7 +215,7 @@ def _safest(question: Question, result: Found, rows: NDArray[np.intp], limits: L
     return None if row is None else int(rows[row])
 
 
-def worth_their_machines(question: Question, found: Found, limits: Limits) -> Found:
+def worth_their_machines(question: Question, found: SearchResult, limits: Limits) -> SearchResult:
     """Return ``found``, chosen anew, without clusters that gain less over one machine than their 90 % intervals.
 
     One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
@@ -238,7 +238,7 @@ def worth_their_machines(question: Question, found: Found, limits: Limits) -> Fo
     return replace(found, rows=rows.take(worth), forecast=part, **choice(part, limits))
 
 
-def _quotas(space: SearchSpace, result: Found, row: int) -> tuple[QuotaNeed, ...]:
+def _quotas(space: SearchSpace, result: SearchResult, row: int) -> tuple[QuotaNeed, ...]:
     took = needed(
         (offer.instance_type, offer.price.market, count)
         for offer, count in ((space.options[index].offer, count) for index, count in result.cluster(row).machines)

@@ -26,7 +26,7 @@ from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import elapsed_s
 from hetopt.optimizer.search.pareto import pareto_front
-from hetopt.optimizer.search.search import Effort, Found, search
+from hetopt.optimizer.search.search import Effort, SearchResult, search
 from hetopt.optimizer.search.search_space import SearchSpace
 
 FINALISTS = 48
@@ -36,7 +36,7 @@ AS_LIKELY = 0.02
 """Where no plan is sure enough, those so close to the likeliest are equals, and the best of them is taken."""
 
 
-def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
+def simulate(space: SearchSpace, job: JobModel, found: SearchResult, rows: Sequence[int], *, seed: int) -> PossibleRuns:
     """Return simulated runs, total seconds and USD, [rows, draws], of the clusters in some rows of a search."""
     forecast, finalists = found.forecast, []
     for row in rows:
@@ -75,8 +75,8 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
 
 
 def confident(
-    space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float | None, *, seed: int
-) -> tuple[Found, float, bool]:
+    space: SearchSpace, job: JobModel, found: SearchResult, limits: Limits, confidence: float | None, *, seed: int
+) -> tuple[SearchResult, float, bool]:
     """Return ``found`` with the best plan that keeps ``limits`` with ``confidence`` (None: 0.9) in simulated runs.
 
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
@@ -106,19 +106,19 @@ def first_likely(chances: NDArray[np.float64], asked: float) -> int:
 
 
 def _chances(
-    space: SearchSpace, job: JobModel, result: Found, limits: Limits, rows: Sequence[int], *, seed: int
+    space: SearchSpace, job: JobModel, result: SearchResult, limits: Limits, rows: Sequence[int], *, seed: int
 ) -> NDArray[np.float64]:
     runs = simulate(space, job, result, rows, seed=seed)
     return runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
 
 
-def sparing(found: Found) -> NDArray[np.intp]:
+def sparing(found: SearchResult) -> NDArray[np.intp]:
     """Return the row indices of the Pareto front of total time and budget at their 90 % upper ends, quickest first."""
     forecast = found.forecast
     return pareto_front(forecast.total_high_s, np.maximum(forecast.cost_high_usd, forecast.least_budget_usd))
 
 
-def _finalists(result: Found, limits: Limits) -> list[int]:
+def _finalists(result: SearchResult, limits: Limits) -> list[int]:
     """Return the best rows that fit, thinned towards those with more to spare, best first.
 
     Half are the best; others are the best of those that use less and less of their limits, so that one with enough to
@@ -167,7 +167,7 @@ class Question:
     effort: Effort
     gpus: tuple[str, ...] = ()
 
-    def search(self, limits: Limits) -> Found:
+    def search(self, limits: Limits) -> SearchResult:
         """Search the same space and job within other limits, and return the result; takes a whole search."""
         return search(self.space, self.job, limits, effort=self.effort)
 
@@ -176,7 +176,7 @@ class Question:
         """The probability with which limits must be kept."""
         return SURE if self.confidence is None else self.confidence
 
-    def least(self, found: Found, limits: Limits, limit: Limit) -> float:
+    def least(self, found: SearchResult, limits: Limits, limit: Limit) -> float:
         """Return the least budget, USD, or deadline, s (see ``limit``), that a plan of ``found`` keeps; inf: none."""
         rows = sparing(found)
         other: Limit = "deadline_s" if limit == "budget_usd" else "budget_usd"

@@ -17,7 +17,7 @@ from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
 from hetopt.optimizer.search.exchange_menu import gain_of, least_gain, methods_left_out
 from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits
-from hetopt.optimizer.search.search import Found, proved
+from hetopt.optimizer.search.search import SearchResult, proved
 from hetopt.optimizer.step_time.links import NETWORK_EFFICIENCY
 from hetopt.optimizer.step_time.local_options import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
@@ -33,7 +33,7 @@ USUAL_SYNC = "local-sgd(8, stretch=1.5)"
 def explain(
     model: FittedModel,
     host: ReferenceHost,
-    found: Found,
+    found: SearchResult,
     chosen: Candidate,
     limits: Limits,
     seen: Sensitivity,
@@ -74,7 +74,7 @@ def _begins_again(profile: Profile) -> Iterator[str]:
         )
 
 
-def _why(result: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
+def _why(result: SearchResult, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
     prediction = chosen.prediction
     within = limits_in_words("the", limits.budget_usd, limits.deadline_s)
     machines = chosen.in_words
@@ -131,7 +131,7 @@ def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterat
     yield f"Batches of {size:,}, not {usual:,}: {counted}."
 
 
-def _scarce(result: Found, chosen: Candidate) -> Iterator[str]:
+def _scarce(result: SearchResult, chosen: Candidate) -> Iterator[str]:
     if result.chosen is None or all(group.market != "spot" for group in chosen.groups):
         return
     factor = float(result.forecast.scarce_factor[result.chosen])

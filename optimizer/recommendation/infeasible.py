@@ -22,7 +22,7 @@ from hetopt.optimizer.plan import OWN, Candidate, MachineMemory, limits_in_words
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.confidence import NEVER, Question, remedies
 from hetopt.optimizer.search.objective import Limits
-from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.search import SearchResult
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, scheme_of, usable_bytes
 from hetopt.optimizer.step_time.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY, unusable
@@ -203,7 +203,7 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
     )
 
 
-def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limits) -> str | None:
+def larger_quotas(space: SearchSpace, found: SearchResult, quotas: Quotas, limits: Limits) -> str | None:
     """Return 'ask AWS to raise ...', the least increase of quotas with which a cluster keeps limits; None: none helps.
 
     Args:
@@ -231,7 +231,9 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
     return f"ask AWS to raise {' and '.join(asked)}" if asked else None
 
 
-def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Sequence[str] = ()) -> NoFeasiblePlan:
+def nothing_fits(
+    question: Question, found: SearchResult, limits: Limits, otherwise: Sequence[str] = ()
+) -> NoFeasiblePlan:
     """Return, not raise, the error that no plan keeps the limits; names the cheapest in time, the quickest affordable.
 
     It searches and simulates again, to say in its hint which limits a plan would keep.
@@ -246,7 +248,7 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
     if len(forecast) == 0:
         return _no_cluster(space, otherwise)
 
-    def described(result: Found, row: int) -> str:
+    def described(result: SearchResult, row: int) -> str:
         candidate = make_candidate(space, job, result.cluster(row), result.forecast, row)
         prediction = candidate.prediction
         least = float(result.forecast.least_budget_usd[row])

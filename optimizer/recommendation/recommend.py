@@ -60,7 +60,7 @@ from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanReq
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, least_gain
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
-from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
+from hetopt.optimizer.search.search import Effort, SearchResult, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     MachineOption,
     SearchSpace,
@@ -194,7 +194,7 @@ WORTH_ANOTHER_BATCH = 0.1
 """Part of the expected score that another batch size must save at equal progress to be told of."""
 
 
-def _other_batch(request: PlanRequest, problem: SearchProblem, result: Found) -> Iterator[str]:
+def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
     """Yield the saving of the best batch size at equal progress, where the job's own is kept unasked."""
     if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
         return
@@ -225,7 +225,7 @@ def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
     return Unpriced.of([catalog] if catalog.cloud == AWS else [], options)
 
 
-def _sure(request: PlanRequest, question: Question, result: Found) -> tuple[Found, Sensitivity]:
+def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tuple[SearchResult, Sensitivity]:
     """Return the search with the choice that keeps the limits as surely as asked, and how sure that is."""
     options, limits = request.options, request.limits
     if request.profile.is_counted and request.catalog.region != OWN:
@@ -584,7 +584,7 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[Exc
     return averages
 
 
-def _searched(space: SearchSpace, result: Found) -> str:
+def _searched(space: SearchSpace, result: SearchResult) -> str:
     refused = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
     left_out = f" (left out: {'; '.join(refused)})" if space.excluded else ""
     stopped = "; stopped early" if result.stopped else ""

@@ -28,7 +28,7 @@ from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Effort", "Found", "Limits", "Proof", "choose", "search"]
+__all__ = ["Effort", "Limits", "Proof", "SearchResult", "choose", "search"]
 
 
 NEAR_BEST = 400
@@ -57,7 +57,7 @@ class Effort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """Result of a search: the clusters that it priced and kept, their forecast, the chosen row, the front, the proof.
 
     Attributes:
@@ -96,7 +96,7 @@ def search(
     *,
     effort: Effort | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> SearchResult:
     """Return the best cluster of ``space`` within ``limits``, and all clusters priced; deterministic.
 
     Ctrl-C while mixes are searched ends the search early (``stopped``), with what was found.
@@ -127,7 +127,7 @@ def search(
         except KeyboardInterrupt:
             goes_on()
             stopped = True
-    return Found(
+    return SearchResult(
         rows=pool.rows,
         uniform=pool.uniform,
         forecast=pool.forecast,
@@ -142,13 +142,13 @@ def search_study(
     space: SearchSpace,
     job: JobModel,
     limits: Limits,
-    found: Found,
+    found: SearchResult,
     *,
     seed: int,
     types: int,
     trials: int,
     kept: Path | optuna.Study | None,
-) -> Found:
+) -> SearchResult:
     """Return exact search's result with clusters that ``trials`` trials of an Optuna study add, chosen anew among all.
 
     Args:
@@ -184,7 +184,7 @@ def search_study(
     return replace(found, trials=done, stopped=found.stopped or asked.stopped)
 
 
-def proved(found: Found) -> str:
+def proved(found: SearchResult) -> str:
     """Return in words what exact search proved: 'no mix of up to three types is better by more than 0.2 %'."""
     proof = found.proof
     uniform = f"{found.uniform:,} clusters of one type were priced, each one"
@@ -208,7 +208,7 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
 
 
 def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
-    """Return the chosen row, whether it is ``safe``, and the thinned ``front`` of a forecast, as fields of `Found`."""
+    """Return the chosen row, whether it is ``safe``, and the thinned ``front``: fields of `SearchResult`."""
     chosen, safe = choose(forecast, limits)
     keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)
     front = keeps[plan_front(forecast.take(keeps))]

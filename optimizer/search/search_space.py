@@ -19,7 +19,7 @@ from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import Quotas, bucket_of
-from hetopt.optimizer.plan import Watched
+from hetopt.optimizer.plan import ObservedLosses
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.pareto import undominated
@@ -74,7 +74,7 @@ class MachineOption:
     startup_s: float
     disk_gb: int
     belief: PreemptionRatePosterior | None = None
-    watched: Watched | None = None
+    watched: ObservedLosses | None = None
     precision: Precision = "fp32"
     stretch: float = 1.0
     stretch_log_sd: float = 0.0

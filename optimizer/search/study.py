@@ -27,7 +27,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
-from hetopt.core.interruption import goes_on, in_one_piece
+from hetopt.core.interruption import delay_signals, goes_on
 from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import JobModel, forecast
@@ -81,7 +81,7 @@ class Study:
                 study.enqueue_trial(self._parameters(cluster), skip_if_exists=bool(before))
             try:
                 for _ in range(len(first) + trials - done):
-                    with in_one_piece():  # Optuna's lock of a journal is not let go where an interrupt comes meanwhile
+                    with delay_signals():  # Optuna's lock of a journal is not let go where an interrupt comes meanwhile
                         study.optimize(self._price, n_trials=1)
             except KeyboardInterrupt:
                 goes_on()

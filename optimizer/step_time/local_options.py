@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.core.run_rules import steps_of_round
+from hetopt.core.run_rules import steps_of_epochs
 from hetopt.core.run_spec import Synchronization
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import LocalGate, LocalPilot, Penalty, distance
@@ -63,7 +63,7 @@ def communication(
         case "local-sgd":
             share, log_sd, known = 1 / sync.every_steps, 0.0, "as it is told to"
         case "fedavg":
-            steps = steps_of_round(sync.every_epochs, dataset_size, global_batch_size)
+            steps = steps_of_epochs(sync.every_epochs, dataset_size, global_batch_size)
             share, log_sd, known = 1 / steps, 0.0, "as it is told to"
         case "selsync" if sync.delta == "auto":
             share, log_sd, known = sync.synchronised_share, 0.1, "as its delta is steered to"

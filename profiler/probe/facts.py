@@ -191,7 +191,7 @@ def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     ]
 
 
-class StepCount:
+class StepMemoryCount:
     """Counter of the bytes of memory that a training step takes: in computing, and in the optimizers' updates.
 
     What a job keeps from step to step counts as there; on a GPU also what its libraries hold, which is then part of

@@ -24,8 +24,8 @@ from hetopt.core.memory import Precision, TrainingMemory, fit_memory, memory_lim
 from hetopt.core.run_spec import ProbeSchedule, RunSpec, Sweep
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.exchange_costs import time_compressors
-from hetopt.profiler.probe.facts import StepCount, device_memory_bytes, peak_memory_bytes, reset_peak_memory
-from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, SweepEnded, SweepPoint, Taken
+from hetopt.profiler.probe.facts import StepMemoryCount, device_memory_bytes, peak_memory_bytes, reset_peak_memory
+from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, SweepEnded, SweepPoint, WorkerSteps
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.failure import is_out_of_memory
@@ -40,7 +40,7 @@ FEWEST_SIZES = 2
 """Measured whatever it takes, as a line needs two points; larger sizes are left out when time runs short."""
 
 
-def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> Taken:
+def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> WorkerSteps:
     """Return a record of steps that just ended, with peak bytes and contention; ``before_s``: yardstick before them.
 
     Args:
@@ -49,7 +49,7 @@ def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | No
         before_s: reading of the yardstick before them; None: the processor does not compute.
     """
     after_s = yardstick_s(device)
-    return Taken(
+    return WorkerSteps(
         peak_memory_bytes=peak_memory_bytes(device),
         yardstick_s=None if before_s is None or after_s is None else (before_s + after_s) / 2,
         contention=max(1.0, math.fsum(step.wall_s for step in steps) / math.fsum(step.alone_s for step in steps)),
@@ -112,7 +112,7 @@ class Replica:
 
     def count(self, batch: Batch, samples: int) -> TrainingMemory:
         """Take one step, not the first, and return the device memory that it takes, bytes by kind of tensor."""
-        count = StepCount(
+        count = StepMemoryCount(
             self.device,
             parameters=list(self.loss.model.parameters()),
             buffers=list(self.loss.model.buffers()),
@@ -202,9 +202,9 @@ def run_sweep(
             if is_too_large(points, size, left_s, limit_bytes):
                 break
             allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
-            timed = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
+            timed = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else WorkerSteps()
             rows = crew.gather(timed.row(sweep.timed_steps))[: sweep.concurrent_workers]
-            workers = tuple(Taken.of(row) for row in rows)
+            workers = tuple(WorkerSteps.of(row) for row in rows)
             if not all(worker.samples_s for worker in workers):
                 if schedule is not None:
                     crew.record(SweepEnded(sweep=index, local_batch_size=size))
@@ -225,7 +225,7 @@ def run_sweep(
 
 def _measure(
     stepper: _Stepper, sweep: Sweep, size: int, allowed_s: float, group: Alignment, device: torch.device
-) -> Taken:
+) -> WorkerSteps:
     """Warm up and time steps at one batch size, in step with the other active workers."""
     reset_peak_memory(device)
     timed: list[TimedStep] = []
@@ -246,7 +246,7 @@ def _measure(
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-            return Taken()
+            return WorkerSteps()
         if len(timed) <= 2:
             # The first step also sets up its kernels, so the second knows better how many steps there is time for.
             warmups, steps = steps_within(sweep, allowed_s, step_s)

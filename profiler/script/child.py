@@ -34,7 +34,7 @@ from hetopt.profiler.probe.facts import (
     model_kind,
 )
 from hetopt.profiler.probe.sweep import record_facts
-from hetopt.profiler.records import FINISHED, STARTED, SweepEnded, Taken
+from hetopt.profiler.records import FINISHED, STARTED, SweepEnded, WorkerSteps
 from hetopt.profiler.script.course import USUAL, ScriptCourse
 from hetopt.profiler.script.observer import Course, Finished, Observer, be_alone, flat_gradient, listen, normalises
 from hetopt.profiler.script.order import MEETING_FILE, ORDER_FILE, ScriptOrder
@@ -194,7 +194,7 @@ class ScriptProbe:
         fewest = int(min(row[0] for row in crew.gather([float(len(measured.points))])))
         for point in measured.points[:fewest]:
             rows = crew.gather(point.workers[0].row(order.timed_steps))
-            crew.record(point.model_copy(update={"workers": tuple(map(Taken.of, rows))}))
+            crew.record(point.model_copy(update={"workers": tuple(map(WorkerSteps.of, rows))}))
         if order.compressors is not None and measured.gradient is not None:
             time_compressors(crew, order.sweep, order.compressors, measured.gradient, None)
         if order.concurrent_workers > 1:

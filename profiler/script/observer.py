@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.errors import HetoptError
 from hetopt.core.profile import Reading
-from hetopt.profiler.probe.facts import StepCount
+from hetopt.profiler.probe.facts import StepMemoryCount
 from hetopt.profiler.probe.sweep import TimedStep, timed_step
 from hetopt.profiler.records import PHASES
 from hetopt.trainer.data.fetch import samples_in, tensors_in
@@ -57,7 +57,7 @@ class Wish:
     learns: bool = False
     inside: Sequence[Any] = ()
     wants_gradient: bool = False
-    count: StepCount | None = None
+    count: StepMemoryCount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +182,10 @@ class Observer:
         """Bytes of all parameters' gradients."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
-    def count(self) -> StepCount:
+    def count(self) -> StepMemoryCount:
         """Return a new counter of a step's memory, which knows what the script keeps from step to step."""
         parameters = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
-        return StepCount(
+        return StepMemoryCount(
             self.device,
             parameters=[*parameters, *self.parameters],
             buffers=[buffer for module in self.modules for buffer in module.buffers(recurse=False)],

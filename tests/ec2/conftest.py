@@ -23,7 +23,7 @@ from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop
 from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.ordering import Orders
-from hetopt.backends.ec2.renter.removal import Found, Remover
+from hetopt.backends.ec2.renter.removal import Remover, TaggedResource
 from hetopt.backends.ec2.renter.request import LEDGER_FILE, Answer, BotoEdge, Edge, LedgerEdge, Request, Retrying
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Ec2
@@ -183,7 +183,7 @@ def rent(edge: Edge, order: Order, plan: Plan, bundle: Bundle, folder: Path, pat
     return renter(edge, order, folder, patience).begin(plan.run, files, bundle.data)
 
 
-def leftovers(edge: Edge, run_id: str | None = None) -> list[Found]:
+def leftovers(edge: Edge, run_id: str | None = None) -> list[TaggedResource]:
     """Everything with a tag of ours that is still there."""
     return list(Remover(edge=edge, sleep=lambda _: None).look(run_id).check())
 

@@ -35,11 +35,11 @@ from hetopt.backends.host.agent import PLACE_WITHIN_S
 from hetopt.backends.host.protocol import (
     PRICES_EVERY_S,
     Allowance,
+    BilledTime,
     Lease,
     PaidMachine,
     PriceChange,
     Renewal,
-    Stay,
     renewed_end_s,
     spent_usd,
 )
@@ -310,7 +310,7 @@ WORST_PRICE = 5.0
 def test_what_is_spent_never_falls_and_is_the_sum_over_the_pieces(
     first: float, changes: list[tuple[float, float]], last: float, lives: bool
 ) -> None:
-    stay, now_s, spent = Stay(since_s=1000.0, until_s=None, usd_per_hour=first, minimum_s=MINIMUM_S), 1000.0, 0.0
+    stay, now_s, spent = BilledTime(since_s=1000.0, until_s=None, usd_per_hour=first, minimum_s=MINIMUM_S), 1000.0, 0.0
     rate, begun_s, pieces = first, 1000.0, 0.0
     for gap, price in changes:
         now_s += gap

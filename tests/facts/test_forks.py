@@ -281,13 +281,13 @@ def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
 
 IN_ONE_PIECE = """
 import os, signal, sys
-from hetopt.core.interruption import Terminated, ends_by_signals, in_one_piece
+from hetopt.core.interruption import Terminated, ends_by_signals, delay_signals
 ignored, number = int(sys.argv[1]), int(sys.argv[2])
 if ignored:
     signal.signal(ignored, signal.SIG_IGN)
 try:
     with ends_by_signals():
-        with in_one_piece():
+        with delay_signals():
             os.kill(os.getpid(), number)
             print("all of it")
         print("more")
@@ -316,13 +316,13 @@ def test_what_is_done_in_one_piece_is_done_before_a_signal_is_heard(number: int,
 
 WHILE_A_TEXT_IS_EXECUTED = """
 import os, signal, sys
-from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of, hears_nothing_more
+from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of, ignore_signals
 try:
     with ends_by_signals():
         exec(f"os.kill(os.getpid(), {int(sys.argv[1])})")
 except (KeyboardInterrupt, Terminated) as error:
     code = exit_code_of(error)
-hears_nothing_more()
+ignore_signals()
 sys.exit(code)
 """
 

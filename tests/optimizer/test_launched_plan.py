@@ -21,7 +21,7 @@ from hetopt.api.backends import backend, options_at
 from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.plan import parse_hosts, rehearse
-from hetopt.backends.prediction import LEAST_GAIN, Foreseen, Meeting, foresee, predict_on_local
+from hetopt.backends.prediction import LEAST_GAIN, ExchangeGroup, PredictedExchange, predict_exchange, predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import whole_ways
@@ -177,9 +177,9 @@ LATENCY_S, BYTES_PER_S = 1e-3, 1e7
 
 def meeting(
     workers: int = 4, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, model: FittedModel = MODEL
-) -> Meeting:
+) -> ExchangeGroup:
     link = LinkModel(latency_s=latency_s, bytes_per_s=bytes_per_s)
-    return Meeting(model=model, workers=workers, link=lambda _: link, compressors=model.reference.compressors)
+    return ExchangeGroup(model=model, workers=workers, link=lambda _: link, compressors=model.reference.compressors)
 
 
 def run_of(compression: Compression, policy: RatioPolicyName = "fixed", *, follows_network: bool = False) -> RunSpec:
@@ -202,8 +202,8 @@ def asked(combination: Combination, ratio: float = 0.01) -> Compression:
     )
 
 
-def seen(run: RunSpec, place: Meeting, *, compute_s: float = 0.1, to_target: bool = True) -> Foreseen:
-    return foresee(run, place, compute_s=compute_s, to_target=to_target)
+def seen(run: RunSpec, place: ExchangeGroup, *, compute_s: float = 0.1, to_target: bool = True) -> PredictedExchange:
+    return predict_exchange(run, place, compute_s=compute_s, to_target=to_target)
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("identity", 1.0), ("topk", 0.01)])
@@ -249,7 +249,7 @@ def test_the_cheapest_collective_is_no_dearer_than_the_one_that_was_named(
 def test_auto_is_never_predicted_to_lose_to_dense_training(ratio: float, bytes_per_s: float, compute_s: float) -> None:
     place = meeting(4, bytes_per_s)
 
-    def per_progress_s(told: Foreseen) -> float:
+    def per_progress_s(told: PredictedExchange) -> float:
         return (compute_s + told.compress_s + told.exchange_s) * step_inflation(told.gain)
 
     run = run_of(Compression(name="topk", ratio=ratio), "auto", follows_network=True)

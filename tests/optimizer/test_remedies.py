@@ -30,7 +30,7 @@ from hetopt.optimizer.recommendation import confidence as remedies_module, recom
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.objective import NEAR
-from hetopt.optimizer.search.search import Found, search
+from hetopt.optimizer.search.search import SearchResult, search
 from hetopt.optimizer.search.search_space import SearchSpace
 from hetopt.reports import plan_document
 
@@ -162,7 +162,7 @@ def test_where_a_loss_begins_the_run_again_its_remedies_are_priced_and_found_in_
     """A month on spot without checkpoints: no budget helps, and to look for one must not take for ever."""
     work: list[int] = []
 
-    def counted(space: SearchSpace, *args: Any, **kwargs: Any) -> Found:
+    def counted(space: SearchSpace, *args: Any, **kwargs: Any) -> SearchResult:
         found = search(space, *args, **kwargs)
         boxes = 0 if found.proof is None else found.proof.boxes
         work.append(found.uniform * len(space.exchanges) + boxes)

@@ -38,7 +38,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.loop import Material, train
 from hetopt.trainer.session.run import Session
-from hetopt.trainer.session.turns import Turns
+from hetopt.trainer.session.turns import StepMessages
 from hetopt.trainer.steps.local_batch import BatchReader
 from tests.trainer.joining import join, leave
 
@@ -96,7 +96,7 @@ def counting() -> Iterator[tuple[TensorBytes, list[int]]]:
 
     hook = register_optimizer_step_pre_hook(update)
     messages = patch.object(Channel, "all_reduce", by_the_host(Channel.all_reduce))
-    with messages, patch.object(Turns, "__init__", by_the_host(Turns.__init__)):
+    with messages, patch.object(StepMessages, "__init__", by_the_host(StepMessages.__init__)):
         yield count, peaks
     hook.remove()
     gc.collect()

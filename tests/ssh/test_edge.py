@@ -48,7 +48,7 @@ from hetopt.backends.ssh.objects import (
     frame,
     read_frame,
 )
-from hetopt.core.artifact import read_words
+from hetopt.core.artifact import parse_from_peer
 from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
@@ -283,7 +283,7 @@ def seen_from_afar(folder: Path) -> Iterator[RemoteObjects]:
     def serve() -> None:
         with ours, ours.makefile("rb") as stream:
             while (asked := read_frame(stream.read)) is not None:
-                ours.sendall(frame(*answer(objects, read_words(Request, asked[0], "host"), asked[1])))
+                ours.sendall(frame(*answer(objects, parse_from_peer(Request, asked[0], "host"), asked[1])))
 
     thread = threading.Thread(target=serve)
     thread.start()

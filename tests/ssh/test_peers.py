@@ -31,7 +31,7 @@ from hetopt.backends.ssh.link import Begun
 from hetopt.backends.ssh.objects import Answer, Request
 from hetopt.cli import follow
 from hetopt.cli.main import app
-from hetopt.core.artifact import Record, read_words
+from hetopt.core.artifact import Record, parse_from_peer
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host, parse_hosts
 from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, RunFolders, write_spec
@@ -106,7 +106,7 @@ FIELDS = sorted({name for kind in KINDS for name in kind.model_fields})
 
 def read_or_refused(kind: type[Record], data: bytes) -> tuple[Record | None, str]:
     try:
-        return read_words(kind, data, "box"), ""
+        return parse_from_peer(kind, data, "box"), ""
     except RunFailed as refused:
         return None, refused.message
 
@@ -134,7 +134,7 @@ def test_words_are_a_record_or_one_sentence(kind: type[Record], data: bytes) -> 
 
 @given(time=st.from_regex(rb"-?[0-9.e+-]{1,500}", fullmatch=True), clock_s=st.floats(0, 1e11))
 def test_no_clock_makes_an_event_that_cannot_be_read(time: bytes, clock_s: float) -> None:
-    ahead_s = read_words(State, json.dumps({"time_s": clock_s, "does": "training"}), "box").time_s - 1.7e9
+    ahead_s = parse_from_peer(State, json.dumps({"time_s": clock_s, "does": "training"}), "box").time_s - 1.7e9
     line = b'{"event": "step", "time_s": ' + time + b', "loss": 0.5}\n'
     again = in_our_time(line, ahead_s)
     try:
@@ -196,7 +196,7 @@ def test_words_of_a_whole_round_fit_into_what_is_read() -> None:
     """With as many hosts as an inventory may have."""
     hosts = parse_hosts(",".join(f"box{place}" for place in range(256)))
     ways = {"reached": {host.name: "yes" for host in hosts}, "rates": {"box1": [1e9, 1e9]}}
-    assert read_words(Ways, json.dumps(ways), "box").reached.keys() == {host.name for host in hosts}
+    assert parse_from_peer(Ways, json.dumps(ways), "box").reached.keys() == {host.name for host in hosts}
 
 
 # An environment of a run's own: made from hashed packages by the program that begins a host's part, for real.

@@ -20,7 +20,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import read_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.engine import LARGEST, tensors_mark
-from hetopt.trainer.script.batches import Audits, Found, ShareTable, own_items
+from hetopt.trainer.script.batches import AuditResult, Audits, ShareTable, own_items
 from hetopt.trainer.session import session
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.session.turns import DEEDS, disagreement
@@ -207,10 +207,10 @@ def test_noise_alone_is_no_difference_and_a_bias_in_it_is(seed: int, bias: float
     wrong = bias * torch.ones(2000, dtype=torch.float64)
     for _ in range(8):
         noise = torch.randn(2000, generator=generator, dtype=torch.float64)
-        found = Found.of(noise + wrong, 100.0, draws=True, before=sums)
+        found = AuditResult.of(noise + wrong, 100.0, draws=True, before=sums)
     if bias == 0.0 or bias > 1.0:
         assert found.differs(1e-4) == (bias > 1.0)
-    assert Found.of(wrong + 1, 100.0, draws=False, before=[]).differs(1e-4)
+    assert AuditResult.of(wrong + 1, 100.0, draws=False, before=[]).differs(1e-4)
 
 
 words = st.tuples(

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetopt.core.run_rules import steps_of_round, why_not_local
+from hetopt.core.run_rules import steps_of_epochs, why_not_local
 from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.trainer.sync.synchroniser import GradientChange, choose_sync_policy, votes_needed
 
@@ -48,7 +48,7 @@ def test_fedavg_counts_its_rounds_in_epochs_and_draws_another_part_each_time():
     assert len(set(drawn)) > 3
     everyone, _ = run(Synchronization(name="fedavg"), None, steps=50)
     assert {decision.participants for decision in everyone.values()} == {None}
-    assert steps_of_round(0.001, 100, 64) == 1
+    assert steps_of_epochs(0.001, 100, 64) == 1
 
 
 changes_of_all = st.lists(st.floats(0, 10), min_size=WORKERS, max_size=WORKERS).map(tuple)

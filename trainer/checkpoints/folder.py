@@ -301,7 +301,7 @@ _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ResumePoint:
     """Step of the newest checkpoint that a run can resume from, and damaged checkpoints that are newer.
 
     Attributes:
@@ -327,7 +327,7 @@ class CheckpointFolder:
         """Return the folder in which the checkpoint of a step is being written."""
         return self._folder / f"step-{step}{_PARTIAL}"
 
-    def newest(self, digest: str) -> Found:
+    def newest(self, digest: str) -> ResumePoint:
         """Find the newest checkpoint whose files are all as written, by reading them; refuse another run's.
 
         Raises:
@@ -344,14 +344,14 @@ class CheckpointFolder:
                     hint=_start_over(self._folder),
                 )
             if reason is None:
-                return Found(step=step, torn=tuple(torn))
+                return ResumePoint(step=step, torn=tuple(torn))
             torn.append((step, reason))
         if torn:
             raise BadInput(
                 f"No checkpoint in {self._folder} is whole: in that of step {torn[0][0]}, {torn[0][1]}.",
                 hint=_start_over(self._folder),
             )
-        return Found(step=None)
+        return ResumePoint(step=None)
 
     def write(self, step: int, name: str, state: SharedState | RankState, *, keeps: int = 1) -> FileRecord:
         """Write shared or one worker's state as a file of the unpublished checkpoint of ``step``; return its record.
@@ -427,7 +427,7 @@ class CheckpointFolder:
         Raises:
             BadInput: see `newest`, or it is damaged.
         """
-        found = self.newest(digest) if rank == 0 else Found(step=None)
+        found = self.newest(digest) if rank == 0 else ResumePoint(step=None)
         for torn, reason in found.torn:
             events.write("checkpoint_skipped", step=torn, reason=reason)
         step = int(gather_numbers([-1 if found.step is None else found.step], workers)[0][0])
@@ -669,7 +669,7 @@ class CheckpointSaver:
         return problem
 
     def finish(self) -> str | None:
-        """Wait for the checkpoint under way, and conclude it; return why it was given up; None: it was not."""
+        """Publish or give up the checkpoint under way; return why it was given up, else None; all must call it."""
         if self._under_way is None:
             return None
         wait([self._under_way.parts])

@@ -64,7 +64,7 @@ class GradientState:
         weight: factor on this worker's gradient, or ``"sum"``; None: its share of the batch (see `CommState`).
         record: settings and results of audits; None: there are none.
         is_audit: whether the step at hand is an audit, on all workers.
-        differences: sums over earlier audits, see `hetopt.trainer.script.batches.Found`.
+        differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
         waited_s: seconds of a step spent waiting for other workers before the last part of the gradient was sent.
         norms: squared norms of a step's gradient, where they are wanted.
     """
@@ -135,7 +135,7 @@ class CommState(GradientState):
         weight: as above; may be set before each backward pass.
         record: what audits found.
         is_audit: whether the step at hand is an audit, on all workers.
-        differences: sums over earlier audits, see `hetopt.trainer.script.batches.Found`.
+        differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
         stats: of the last step's exchange, where the whole gradient is exchanged.
 
     Raises:

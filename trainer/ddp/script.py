@@ -64,8 +64,8 @@ from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.batches import (
     LEAST_WORKERS,
     REGISTRY,
+    AuditResult,
     Audits,
-    Found,
     Part,
     SessionPlan,
     ShareTable,
@@ -481,7 +481,7 @@ class DdpRun:
         apart, norm = audited
         drawn = torch.tensor([float(draws)], device=self._device)
         dist.all_reduce(drawn)
-        result = Found.of(apart, norm, draws=bool(drawn), before=state.differences)
+        result = AuditResult.of(apart, norm, draws=bool(drawn), before=state.differences)
         state.record.tolerance = max(state.record.tolerance, ROUNDINGS * torch.finfo(self._computes_in).eps)
         state.record.tell(result, self.steps + 1, self._periods.events)
 

@@ -29,7 +29,7 @@ from typing import Self
 from pydantic import model_validator
 from torch._C._distributed_c10d import PrefixStore
 
-from hetopt.core.artifact import Record, ReplacedRecord, read_words
+from hetopt.core.artifact import Record, ReplacedRecord, parse_from_peer
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import Hosts, HostThere
 
@@ -300,7 +300,7 @@ def meet_again(
         while True:
             closed = store.text(f"{number}/closed")
             if closed:
-                generation = read_words(Generation, closed, "another worker")
+                generation = parse_from_peer(Generation, closed, "another worker")
                 if generation.rank(me) is not None and (yield from _all_here(store, generation, me, patience, clock)):
                     return generation
                 taken += any(other.place == me.place and other.life != me.life for other in generation.members)
@@ -311,7 +311,9 @@ def meet_again(
                 number -= 1
                 break
             texts = {place: store.text(f"{number}/member/{place}") for place in places}
-            registered = {place: read_words(Member, text, f"worker {place}") for place, text in texts.items() if text}
+            registered = {
+                place: parse_from_peer(Member, text, f"worker {place}") for place, text in texts.items() if text
+            }
             if may_close(registered, places, clock() - registered_s, patience, presence):
                 members = tuple(registered[place] for place in sorted(registered))
                 store.compare_set(f"{number}/closed", "", Generation(number=number, members=members).model_dump_json())
@@ -331,7 +333,7 @@ def meet_again(
 def _check_version(store: RendezvousStore, me: Member) -> None:
     """Refuse a worker that the others would not understand, before they stop for it."""
     closed = store.text(f"{begun(store)}/closed")
-    there = read_words(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
+    there = parse_from_peer(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
     if there != me.hetopt:
         raise BadInput(
             f"worker {me.place} has hetopt {me.hetopt}, and the workers that train have {there}.",

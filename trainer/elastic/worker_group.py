@@ -181,7 +181,7 @@ _HEAVY = ("model", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class CarriedState:
     """Training state that a worker takes from one generation into the next; tensors are copies, on the CPU.
 
     Attributes:
@@ -203,7 +203,7 @@ class Held:
     share: int = 0
 
 
-def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | None:
+def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> CarriedState | None:
     """Return the newest training state of any worker, which sends it to all; None: none has one. All must call it.
 
     Called by all workers of the generation, in whose group they are.
@@ -229,7 +229,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     own_state = None if held is None else held.own if version.step == newest.step else held.own_after
     # Other workers than those that the shares were for: the spec of this generation has theirs.
     unshared = {} if generation.members[source].beside == generation.places else {"shares": (), "memory_bounds": ()}
-    return Held(
+    return CarriedState(
         version=replace(newest, agreed=generation.number),
         shared=SharedState(**{**own, **received["shared"], **unshared}),
         own=own_state,
@@ -261,7 +261,7 @@ def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str
     return restored
 
 
-def told(generation: Generation, held: Held | None) -> dict[str, object]:
+def told(generation: Generation, held: CarriedState | None) -> dict[str, object]:
     """Return the fields of a ``workers_changed`` event: generation, workers, lost, new, and where state came from."""
     source = max(generation.members, key=lambda member: member.version)
     return {
@@ -329,7 +329,7 @@ class WorkerGroup:
         self._reason = ""
         self.generation: Generation | None = None
 
-    def join(self, held: Held | None = None) -> WorkerContext:
+    def join(self, held: CarriedState | None = None) -> WorkerContext:
         """Wait for a new generation, open its process group, return the context; ``held``: state kept; None: none.
 
         Raises:
@@ -373,7 +373,7 @@ class WorkerGroup:
         break_all_but(self._known)
         self.close()
 
-    def agreed(self, held: Held | None, *, step: int) -> None:
+    def agreed(self, held: CarriedState | None, *, step: int) -> None:
         """Log that all workers have the same state and training goes on; nothing is logged of the first generation.
 
         Args:

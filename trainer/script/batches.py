@@ -149,7 +149,7 @@ class Audits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class AuditResult:
     """The result of an audit: how far the workers' summed gradient is from one machine's; the same on all workers.
 
     Attributes:
@@ -166,7 +166,7 @@ class Found:
     coherence: float = 1.0
 
     @classmethod
-    def of(cls, apart: Tensor, norm: float, *, draws: bool, before: list[Tensor]) -> Found:
+    def of(cls, apart: Tensor, norm: float, *, draws: bool, before: list[Tensor]) -> AuditResult:
         """Return an audit's result from the gradient difference ``apart``; add it to ``before`` if it ``draws``.
 
         Args:
@@ -222,7 +222,7 @@ class AuditRecord:
                 hint=f"leave it out for {ROUNDING:g}, the rounding of float32 sums",
             )
 
-    def tell(self, found: Found, step: int, events: EventLog) -> None:
+    def tell(self, found: AuditResult, step: int, events: EventLog) -> None:
         """Log an audit's result; the first time that it is beyond the tolerance, log a warning or stop the run.
 
         Raises:

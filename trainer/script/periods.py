@@ -94,7 +94,7 @@ class Periods:
         audits: Audits | None = None,
         synchroniser: Callable[[RunSpec, Stopwatch], Synchronizer] | None = None,
     ) -> ShareTable:
-        """Return the table of shares of a new source of batches, and begin control periods on it; all must call it.
+        """Begin control periods on a new source of batches, and return its table of shares; all must call it.
 
         Args:
             size: samples of a batch of all workers.

@@ -55,7 +55,7 @@ from hetopt.trainer.session.guards import (
     replica_marks,
 )
 from hetopt.trainer.session.loaders import SessionLoader, Splits
-from hetopt.trainer.session.turns import Turns
+from hetopt.trainer.session.turns import StepMessages
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, make_exchange
@@ -169,7 +169,7 @@ class Flow:
         self._is_epoch_over = False  # while the last batch of it is not computed
         REGISTRY.enter(self)
         room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
-        self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
+        self._gate = StepMessages(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
         self._periods = Periods(plan, rank, world_size, folder, store=store, watched=lambda: self._gate)
         every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
         known = set(map(id, model.parameters()))

@@ -25,7 +25,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.vectors import GradientNorms
 from hetopt.trainer.engine import parameters_of
-from hetopt.trainer.script.batches import Found
+from hetopt.trainer.script.batches import AuditResult
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.step import Buckets, Part, all_finite
 
@@ -315,7 +315,7 @@ class GradientSum:
         self.norms.divide(weights)
         self.stats, self.has_arrived = self._sent_dense(sync_s), True
 
-    def audit(self, weight: float, *, is_leader: bool, draws: bool) -> Found:
+    def audit(self, weight: float, *, is_leader: bool, draws: bool) -> AuditResult:
         """Set ``.grad`` to the leader's whole-batch gradient; return how the others' sum differs; all must call it.
 
         Args:
@@ -336,7 +336,7 @@ class GradientSum:
         self.stats, self.was_hidden = self._sent_dense(), False
         drawn, flat = bool(self._marks[-1]), gradient[self._ahead :].double()
         self._give()
-        return Found.of(flat - parts[self._ahead :], float(flat.norm()), draws=drawn, before=self._audits)
+        return AuditResult.of(flat - parts[self._ahead :], float(flat.norm()), draws=drawn, before=self._audits)
 
     def _give(self) -> None:
         """Write the summed gradient to ``.grad``."""

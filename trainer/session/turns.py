@@ -60,7 +60,7 @@ class WorkerFailed(Disagreement, OthersFailed):
     """The error that a worker raises because another one has ended with an error."""
 
 
-class Turns(Guard):
+class StepMessages(Guard):
     """The messages by which workers check that they are at the same point of the script, and sum a few numbers.
 
     A single worker checks nothing.

@@ -300,7 +300,7 @@ class Buckets:
 
     Attributes:
         parts: of the gradient, in the order in which they are ready.
-        told: how many parts ``ready`` was called with since `arm`.
+        told: how many parts ``ready`` was called with since `finish`.
         is_armed: whether a backward pass is followed.
         is_repeated: whether a gradient was made more often than once a pass (a layer is computed again in backward).
     """
@@ -314,7 +314,16 @@ class Buckets:
         self._hooks: list[RemovableHandle] = []
 
     def arm(self, passes: int = 1) -> None:
-        """Follow the next ``passes`` backward passes, whose gradients add up; buckets are ready in the last one."""
+        """Follow the next ``passes`` backward passes, whose gradients add up; buckets are ready in the last one.
+
+        Raises:
+            RunFailed: the pass before failed when part of its gradient had been sent, of which the others know nothing.
+        """
+        if self.told:
+            raise RunFailed(
+                "a backward pass failed while its gradient was being sent, so that its batch cannot be left out.",
+                hint="let the script end with that error: the run goes on from its last checkpoint",
+            )
         if not self._hooks:
             note = partial(_note_made, weakref.ref(self))  # weakly: no collector sees what hooks of parameters hold
             self._hooks = [

@@ -50,7 +50,7 @@ from torch.optim import Optimizer
 from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.run_rules import steps_of_round, why_not_local
+from hetopt.core.run_rules import steps_of_epochs, why_not_local
 from hetopt.core.run_spec import Compression, RunSpec, Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel
@@ -286,7 +286,7 @@ def choose_sync_policy(
             return Periodic(every_steps=sync.every_steps)
         case "fedavg":
             return Periodic(
-                every_steps=steps_of_round(sync.every_epochs, dataset_size, global_batch_size),
+                every_steps=steps_of_epochs(sync.every_epochs, dataset_size, global_batch_size),
                 participants=sync.participants,
                 workers=workers,
                 seed=seed,

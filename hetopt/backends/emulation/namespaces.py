@@ -38,7 +38,7 @@ from typing import IO, Literal
 from hetopt.backends.processes import locks
 from hetopt.core.comm.cost import Primitive
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.interruption import in_one_piece
+from hetopt.core.interruption import delay_signals
 from hetopt.core.run_spec import EmulatedHost
 from hetopt.optimizer.fit import LinkModel
 from hetopt.trainer.host.forks import ForkedProcess, ForkServer
@@ -91,7 +91,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         check_size(len(hosts))
         network = cls(secrets.token_hex(2), hosts)
         try:
-            with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
+            with delay_signals():  # a signal in the middle of it would leave a namespace that nobody knows of
                 run("ip", ["netns", "add", _switch(network.id)])
                 network._lock = file_of(_switch(network.id)).open("rb")
                 fcntl.flock(network._lock, fcntl.LOCK_EX)  # somebody who looks for leftovers may have it for a moment

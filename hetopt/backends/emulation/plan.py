@@ -40,12 +40,12 @@ from hetopt.backends.prediction import (
     ASSUMED_LOG_SD,
     HOST_LINK,
     WORKER_S,
-    Mapped,
-    Meeting,
+    ExchangeGroup,
+    PlacedRun,
     SmallWorkers,
     begun_shares,
-    foresee,
     least_factor,
+    predict_exchange,
     predict_run,
     rounded_up,
 )
@@ -128,7 +128,7 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal(Mapped):
+class Rehearsal(PlacedRun):
     """A run mapped onto a miniature of its cluster, with its prediction and scale."""
 
     scale: Scale
@@ -301,7 +301,7 @@ def _predict(
             return box_link(primitive, slowest, here.workers / here.cpus)
         return model.host_links.get(primitive, HOST_LINK)
 
-    meeting = Meeting(
+    meeting = ExchangeGroup(
         model=model,
         workers=here.workers,
         link=link,
@@ -313,7 +313,7 @@ def _predict(
         together=IN_TRAINING * here.crowding,
         steered_log_sd=STEERED_LOG_SD if several else ASSUMED_LOG_SD,
     )
-    exchange = foresee(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
+    exchange = predict_exchange(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and several:
         exchange = replace(exchange, exchange_s=STEERED * exchange.exchange_s, compress_s=STEERED * exchange.compress_s)
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to

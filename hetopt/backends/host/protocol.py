@@ -362,7 +362,7 @@ class Versioned:
     version: str
 
 
-class Stay(Record):
+class BilledTime(Record):
     """The time of a machine on the bill: when it began and ended, and the prices paid in between."""
 
     since_s: NonNegativeFloat = Field(description="when it began, seconds since the epoch")
@@ -387,7 +387,7 @@ class Stay(Record):
         return self.model_copy(update={"usd_per_hour": usd_per_hour, "paid_usd": paid_usd, "priced_s": from_s})
 
 
-def spent_usd(stays: Iterable[Stay], now_s: float) -> float:
+def spent_usd(stays: Iterable[BilledTime], now_s: float) -> float:
     """Return the USD that machines (``stays``) have cost together until ``now_s``, in seconds since the epoch."""
     return math.fsum(stay.usd(now_s) for stay in stays)
 
@@ -423,10 +423,10 @@ def renewed_end_s(renewal: Renewal, changes: Sequence[PriceChange], now_s: float
     return budget_law.end_s(max(now_s, renewal.since_s), left_usd, renewal.worst_usd_per_hour)
 
 
-def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange], now_s: float) -> Stay:
+def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange], now_s: float) -> BilledTime:
     """Return the stay of a machine since the lease was written, as if it were still there."""
     if machine.on_demand:
-        return Stay(since_s=renewal.since_s, usd_per_hour=machine.usd_per_hour)
+        return BilledTime(since_s=renewal.since_s, usd_per_hour=machine.usd_per_hour)
     mine = [
         (change.at_s, min(change.usd_per_hour + machine.extras_usd_per_hour, machine.worst_usd_per_hour))
         for change in changes
@@ -435,7 +435,7 @@ def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange]
     before = [usd for at_s, usd in mine if at_s <= renewal.since_s]
     # A pool of which nobody tells what it cost at first cost the most that it can.
     first_usd = max(before[-1], machine.usd_per_hour) if before else machine.worst_usd_per_hour
-    stay = Stay(since_s=renewal.since_s, usd_per_hour=first_usd)
+    stay = BilledTime(since_s=renewal.since_s, usd_per_hour=first_usd)
     for at_s, usd in mine:
         if renewal.since_s < at_s < now_s:
             stay = stay.repriced(usd, at_s)

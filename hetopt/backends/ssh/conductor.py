@@ -36,7 +36,7 @@ from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import SSH, Link, Part
 from hetopt.backends.ssh.objects import FolderObjects
-from hetopt.core.artifact import read_words, write_atomically
+from hetopt.core.artifact import parse_from_peer, write_atomically
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
@@ -305,7 +305,7 @@ class HostsConductor(Conductor):
             write_atomically(path, data.decode("utf-8", errors="replace"))
             self._objects.delete(name)  # it is there now
         elif first == "state":
-            said = read_words(State, data, host)
+            said = parse_from_peer(State, data, host)
             # Where the clock is set later, an event says so.
             self._ahead_s.setdefault(host, said.time_s - time.time())
             code = said.does.removeprefix("ended with ")

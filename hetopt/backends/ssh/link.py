@@ -37,7 +37,7 @@ from hetopt.backends.ssh.objects import (
     frame,
     read_frame,
 )
-from hetopt.core.artifact import AnyRecord, Record, Told, read_words
+from hetopt.core.artifact import AnyRecord, Record, Told, parse_from_peer
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.hosts import CPU, Host
 from hetopt.core.paths import expanded
@@ -308,7 +308,7 @@ class Conversation:
         if word is None:
             raise self._why_ended(is_late=time.monotonic() - begun_s >= patience_s)
         self._printed.clear()
-        return read_words(kind, word, self.host.name)
+        return parse_from_peer(kind, word, self.host.name)
 
     def say(self, data: bytes) -> None:
         """Write bytes to the program's input and wait for no answer; if that fails, the next `ask` tells why."""
@@ -445,7 +445,7 @@ class Part(Conversation):
 
     def _answer(self, header: bytes, body: bytes) -> tuple[Answer, bytes]:
         try:
-            request = read_words(Request, header, self.host.name)
+            request = parse_from_peer(Request, header, self.host.name)
             objects = self.objects if request.place == OBJECTS else self.models
             check_allowed(request)
             with self.lock:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 from pydantic import Field
 
 from hetopt.backends.host.protocol import OUTCOME_OBJECT, GoesOn, Objects, Versioned
-from hetopt.core.artifact import Record, read_words
+from hetopt.core.artifact import Record, parse_from_peer
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import LONGEST_NAME_BYTES, inside, shown
 from hetopt.core.run_folder import LOG_FOLDER, MODEL_NAMES, OUTPUT_FOLDER
@@ -275,7 +275,7 @@ class Connection:
             reply = None
         if reply is None:
             raise Cut("the machine that launched the run is gone")
-        return read_words(Answer, reply[0], "the machine that launched the run"), reply[1]
+        return parse_from_peer(Answer, reply[0], "the machine that launched the run"), reply[1]
 
     def _read(self, count: int) -> bytes:
         data = b""

@@ -92,7 +92,7 @@ class StartedWorker:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ExchangeTold:
+class ExchangeFigures:
     """The gradient exchanges of a `StepsLogged`: compressor, collective, and means of ratio, gain and bytes."""
 
     way: Word = ""
@@ -105,7 +105,7 @@ class ExchangeTold:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SyncTold:
+class SyncFigures:
     """The parameter averages of local SGD workers over the steps of a `StepsLogged`."""
 
     policy: Name = ""
@@ -116,7 +116,7 @@ class SyncTold:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class NoiseTold:
+class NoiseFigures:
     """The moments of the gradient in one step of a `StepsLogged`, not smoothed (`hetopt.core.training_laws`)."""
 
     gradient_square: Annotated[float, Field(ge=-1e100, le=1e100)]
@@ -124,7 +124,7 @@ class NoiseTold:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class StreamTold:
+class StreamFigures:
     """The seconds that each worker waited for samples to arrive, over the steps of a `StepsLogged`, in rank order."""
 
     wait_s: tuple[Seconds, ...] = ()
@@ -168,10 +168,10 @@ class StepsLogged(Happened):
     loss: Figure
     processor_s: tuple[Seconds, ...] | None = None
     pace_use: tuple[Factor, ...] | None = None
-    exchange: ExchangeTold | None = None
-    sync: SyncTold | None = None
-    stream: StreamTold | None = None
-    noise: NoiseTold | None = None
+    exchange: ExchangeFigures | None = None
+    sync: SyncFigures | None = None
+    stream: StreamFigures | None = None
+    noise: NoiseFigures | None = None
     worth: Factor = 1.0
     planned_step: Annotated[float, Field(ge=0, le=1e15)] | None = None
 

@@ -30,7 +30,7 @@ from hetopt.core.comm import cost
 from hetopt.core.errors import HetoptError
 from hetopt.core.events.log import EventLog
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.script.batches import ROUNDING, AuditRecord, Found
+from hetopt.trainer.script.batches import ROUNDING, AuditRecord, AuditResult
 from hetopt.trainer.session import session
 
 from . import meetings, memories, scripts, strangers
@@ -112,11 +112,11 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
             flat.append(torch.view_as_real(gradient + 0j).double().flatten())
         gradients.setdefault(optimizer, []).append(torch.cat(flat))
 
-    said, audits = "", list[Found]()
+    said, audits = "", list[AuditResult]()
     register_optimizer_step_post_hook(keep)
     tell = AuditRecord.tell
 
-    def note(self: AuditRecord, found: Found, step: int, events: EventLog) -> None:
+    def note(self: AuditRecord, found: AuditResult, step: int, events: EventLog) -> None:
         audits.append(found)
         tell(self, found, step, events)
 

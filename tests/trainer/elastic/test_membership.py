@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from hetopt.core.artifact import read_words
+from hetopt.core.artifact import parse_from_peer
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_spec import RunSpec
@@ -175,7 +175,7 @@ def test_a_message_of_a_stranger_is_read_or_refused_in_one_sentence(
     good = member if kind is Member else Generation(number=3, members=(member,))
     text = json.dumps(_damaged(json.loads(good.model_dump_json()), data.draw))
     try:
-        read: Member | Generation = read_words(kind, text, "a worker")
+        read: Member | Generation = parse_from_peer(kind, text, "a worker")
     except RunFailed as error:
         told = error.message
     else:

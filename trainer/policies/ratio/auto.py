@@ -230,7 +230,7 @@ class AutoState(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class RatedOption:
     """An exchange option, the energy it keeps (0 to 1), step seconds, and seconds of a dense step's progress."""
 
     option: Option
@@ -323,7 +323,7 @@ class Outlook:
             return known
         return 0.0 if verdict.says == "harmless" else max(known, CAUTIOUS_COEFFICIENT)
 
-    def usable(self) -> list[Judged]:
+    def usable(self) -> list[RatedOption]:
         """Return the options known to keep enough of the gradient's energy, judged; dense is always one of them."""
         judged = [self.judged(option) for option in self.policy.options]
         return [
@@ -342,7 +342,7 @@ class Outlook:
             return True
         return gain >= self.policy.least_gain and self.coefficient * distance(gain) <= self.policy.most_lost
 
-    def judged(self, option: Option, *, coefficient: float | None = None) -> Judged | None:
+    def judged(self, option: Option, *, coefficient: float | None = None) -> RatedOption | None:
         """Return an option with the energy it keeps, step seconds and seconds per progress; None: energy unknown.
 
         ``coefficient`` is that of the law of slowdown; None: as it stands after trials.
@@ -354,7 +354,9 @@ class Outlook:
         if not self.is_tried(option):
             at_best_s -= UNTRIED * max(0.0, step_s - self.state.times.compute_s)
         steps = self._steps_per_progress(gain, self.coefficient if coefficient is None else coefficient)
-        return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=steps * step_s, hoped_s=steps * at_best_s)
+        return RatedOption(
+            option=option, gain=gain, step_s=step_s, per_progress_s=steps * step_s, hoped_s=steps * at_best_s
+        )
 
     def is_tried(self, option: Option) -> bool:
         """Return whether steps with an option were timed since speeds last changed."""
@@ -371,7 +373,7 @@ class Outlook:
         # What kept less than its curve said tells of everything thinner.
         return max(1e-6, min(1.0, expected, *(expected * s for r, s in state.kept.items() if r >= option.ratio)))
 
-    def worth_trying(self, best: Judged) -> float | None:
+    def worth_trying(self, best: RatedOption) -> float | None:
         """Return the ratio to test in a paired trial, if that could save more time than it takes; else None."""
         state, policy = self.state, self.policy
         is_told = state.verdict is not None and state.verdict.says != "undecided"
@@ -389,7 +391,7 @@ class Outlook:
         worth = pays and saving_s >= LEAST_SAVING * best.per_progress_s and chosen.option.gain is None
         return chosen.option.ratio if worth else None
 
-    def trial(self, best: Judged) -> Judged | None:
+    def trial(self, best: RatedOption) -> RatedOption | None:
         """Return the untried option of least hoped-for seconds per progress; None: none could save what a change costs.
 
         It takes at most twice the best's seconds per progress.
@@ -444,11 +446,11 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
     return state.model_copy(update={"kept": {**state.kept, used.ratio: max(1e-6, gain / expected)}})
 
 
-def _per_progress_s(judged: Judged) -> float:
+def _per_progress_s(judged: RatedOption) -> float:
     return judged.per_progress_s
 
 
-def _changed(keep: RatioDecision, now: Judged, chosen: Judged, why: str) -> RatioDecision:
+def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: str) -> RatioDecision:
     if chosen.option.key == now.option.key:
         return keep
     reason = f"{way_in_words(chosen.option.key)} instead of {way_in_words(now.option.key)}: {why}"
@@ -456,7 +458,7 @@ def _changed(keep: RatioDecision, now: Judged, chosen: Judged, why: str) -> Rati
     return RatioDecision(ratio=ratio, option=name, reason=reason, look_after_steps=TRIAL_STEPS)
 
 
-def _told(now: Judged, chosen: Judged, why: str) -> str:
+def _told(now: RatedOption, chosen: RatedOption, why: str) -> str:
     return (
         f"{percent(chosen.option.ratio)} sent, about {100 * chosen.gain:.0f} % of the energy kept, "
         f"{1e3 * chosen.step_s:.3g} instead of {1e3 * now.step_s:.3g} ms a step; {why}"

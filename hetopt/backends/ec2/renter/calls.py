@@ -258,7 +258,7 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
 
 
 def template_calls(order: Order, group: str, *, generation: int = 0, end_s: float | None = None) -> dict[str, Request]:
-    """Return the calls that create a launch template for each kind of boot image, by kind.
+    """Return the call that creates the launch template of each kind of boot image, by kind; machines end at ``end_s``.
 
     Args:
         order: what is rented.

@@ -59,7 +59,7 @@ from hetopt.backends.ec2.renter.reconcile import (
     moved,
     reconcile,
 )
-from hetopt.backends.ec2.renter.removal import LOOK_S, Found, Remover
+from hetopt.backends.ec2.renter.removal import LOOK_S, Remover, TaggedResource
 from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,
     SETTLES_S,
@@ -573,7 +573,9 @@ class Loop(_Renter):
             if ids:
                 # Other groups of the same zone are of no use alone, and count against the quota until they have ended.
                 known = self._given(ids.values())
-                known.remove([Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids.values()])
+                known.remove(
+                    [TaggedResource(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids.values()]
+                )
         why = " ".join(f"{', '.join(zones)}: {message}" for message, zones in reasons.items())
         raise CloudRefused(f"no zone has all machines of the plan. {why}", hint=hint)
 

@@ -30,7 +30,7 @@ from hetopt.backends.backend import is_given_up
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import changes_of, history_parameters
 from hetopt.backends.ec2.renter.request import Answer, Request, read
-from hetopt.backends.host.protocol import PRICES_EVERY_S, Stay, spec_digest, spent_usd
+from hetopt.backends.host.protocol import PRICES_EVERY_S, BilledTime, spec_digest, spent_usd
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -317,7 +317,7 @@ Duty = Literal["serves", "waits", "relieved"]
 """A machine is a host of the run; or is to be one, and is not placed yet; or has no place any more: another has it."""
 
 
-class MachineState(Stay):
+class MachineState(BilledTime):
     """A rented machine by EC2's description, with its time on the bill and its part in the run."""
 
     id: str
@@ -359,7 +359,7 @@ class MachineState(Stay):
         lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
         if self.ending == "interrupted" and lasted_s < facts.FREE_IF_TAKEN_WITHIN_S:
             beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
-            return Stay(since_s=self.since_s, until_s=self.until_s, **beside).usd(now_s)
+            return BilledTime(since_s=self.since_s, until_s=self.until_s, **beside).usd(now_s)
         return super().usd(now_s)
 
     def repriced(self, usd_per_hour: float, now_s: float) -> Self:
@@ -515,7 +515,7 @@ TOGETHER_S = 300.0
 
 
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
-    """Return each spot pool's instance hours, losses and outages, by machines that ended since launch or resumption.
+    """Return hours, losses, loss events and outages of each spot pool, by machines begun in this life that have ended.
 
     Machines of earlier lives of the run are left out.
     """

@@ -63,7 +63,7 @@ _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class TaggedResource:
     """A resource in AWS that carries hetopt's tags: its kind, id, run, owner and bucket."""
 
     kind: Kind
@@ -79,10 +79,10 @@ class Found:
 class Survey:
     """The resources found in a region, and the refusal of each kind that could not be listed."""
 
-    found: tuple[Found, ...]
+    found: tuple[TaggedResource, ...]
     unseen: Mapping[Kind, CloudRefused]
 
-    def check(self) -> tuple[Found, ...]:
+    def check(self) -> tuple[TaggedResource, ...]:
         """Return the resources found; raise CloudRefused if any kind could not be listed, as some may be left.
 
         Raises:
@@ -102,7 +102,7 @@ def _alive(edge: Edge, purpose: str, filters: list[dict[str, object]]) -> dict[s
     return {id_: machine for id_, machine in instances_in(answer).items() if machine["State"]["Name"] not in DEAD}
 
 
-def _instances(edge: Edge, run_id: str | None) -> list[Found]:
+def _instances(edge: Edge, run_id: str | None) -> list[TaggedResource]:
     return [
         _found(
             "instance",
@@ -115,7 +115,7 @@ def _instances(edge: Edge, run_id: str | None) -> list[Found]:
     ]
 
 
-def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
+def _schedule_groups(edge: Edge, run_id: str | None) -> list[TaggedResource]:
     """Return the schedule groups. Whoever may not list them has made none; they cost nothing, and go by themselves."""
     prefix = NAMED if run_id is None else prefix_of(run_id)
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
@@ -128,9 +128,9 @@ def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
     ]
 
 
-def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
+def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> TaggedResource:
     values = {tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())}
-    return Found(
+    return TaggedResource(
         kind=kind,
         id=id_,
         run_id=values.get(order.RUN_ID, "?"),
@@ -180,7 +180,7 @@ class Remover:
             run_id: of the run whose things are wanted; absent: of any.
         """
 
-        def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
+        def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[TaggedResource]:
             request = read("ec2", operation, f"the {kind}s that are left", Filters=order.filters(run_id))
             return [
                 _found(kind, resource[id_], resource)
@@ -188,8 +188,8 @@ class Remover:
                 if resource.get("State") != "deleting"
             ]
 
-        resources, unseen = list[Found](), dict[Kind, CloudRefused]()
-        lists: dict[Kind, Callable[[], list[Found]]] = {
+        resources, unseen = list[TaggedResource](), dict[Kind, CloudRefused]()
+        lists: dict[Kind, Callable[[], list[TaggedResource]]] = {
             "instance": partial(_instances, self.edge, run_id),
             "schedule-group": partial(_schedule_groups, self.edge, run_id),
             **{kind: partial(tagged, kind, operation, key, id_) for kind, operation, key, id_ in _LISTED},
@@ -201,7 +201,7 @@ class Remover:
                 unseen[kind] = refused
         return Survey(found=tuple(resources), unseen=unseen)
 
-    def remove(self, found: Sequence[Found]) -> None:
+    def remove(self, found: Sequence[TaggedResource]) -> None:
         """Remove resources, machines first, waiting for their end; go on after a refusal, and raise the first at last.
 
         Raises:
@@ -264,12 +264,12 @@ class Remover:
 
         until(is_done, within_s=self.made.settles_s, every_s=LOOK_S, sleep=self.sleep)
 
-    def _known(self) -> list[Found]:
+    def _known(self) -> list[TaggedResource]:
         """Return the resources that exist by the ledger; of machines old enough to be listed, those that are listed."""
         known = {kind: [id_ for id_ in self.made.ids if id_.startswith(prefix)] for prefix, kind in _KINDS.items()}
         if not self.made.settles_s:
             known["instance"] = self._alive(known["instance"])
-        return [Found(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
+        return [TaggedResource(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
 
     def _terminate(self, ids: Sequence[str]) -> list[str]:
         """End machines, and return the ids that EC2 does not know.
@@ -382,18 +382,18 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 _ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
-def is_of(found: Found, who: Identity) -> bool:
+def is_of(found: TaggedResource, who: Identity) -> bool:
     """Return whether a resource's owner is this caller of AWS, in any session."""
     return found.owner in (who.owner, who.user_id) or (found.owner or "").partition(":")[0] == who.owner
 
 
-def owner_named(things: Iterable[Found]) -> str:
+def owner_named(things: Iterable[TaggedResource]) -> str:
     """Return the name of the owner of resources, by their tags, to tell a person."""
     named = (name for thing in things for name in (thing.launched_by, thing.owner) if name)
     return next(named, "nobody whose name is on it")
 
 
-def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found], now_s: float) -> str | None:
+def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[TaggedResource], now_s: float) -> str | None:
     """Ask S3 whether the run of ``things`` goes on; return why they are left alone, or None if the run is over.
 
     Args:
