@@ -106,7 +106,7 @@ def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown) -> 
             block = shown[place] = Remarks(block.sentences[:-1], block.mark)
         if place >= first and is_long():
             del shown[place]
-    while isinstance(shown[-1], Heading):
+    while shown and isinstance(shown[-1], Heading):
         shown.pop()
     return [*shown, *end]
 

@@ -192,9 +192,9 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
 
 def _not_weighed(model: FittedModel, *, to_target: bool) -> Iterator[str]:
     """Yield which ways to compress gradients no plan could use, and why."""
-    methods: dict[str, list[str]] = {}
     if model.profile.is_counted:
         return
+    methods: dict[str, list[str]] = {}
     for name, reason in methods_left_out(model, least_gain(model, to_target=to_target)).items():
         methods.setdefault(reason, []).append(name)
     if methods:

@@ -256,10 +256,11 @@ def better_of(
         ),
     )
     other: ChoiceName | None = next((name for name in plans if name != best), None)
-    plan, missing = plans[best], "Rented machines" if best == "own" else "Your own machines"
-    alone = [f"{missing} do not keep these limits."] * (other is None)
+    plan, alone = plans[best], list[str]()
     ways = [way for way in plan.choices if way.candidate is not None]
-    if other is not None:
+    if other is None:
+        alone = [f"{'Rented' if best == 'own' else 'Your own'} machines do not keep these limits."]
+    else:
         taken = (way for way in plans[other].choices if way.candidate == plans[other].chosen)
         ways += [way.model_copy(update={"names": (other,)}) for way in taken]
     here = (way for way in plan.choices if way.candidate is None)

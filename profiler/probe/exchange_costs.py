@@ -169,8 +169,10 @@ def time_compressors(
         late = probe.time_limit_s is not None and crew.elapsed_s() - begun_s > probe.time_limit_s
         if (late and way.name not in (SELECTOR, *ROUNDED)) or (shapes is None and method.by_shape):
             continue
-        # Of other selections one ratio tells what looking at the gradient takes, which is most of it.
-        for ratio in probe.ratios if way.name == SELECTOR else (USUAL_RATIO,) if method.by_ratio else (1.0,):
+        ratios = probe.ratios
+        if way.name != SELECTOR:  # one ratio tells what looking at the gradient takes, which is most of it
+            ratios = (USUAL_RATIO,) if method.by_ratio else (1.0,)
+        for ratio in ratios:
             times = (0.0, 0.0)
             if gradient is not None:
                 times = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
