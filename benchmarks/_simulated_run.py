@@ -14,7 +14,6 @@ import hashlib
 import heapq
 import random
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
@@ -28,7 +27,6 @@ from hetopt.trainer.elastic.rendezvous import (
     Generation,
     Member,
     Patience,
-    Presence,
     RendezvousStore,
     Version,
     meet_again,
@@ -61,7 +59,7 @@ def undisturbed(steps: int) -> State:
     return state
 
 
-FaultKind = Literal["kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all", "store"]
+FaultKind = Literal["kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all"]
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
@@ -105,7 +103,7 @@ class Schedule:
 _WATCH_S = 0.1
 _CHECKPOINT_STEPS = 10
 _TIMEOUT_S = 5.0
-_PATIENCE = Patience(start_s=120.0, regroup_s=3.0, give_up_s=30.0)
+_PATIENCE = Patience(start_s=120.0, regroup_s=3.0)
 
 
 @dataclass(kw_only=True)
@@ -148,37 +146,12 @@ class _Operation:
     brought: dict[int, object] = field(default_factory=dict)
 
 
-class _StoreLost(Exception):
-    """The error of a store whose host is gone; there is another store, which is empty."""
-
-
 class _Store(RendezvousStore):
     """A rendezvous store in memory; whoever is cut off waits."""
 
     def __init__(self, number: int) -> None:
         super().__init__("", HashStore())
         self.number = number
-        self.lost = False
-
-    def text(self, key: str) -> str:
-        if self.lost:
-            raise _StoreLost
-        return super().text(key)
-
-
-class _Known(Presence):
-    """The presence that a provider reports, in half of the runs: workers that left are dead, and away for a time."""
-
-    def __init__(self, is_told: bool) -> None:
-        self._is_told = is_told
-        self.dead: set[tuple[int, str]] = set()
-        self.away: set[int] = set()
-
-    def is_away(self, place: int) -> bool:
-        return self._is_told and place in self.away
-
-    def is_dead(self, place: int, life: str) -> bool:
-        return self._is_told and (place, life) in self.dead
 
 
 class Simulation:
@@ -201,7 +174,6 @@ class Simulation:
         self._operations: dict[tuple[int, int, str], _Operation] = {}
         self._slow: dict[int, float] = {}
         self._full_until_s = 0.0
-        self._known = _Known(self._draw.random() < 0.5)
         self._disk: list[State] = []
         self._frontier = 0
         self._denied = 0
@@ -291,9 +263,6 @@ class Simulation:
         match fault.kind:
             case "kill" | "leave" if process is not None and not self.result.final:
                 self._gone(process)
-                if fault.kind == "leave":
-                    self._known.dead.add((process.place, process.life))
-                    self._known.away.add(process.place)
                 self._start(fault.place, fault.lasts_s if fault.kind == "leave" else self._draw.uniform(0.05, 0.5))
             case "freeze" if process is not None:
                 process.frozen_until_s = until_s
@@ -308,34 +277,23 @@ class Simulation:
                 self._full_until_s = until_s
             case "kill-all":
                 self._kill_all()
-            case "store":
-                self._store.lost = True
-                self._store = _Store(self._store.number + 1)
 
     # A worker.
 
     def _live(self, place: int, life: str) -> Generator[float, None, None]:
         me, held = Member(place=place, life=life), (Version(), State())
-        self._known.away.discard(place)
         while not self.result.final:
             store = self._store
-            try:
-                generation = yield from meet_again(
-                    store,
-                    me,
-                    range(self._schedule.workers),
-                    patience=_PATIENCE,
-                    clock=lambda: self._now_s,
-                    stop_wished=lambda: bool(self.result.final),
-                    presence=self._known,
-                )
-            except _StoreLost:
-                yield self._draw.uniform(0.0, _WATCH_S)
-                continue
-            self.result.generations = max(self.result.generations, generation.number + 1)
-            me = me.model_copy(
-                update={"joined": generation.number, "beside": generation.places, "lives": generation.lives}
+            generation = yield from meet_again(
+                store,
+                me,
+                range(self._schedule.workers),
+                patience=_PATIENCE,
+                clock=lambda: self._now_s,
+                stop_wished=lambda: bool(self.result.final),
             )
+            self.result.generations = max(self.result.generations, generation.number + 1)
+            me = me.model_copy(update={"joined": generation.number, "beside": generation.places})
             try:
                 held = yield from self._hand_over(store, generation, me, held)
                 me = me.model_copy(update={"share": self._shares(generation)[place]})
@@ -343,8 +301,7 @@ class Simulation:
                     held = yield from self._step(store, generation, me, held)
             except Broken:
                 me = me.model_copy(update={"version": held[0]})
-                with suppress(_StoreLost):
-                    want(store, generation.number + 1)
+                want(store, generation.number + 1)
                 yield self._draw.uniform(0.0, 0.2)
                 continue
             self.result.final.append(held[1])
@@ -413,7 +370,7 @@ class Simulation:
             yield 0.01
 
     def _is_broken(self, store: _Store, generation: Generation, me: Member) -> bool:
-        if store.lost or wanted(store) > generation.number:
+        if wanted(store) > generation.number:
             return True
         present = {(process.place, process.life) for process in self._processes.values()}
         return any(

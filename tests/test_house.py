@@ -248,8 +248,6 @@ OURS = {
     "hetopt/backends/host/agent.py: path.parent / newest": "what checkpoint_name let through",
     "hetopt/backends/emulation/namespaces.py: _FOLDER / name": "made of a process id",
     "hetopt/core/run_folder.py: self.home / name": "made of a time and what is left of a label",
-    "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",
-    "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt / str(local_rank)": "two",
     "hetopt/trainer/tasks/vision.py: folder / name": "a constant",
     "hetopt/trainer/tasks/language.py: folder / inside": "a constant",
     "hetopt/trainer/tasks/language.py: folder / inside / naming.format(first)": "a constant",

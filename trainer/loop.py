@@ -232,7 +232,7 @@ class _Run(Training):
             all_meet=context.world_size == 1
             or self.replay is not None
             or self.milestones.all_meet(self.step, self.feed.cursor.position, steps),
-            checkpoint_s=-math.inf if self._crew is not None and self._crew.presence.all_leave else self._checkpoint_s,
+            checkpoint_s=self._checkpoint_s,
         )
         begun_s = clock()
         period = self._tell(gathering)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import sys
 import time
@@ -23,82 +24,70 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from hetopt.core.artifact import ReplacedRecord
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
 from hetopt.core.interruption import StopSignal, die_with_parent
 from hetopt.core.run_folder import (
-    INCARNATION_VARIABLE,
     OUTPUT_FOLDER,
     OUTPUT_VARIABLE,
-    PRESENCE_FILE,
     RUN_VARIABLE,
     SPEC_VARIABLE,
     STOP_FILE,
-    Hosts,
     living_file,
     read_living,
-    read_spec,
 )
-from hetopt.core.run_spec import RunSpec, first_rank, host_names
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import run_script
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of, import_everything
+from hetopt.trainer.host.agent import (
+    FIRST_RANK_VARIABLE,
+    HOST_PID_VARIABLE,
+    MEETING_VARIABLE,
+    died_of,
+    import_everything,
+)
 from hetopt.trainer.host.forks import only_imports
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
-Ended = Callable[[int, int, int], None]
-"""Told of a worker's end: its place, the signal that ended it, and how many replacements it has left, with this one."""
+Ended = Callable[[int, int], None]
+"""Told of the worker's end: the signal that ended it, and how many replacements are left, with this one."""
 
 
-def keep(works: Mapping[int, Callable[[], int]], *, replacements: int, tell: Ended) -> int:
-    """Run each worker in a fork, again when a signal has killed it; return the first exit code of a failure, or 0.
+def keep(work: Callable[[], int], *, replacements: int, tell: Ended) -> int:
+    """Run a worker in a fork, and again when a signal has killed it; return its exit code once it has ended by itself.
 
-    Returns once all have ended. When a signal kills one once too often
-    this process ends by the same signal, so that whoever watches sees why.
+    When a signal kills it once too often this process ends by the same signal, so that whoever watches sees why.
 
     Args:
-        works: by place; each is done in a process of its own, and gives its exit code.
-        replacements: of each worker that is killed, at most.
-        tell: called for each worker that is about to be replaced.
+        work: done in a process of its own, and gives its exit code.
+        replacements: of the worker, at most.
+        tell: called before each of them.
     """
-    left = dict.fromkeys(works, replacements)
     asked_to_end: list[int] = []
-    children: dict[int, int] = {}
+    child = 0
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         asked_to_end.append(number)
-        for child in children:
-            with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
+            if child:
                 os.kill(child, number)
 
-    def start(place: int) -> None:
-        child = _fork(works[place])
-        children[child] = place
-        if asked_to_end:
-            os.kill(child, asked_to_end[-1])
-
     before = {number: signal.signal(number, hand_on) for number in _ENDING}
-    failed = 0
     try:
-        for place in works:
-            start(place)
-        while children:
-            child, status = os.wait()
-            if child not in children:
-                continue  # not a worker
-            place, code = children.pop(child), os.waitstatus_to_exitcode(status)
+        for left in range(replacements, -1, -1):
+            child = _fork(work)
+            if asked_to_end:
+                os.kill(child, asked_to_end[-1])
+            _, status = os.waitpid(child, 0)
+            code, child = os.waitstatus_to_exitcode(status), 0
             if code >= 0:
-                failed = failed or code
-                continue
-            if asked_to_end or left[place] == 0:
-                _end_by(-code)
-            tell(place, -code, left[place])
-            left[place] -= 1
-            start(place)
-        return failed
+                return code
+            if asked_to_end or left == 0:
+                break
+            tell(-code, left)
+        _end_by(-code)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -234,36 +223,31 @@ def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
         from hetopt.trainer.failure import FailureReport
 
     with FailureReport(run_dir, int(os.environ.get("RANK", "0"))) as report:
-        spec, place = read_spec(run_dir), Place.of(os.environ)
+        spec, place = read_living(run_dir), Place.of(os.environ)
         if spec.script and spec.probe is None:
-            _work_by_script(run_dir, read_living(run_dir), place)
+            _work_by_script(run_dir, spec, place)
         else:
             _work(run_dir, spec, place, meeting, work)
     return report.exit_code
 
 
 def _keep_alive(run_dir: Path, meeting: str) -> int:
-    """Run the work in forks of a process that has imported everything; those that are killed are replaced."""
+    """Run the worker in a fork of this process, which has imported everything; one that is killed is replaced."""
     import_everything()
 
-    spec, place = read_spec(run_dir), Place.of(os.environ)
-    work = partial(live_supervised, run_dir, meeting, os.getpid())
-    return keep({place.rank: work}, replacements=spec.max_restarts, tell=lambda *lost: tell_lost(run_dir, spec, *lost))
+    spec, warden = read_living(run_dir), os.getpid()
+
+    def work() -> int:
+        die_with_parent(warden, signal.SIGKILL)
+        return _live(run_dir, meeting)
+
+    # torchrun counts the workers of this host alone.
+    rank = int(os.environ.get(FIRST_RANK_VARIABLE, "0")) + Place.of(os.environ).rank
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(len(spec.workers))}
+    return keep(work, replacements=spec.max_restarts, tell=partial(_tell_lost, run_dir, spec, rank))
 
 
-def live_supervised(run_dir: Path, meeting: str, warden: int) -> int:
-    """Run a worker in this fork of the process ``warden``, with which it ends; return the exit code.
-
-    Args:
-        run_dir: of the run.
-        meeting: where workers meet, ``address:port``, of several hosts with commas between.
-        warden: number of the process that this one is a fork of, and ends with.
-    """
-    die_with_parent(warden, signal.SIGKILL)
-    return _live(run_dir, meeting)
-
-
-def tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacements: int) -> None:
+def _tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacements: int) -> None:
     """Log that signal ``number`` killed the worker of rank ``place``; ``replacements`` are left, this one included."""
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
@@ -356,26 +340,22 @@ def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
     """Train with the workers that are there, from one generation to the next."""
-    from hetopt.trainer.elastic.rendezvous import Abandoned, Presence
+    from hetopt.trainer.elastic.rendezvous import Abandoned
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
     from hetopt.trainer.training import shard_wish
 
     material = Material.load(spec)
-    places = [first_rank(spec, host) for host in host_names(spec)]
-    meetings = dict(zip(places, meeting.split(","), strict=False))  # one for all of them, or one a host
     crew = WorkerGroup(
         spec,
         place.rank,
-        life=f"{os.environ.get(INCARNATION_VARIABLE, '0')}.{os.getpid()}",
+        life=secrets.token_hex(8),
         run_dir=run_dir,
-        meetings=meetings,
+        meeting=meeting,
         # Where all workers start again together nobody is to find what the last ones left; torchrun counts how often.
-        # Hosts that start for themselves have nothing else in common than what is there.
-        attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if len(meetings) == 1 else "",
+        attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         device=device,
         stop_requested=stop_wish,
-        presence=Presence(ReplacedRecord(Hosts, run_dir / PRESENCE_FILE), [worker.host for worker in spec.workers]),
     )
     with closing(crew):
         try:

@@ -1,8 +1,10 @@
 """The conductor of a run on several hosts, whatever the machines are: it places workers, follows them, and ends them.
 
-What it decides is pure (`next_move`). A host that is lost leaves the others to go on from the last checkpoint; one that
-has to leave, or that comes, is a reason to save a checkpoint at one step and to go on with those that are there then.
-Which hosts are there, and how their workers are started, each kind of machines tells by a form of `Conductor`.
+What it decides is pure (`next_move`). The workers of a task go on from memory when any host but the first is lost, and
+take it back when it returns (`goes_on_without`, `takes_back`). Any other host that is lost leaves those that are there
+to go on from the last checkpoint; one that has to leave, or that comes, is a reason to save a checkpoint at one step
+and to go on with those that are there then. Which hosts are there, and how their workers are started, each kind of
+machines tells by a form of `Conductor`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hetopt.backends.backend import advances
 from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader, read_log
+from hetopt.core.events.records import LogEvent, RunStarted
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import exit_code, failure_reason, last_log_line
 
@@ -36,6 +40,7 @@ class Situation:
         ended: exit code of each member whose workers have ended in this generation.
         failed_for_s: seconds since the first of these failed; 0 while none has.
         pauses: whether all were told to save a checkpoint and wait.
+        reduced: whether members were lost that the others go on without; where these end, too, all start again.
         over: whether the run came to an end of its own.
         stopping: whether somebody wished its end.
         resumes: whether it goes on from checkpoints.
@@ -49,6 +54,7 @@ class Situation:
     ended: dict[str, int] = field(default_factory=dict)
     failed_for_s: float = 0.0
     pauses: bool = False
+    reduced: bool = False
     over: bool = False
     stopping: bool = False
     resumes: bool = True
@@ -68,11 +74,10 @@ def next_move(now: Situation) -> Move:
     able = set(now.there) & set(now.allowed)
     if not set(now.members) <= set(now.there) - set(now.fresh):
         return "fail" if not now.survives else "place" if able else "wait"
-    if set(now.ended) >= set(now.members):
-        if now.pauses:
-            return "place" if able else "wait"
-        return "fail"
-    if any(now.ended.values()) and now.failed_for_s > SURVIVORS_S:
+    all_ended = set(now.ended) >= set(now.members)
+    if (all_ended and now.pauses) or (now.reduced and (all_ended or any(now.ended.values()))):
+        return "place" if able else "wait"
+    if all_ended or (any(now.ended.values()) and now.failed_for_s > SURVIVORS_S):
         return "fail"
     if able != set(now.members) and not now.pauses and not now.ended and now.resumes:
         return "pause"
@@ -99,6 +104,9 @@ class Conductor(ABC):
     now: Situation = field(default_factory=Situation)
     reasons: list[str] = field(default_factory=list)
     _failed_s: float | None = None
+    _hosts_begun: tuple[str, ...] = ()
+    _brought: set[str] = field(default_factory=set)
+    _training: Collection[str] = ()
 
     def __post_init__(self) -> None:
         """Open the run's log."""
@@ -170,7 +178,32 @@ class Conductor(ABC):
     def begin_generation(self, members: Sequence[str]) -> None:
         """Record that the hosts ``members`` now train as a new generation; start nothing."""
         self.now.members, self.now.ended, self.now.fresh, self.now.pauses = members, {}, set(), False
-        self.reasons = []
+        self.now.reduced, self._hosts_begun, self.reasons = False, tuple(members), []
+        self._brought, self._training = set(), ()
+
+    def take(self, event: LogEvent) -> None:
+        """Note which hosts bring steps, from the log's next event."""
+        if isinstance(event, RunStarted):
+            self._training = {worker.host for worker in event.workers}
+        elif advances(event):
+            self._brought |= set(self._training or self.now.members)
+
+    def goes_on_without(self, host: str) -> bool:
+        """Return whether the others go on from memory without a lost host; it is no member any more then."""
+        if not self.spec.is_elastic or host == self._hosts_begun[0] or not self._brought:
+            return False
+        self.now.members = [name for name in self.now.members if name != host]
+        self.now.ended.pop(host, None)
+        self.now.reduced = True
+        return True
+
+    def takes_back(self, host: str) -> bool:
+        """Return whether a lost host of the present generation joins those that go on; it is a member again then."""
+        if not self.now.reduced or self.now.pauses or host not in self._hosts_begun:
+            return False
+        self.now.members = [name for name in self._hosts_begun if name == host or name in self.now.members]
+        self._brought.discard(host)
+        return True
 
     def has_failed(self) -> bool:
         """Return whether workers of any member have ended with an error, after which the others end."""

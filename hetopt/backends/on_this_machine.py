@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.backends.emulation.plan import parse_changes, parse_hosts as emulated_hosts, rehearse
-from hetopt.backends.host import entry, protocol
+from hetopt.backends.host import entry
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal, Ssh
 from hetopt.backends.prediction import PlacedRun, predict_on_local
@@ -387,7 +387,6 @@ class SshBackend(ProcessLauncher):
         assert isinstance(prepared, OnHosts)
         inventory = self.asked(prepared)
         folder, launch = prepared.begun(folders)
-        launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
         inventory.save(folder / INVENTORY_FILE)
         for name, data in prepared.files.items():
             (folder / name).write_bytes(data)
@@ -414,7 +413,7 @@ class SshProbes(SshBackend):
         some = self.inventory.model_copy(update={"hosts": hosts})
         some.save(run_dir / INVENTORY_FILE)
         (run_dir / BUNDLE_FILE).write_bytes(self.bundle.data)
-        return super().start(_ranked(spec_on(spec, some, self.bundle, None), some), run_dir, environment)
+        return super().start(spec_on(spec, some, self.bundle, None), run_dir, environment)
 
 
 def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[PlacedRun, tuple[Host, ...]]:
@@ -519,15 +518,6 @@ def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | Non
     )
     there = {"task": bundle.task, "script": bundle.script, "data_dir": data if data is not None else spec.data_dir}
     return spec.model_copy(update={"workers": workers, **there})
-
-
-def _ranked(spec: RunSpec, inventory: Inventory) -> RunSpec:
-    """Return the run with its workers in the order of their hosts' addresses, those of hosts that are left out last."""
-    places = [protocol.Place(host=host.name, address=inventory.address(host.name)) for host in inventory.fit()]
-    absent = tuple(worker for worker in spec.workers if worker.host in inventory.left_out)
-    there = tuple(worker for worker in spec.workers if worker.host not in inventory.left_out)
-    ranked = protocol.ranked_spec(spec.model_copy(update={"workers": there}), places)
-    return ranked.model_copy(update={"workers": (*ranked.workers, *absent)})
 
 
 def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, tuple[str, ...]]:

@@ -1,10 +1,7 @@
 """The files of a run's folder, and where the folders of runs are (`RunFolders`).
 
 There are the spec, logs of workers, models, outputs, and small files that a conductor replaces for workers to read
-(`write_presence`, `write_conditions`). One of these has the hosts that are up, as the conductor starts and ends them.
-
-A worker that does not answer may be dead or cut off, and the others must not go on as if they knew. Who ends a machine
-does know. So a host that is started again has another number, and all workers of lower numbers are dead.
+(`write_present`, `write_conditions`).
 """
 
 from __future__ import annotations
@@ -12,11 +9,9 @@ from __future__ import annotations
 import datetime
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from pydantic import NonNegativeInt
 
 from hetopt.core.artifact import Record, ReplacedRecord, read_record, write_atomically
 from hetopt.core.errors import BadInput
@@ -203,32 +198,18 @@ def written_in(folder: Path) -> Outputs:
     return outputs
 
 
-PRESENCE_FILE = "hosts.json"
-INCARNATION_VARIABLE = "HETOPT_INCARNATION"
-"""How often the host of a worker was started before; in its environment."""
+PRESENT_FILE = "hosts.json"
 
 
-class HostThere(Record):
-    """The state of a run's host that is up.
+class PresentHosts(Record):
+    """The names of the run's hosts that are there, as its conductor knows; workers of others are not waited for."""
 
-    Attributes:
-        incarnation: how often it was started before; workers of lower numbers are dead.
-        leaving: whether it will be taken away soon.
-    """
-
-    incarnation: NonNegativeInt = 0
-    leaving: bool = False
+    names: tuple[str, ...]
 
 
-class Hosts(Record):
-    """The hosts of a run that are up, by name, as the file for its workers has them."""
-
-    there: dict[str, HostThere]
-
-
-def write_presence(run_dir: Path, hosts: Mapping[str, HostThere]) -> None:
-    """Replace the file that tells workers which hosts are up; a reader sees the old state or the new one."""
-    write_atomically(run_dir / PRESENCE_FILE, Hosts(there=dict(hosts)).model_dump_json() + "\n")
+def write_present(run_dir: Path, names: Iterable[str]) -> None:
+    """Replace the file that tells a machine's workers which hosts are there; a reader sees the old names or the new."""
+    write_atomically(run_dir / PRESENT_FILE, PresentHosts(names=tuple(names)).model_dump_json() + "\n")
 
 
 CONDITIONS_FILE = "conditions.json"

@@ -806,13 +806,16 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_elastic(self) -> bool:
-        """True where workers that lose others go on with what they have in memory.
+        """True where workers that lose others go on with what they have in memory: on one machine only with restarts.
 
         Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
         a checkpoint.
         """
         alike = not self.is_local and self.partition.name == "global" and self.injection is None and self.stream is None
-        return self.max_restarts > 0 and not self.script and len(self.workers) > 1 and self.probe is None and alike
+        many_machines = self.miniature is None and len(host_names(self)) > 1
+        survives = self.max_restarts > 0 or many_machines
+        is_whole = self.shard in (None, "none")  # devices that share a model lose a part of it with one of them
+        return survives and alike and is_whole and not self.script and len(self.workers) > 1 and self.probe is None
 
     @property
     def script_command(self) -> tuple[str, ...]:
@@ -828,13 +831,12 @@ class RunSpec(RecordLeavingOut):
 MEETING_PORT = 29400
 
 
-def _endpoints(text: str) -> str:
-    """Return ``address:port,address:port`` if that is what a text is; pydantic tells what `ValueError` says."""
-    for endpoint in text.split(","):
-        address, _, port = endpoint.rpartition(":")
-        ipaddress.ip_address(address)
-        if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-            raise ValueError("a rendezvous must be an IP address and a port, such as 10.0.0.1:29400")
+def _endpoint(text: str) -> str:
+    """Return ``address:port`` if that is what a text is; pydantic tells what `ValueError` says."""
+    address, _, port = text.rpartition(":")
+    ipaddress.ip_address(address)
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise ValueError("a rendezvous must be an IP address and a port, such as 10.0.0.1:29400")
     return text
 
 
@@ -842,10 +844,8 @@ class Node(Record):
     """A host of a run: its name, its address, and where all hosts meet; told to the process that starts its workers."""
 
     host: HostName
-    address: AddressAmongHosts = Field(description="by which the others reach it; nodes are ranked by it, as text")
-    meeting: Annotated[str, AfterValidator(_endpoints)] = Field(
-        description="where all meet: at the first host; at every host, with commas between, where each stands alone"
-    )
+    address: AddressAmongHosts = Field(description="by which the others reach it")
+    meeting: Annotated[str, AfterValidator(_endpoint)] = Field(description="where all meet: at the first host")
 
 
 def host_names(spec: RunSpec) -> list[str]:

@@ -348,6 +348,9 @@ def test_what_machines_come_and_go_changes_in_a_run_is_what_was_ordered(change: 
     assert spec_digest(after.model_copy(update={"task": "other"})) != digest
 
 
+MANIFEST = '{"files": {"state.safetensors": {}, "rank-0.safetensors": {}, "rank-1.safetensors": {}}}'
+
+
 def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) -> None:
     """Two machines: the first has the shared state, the second its own worker's part, each on its own disk."""
     first, second = tmp_path / "a", tmp_path / "b"
@@ -359,11 +362,11 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
         for name in ("state.safetensors", "rank-0.safetensors"):
             (first / "checkpoint" / f"step-{step}" / name).write_bytes(b"ones")
         (second / "checkpoint" / f"step-{step}.partial" / "rank-1.safetensors").write_bytes(b"zeros")
-        (first / "checkpoint" / f"step-{step}" / "manifest.json").write_text("{}")
+        (first / "checkpoint" / f"step-{step}" / "manifest.json").write_text(MANIFEST)
         (first / "checkpoint" / "LATEST").write_text(f"step-{step}\n")
 
-    one = Checkpoints(objects=objects, run_dir=first, leads=True, workers=2)
-    two = Checkpoints(objects=objects, run_dir=second, leads=False, workers=2)
+    one = Checkpoints(objects=objects, run_dir=first, leads=True)
+    two = Checkpoints(objects=objects, run_dir=second, leads=False)
     assert one.send(ended=False)
     assert two.send(ended=False)
     save(5)
@@ -388,7 +391,7 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     assert [path.name for path in (second / "checkpoint").iterdir()] == ["step-9.partial"], "older ones fill no disk"
     third = tmp_path / "c"
     third.mkdir()
-    Checkpoints(objects=objects, run_dir=third, leads=False, workers=2).restore("step-9")
+    Checkpoints(objects=objects, run_dir=third, leads=False).restore("step-9")
     assert sorted(path.name for path in (third / "checkpoint" / "step-9").iterdir()) == [
         "manifest.json",
         "rank-0.safetensors",
@@ -397,7 +400,7 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     ]
     assert (third / "checkpoint" / "LATEST").read_text() == "step-9\n"
     # A bucket that does not answer looks empty: nothing begins again for that, and nothing is written over.
-    silent = Uploads(objects=objects, models=objects, run_dir=third, leads=True, workers=2, generation=1)
+    silent = Uploads(objects=objects, models=objects, run_dir=third, leads=True, generation=1)
     with pytest.raises(RunFailed, match="nothing of the checkpoint step-8"):
         silent.restore("step-8")
     with pytest.raises(RunFailed, match="events cannot be read"):
@@ -416,8 +419,8 @@ def checkpoint_of(run_dir: Path, step: int) -> None:
 
 def test_who_was_left_behind_names_nothing_over_those_who_go_on(objects: S3Objects, tmp_path: Path) -> None:
     """A first host that is cut off has a newer checkpoint than the one that the others have gone on from."""
-    old = Checkpoints(objects=objects, run_dir=tmp_path / "old", leads=True, workers=1, generation=1)
-    new = Checkpoints(objects=objects, run_dir=tmp_path / "new", leads=True, workers=1, generation=2)
+    old = Checkpoints(objects=objects, run_dir=tmp_path / "old", leads=True, generation=1)
+    new = Checkpoints(objects=objects, run_dir=tmp_path / "new", leads=True, generation=2)
     checkpoint_of(old.run_dir, 50)
     assert old.send(ended=False)
     checkpoint_of(new.run_dir, 40)

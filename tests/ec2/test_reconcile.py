@@ -12,12 +12,12 @@ from hypothesis import given, settings, strategies as st
 from hetopt.backends.ec2.renter.order import BootImage, ClusterState, MachineState, Order, Rate, Role, Zone
 from hetopt.backends.ec2.renter.reconcile import (
     Action,
+    Announce,
     Clear,
     End,
     Extend,
     Note,
     Observed,
-    Pause,
     Place,
     Rent,
     Stop,
@@ -74,10 +74,12 @@ class World:
     """A cloud as plain data: what was granted runs, until it is lost or ended; lists follow at the next look."""
 
     order: Order
+    is_task: bool = False
     most: int | None = None
     empty: bool = False
     now_s: float = BEGAN_S
     stopped_s: float | None = None
+    steps: bool = True
     finished: bool = False
     failed: bool = False
     ended: set[str] = field(default_factory=set)
@@ -91,7 +93,8 @@ class World:
             WorkerSpec(host=host, type="t", local_batch_size=BATCH // len(HOSTS), max_local_batch_size=self.most)
             for host in HOSTS
         )
-        self.spec = RunSpec(task="digits", script=("train.py",), workers=workers, stop=StopRule(max_steps=1))
+        script = () if self.is_task else ("train.py",)
+        self.spec = RunSpec(task="digits", script=script, workers=workers, stop=StopRule(max_steps=1))
         self.order = self.order.of_run(self.spec)
         self.state = ClusterState(time_s=self.now_s, zone="a", placed_s=self.now_s)
         machines = self.grant(self.order.roles, "a", duty="serves", heartbeat_s=self.now_s)
@@ -139,6 +142,7 @@ class World:
         return Observed(
             state=self.state,
             spec=self.spec,
+            stepped_s=self.now_s if self.steps else None,
             stopped_s=self.stopped_s,
             is_finished=self.finished,
             has_failed=self.failed,
@@ -201,7 +205,12 @@ class World:
                 self.state = self.state.model_copy(update={"lease_end_s": end_s, "lease_renews": renewal is not None})
             case Clear():
                 self.over = True
-            case Note() | Pause() | Stop():
+            case Announce():
+                assert self.state.generation == before.generation
+                missed = set(self.state.missed)
+                assert missed <= set(host_names(self.spec)[1:]), "nobody goes on without the first host"
+                assert not missed & {machine.host for machine in self.state.serving}
+            case Note() | Stop():
                 pass
 
     def check_rent(self, before: ClusterState, rent: Rent) -> None:
@@ -234,7 +243,7 @@ happenings = st.lists(
     st.one_of(
         st.tuples(st.just("passes"), st.floats(5.0, 700.0)),
         st.tuples(st.sampled_from(["boots", "lost", "fails to boot"]), st.integers(0, 7)),
-        st.tuples(st.sampled_from(["pauses", "empty", "full", "move", "finishes", "all boot"]), st.just(0)),
+        st.tuples(st.sampled_from(["pauses", "empty", "full", "move", "finishes", "all boot", "stalls"]), st.just(0)),
     ),
     max_size=30,
 )
@@ -259,6 +268,8 @@ def happens(world: World, what: str, how: Any) -> None:
             world.stopped_s = world.now_s
         case "empty" | "full":
             world.empty = what == "empty"
+        case "stalls":
+            world.steps = not world.steps
         case "finishes":
             world.finished = True
     try:
@@ -269,9 +280,11 @@ def happens(world: World, what: str, how: Any) -> None:
 
 
 @settings(max_examples=50)
-@given(told=happenings, most=st.sampled_from([None, BATCH // len(HOSTS)]), third=markets)
-def test_whatever_happens_the_laws_hold(told: list[tuple[str, Any]], most: int | None, third: Market) -> None:
-    world = World(order_of(third=third), most=most)
+@given(told=happenings, most=st.sampled_from([None, BATCH // len(HOSTS)]), third=markets, is_task=st.booleans())
+def test_whatever_happens_the_laws_hold(
+    told: list[tuple[str, Any]], most: int | None, third: Market, is_task: bool
+) -> None:
+    world = World(order_of(third=third), most=most, is_task=is_task)
     for what, how in told:
         happens(world, what, how)
         world.look()
@@ -292,10 +305,12 @@ def until_quiet(world: World) -> None:
 
 
 @settings(max_examples=25)
-@given(told=happenings, third=markets)
-def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(told: list[tuple[str, Any]], third: Market) -> None:
+@given(told=happenings, third=markets, is_task=st.booleans())
+def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(
+    told: list[tuple[str, Any]], third: Market, is_task: bool
+) -> None:
     """However a run got where it is: with machines to be had that boot, each slot has one that fits, and no more."""
-    world = World(order_of(third=third))
+    world = World(order_of(third=third), is_task=is_task)
     for what, how in told:
         if what != "finishes":
             happens(world, what, how)
@@ -308,8 +323,9 @@ def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(told: list[tuple[str,
         return
     hosts = set(host_names(world.spec))
     assert set(wanted_hosts(world.order, world.state)) == hosts - set(world.state.given_up)
-    assert {machine.host for machine in world.state.serving} == hosts
-    assert len(world.state.alive) == len(hosts)
+    assert {machine.host for machine in world.state.serving} == hosts - set(world.state.missed)
+    assert set(world.state.missed) <= set(world.state.given_up)
+    assert len(world.state.alive) == len(hosts - set(world.state.missed))
     for host in wanted_hosts(world.order, world.state):
         assert [machine.duty for machine in world.state.alive if fits(world.state, host, machine)] == ["serves"]
     assert world.decide() == [], "and nothing is left to do"
@@ -324,11 +340,25 @@ def test_the_states_of_what_is_wanted_are_one_flow() -> None:
     recovers = World(order_of())
     happens(recovers, "lost", 0)
     until_quiet(recovers)
-    assert kinds(recovers) == [Place, Rent, Pause, Place], "the others go on first"
+    assert kinds(recovers) == [Place, Rent, Announce, Place], "the others go on first"
+    for which, actions in ((1, [Announce, Rent, Announce]), (0, [Place, Rent, Announce, Place])):
+        remembers = World(order_of(), is_task=True)
+        happens(remembers, "lost", which)
+        until_quiet(remembers)
+        assert kinds(remembers) == actions, "from memory, unless the first host is lost"
+        assert len(remembers.state.serving) == len(HOSTS)
+    forgets = World(order_of(), is_task=True, empty=True)
+    happens(forgets, "lost", 1)
+    forgets.look()
+    forgets.settle()
+    forgets.steps = False
+    forgets.look(400.0)
+    forgets.settle()
+    assert Place in kinds(forgets), "what those that are left had in memory was lost, too"
     moves = World(order_of())
     happens(moves, "move", 0)
     until_quiet(moves)
-    assert kinds(moves) == [Rent, Pause, Place, End]
+    assert kinds(moves) == [Rent, Announce, Place, End]
     assert all(machine.on_demand for machine in moves.state.alive)
     finishes = World(order_of())
     happens(finishes, "move", 0)
@@ -353,7 +383,7 @@ def test_nobody_joins_a_run_that_would_begin_again_for_it() -> None:
         loses.look()
         loses.settle()
     assert kinds(loses)[:2] == [Place, Place]
-    assert not any(isinstance(action, Pause) for action in loses.done)
+    assert not any(isinstance(action, Announce) for action in loses.done)
 
 
 @pytest.mark.parametrize("budget_usd", [4.5, 8.0])

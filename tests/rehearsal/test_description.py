@@ -263,10 +263,12 @@ def node(place: int) -> Node:
 
 
 def test_twelve_hosts_meet_at_the_first_and_start_their_own_workers(tmp_path: Path) -> None:
-    lines = [torchrun_arguments(SPEC, tmp_path, node(place)) for place in range(12)]
-    assert all("--nnodes=12" in line for line in lines)
-    assert [f"--nproc-per-node={1 + n % 2}" in line for n, line in enumerate(lines)] == [True] * 12
-    # Machines that are rented are ranked by their addresses as text; workers of one host follow each other.
+    """Under one torchrun, or each under its own where workers agree among themselves who takes part."""
+    script = SPEC.model_copy(update={"script": ("train.py",)})
+    for spec, hosts in ((script, 12), (SPEC, 1)):
+        lines = [torchrun_arguments(spec, tmp_path, node(place)) for place in range(12)]
+        assert all(f"--nnodes={hosts}" in line for line in lines)
+        assert [f"--nproc-per-node={1 + n % 2}" in line for n, line in enumerate(lines)] == [True] * 12
     assert [first_rank(SPEC, host) for host in TWELVE] == [0, 1, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16]
 
 

@@ -188,6 +188,11 @@ def test_a_host_is_lost_and_returns(plan: Plan, inventory: Path, two_machines: E
     until(lambda: started_with(run) == [2, 1, 2], lambda: goes_on(run))
     until_step(run, run.record().progress.step + 10)
     assert run.stop().state is RunState.STOPPED
+    events = [json.loads(line) for line in (run.folder / EVENTS_FILE).read_text().splitlines()]
+    changes = [event for event in events if event["event"] == "workers_changed"]
+    assert [(change["workers"], change["from"]) for change in changes] == [([0], "memory"), ([0, 1], "memory")]
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == sorted(set(steps)), "nothing is done again"
 
 
 @pytest.mark.slow

@@ -8,10 +8,8 @@ A survivor's parameters and optimizer state are those of all, so whoever did the
 had. What is each worker's own stays with it: the residual of a lost worker is lost, and a worker that comes anew begins
 without one.
 
-Connections to the store that workers meet over, wherever it is.
-
-The process that hosts workers opens it, and outlives any of them. Where hosts may be lost, each has one, and all meet
-in the first that can be reached; once a generation has begun in one, whoever comes later looks for the others there.
+The store that workers meet over is on the first host. The process that hosts workers there opens it, and outlives any
+of them; other hosts reach it through a relay of their own.
 
 Breaks connections that a group of workers holds open, so that nobody waits in them any longer.
 
@@ -28,8 +26,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
@@ -39,9 +36,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from hetopt.core.artifact import ReplacedRecord
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.run_folder import PRESENT_FILE, PresentHosts
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, join_group
 from hetopt.trainer.checkpoints.folder import RankState, SharedState, pack, unpack
@@ -55,10 +54,8 @@ from hetopt.trainer.elastic.rendezvous import (
     Generation,
     Member,
     Patience,
-    Presence,
     RendezvousStore,
     Version,
-    begun,
     meet_again,
     want,
     wanted,
@@ -132,7 +129,6 @@ def _opened_since(known: Collection[str]) -> Iterator[socket.socket]:
 
 
 _ANSWERED_WITHIN = datetime.timedelta(seconds=30)
-_REACHED_WITHIN_S = 0.5
 
 
 def connect(meeting: str) -> TCPStore:
@@ -146,34 +142,6 @@ def connect(meeting: str) -> TCPStore:
     store: TCPStore = dist.TCPStore(address, int(port), is_master=False, timeout=_ANSWERED_WITHIN)  # type: ignore[attr-defined]  # torch's gap
     break_when_deaf(known)
     return store
-
-
-def reachable(meetings: Sequence[str]) -> list[str]:
-    """Return the addresses (``address:port``) of ``meetings`` at which a server answers, in their order."""
-    with ThreadPoolExecutor(max(1, len(meetings))) as pool:
-        return [meeting for meeting, there in zip(meetings, pool.map(_answers, meetings), strict=True) if there]
-
-
-def _answers(meeting: str) -> bool:
-    address, _, port = meeting.rpartition(":")
-    try:
-        socket.create_connection((address, int(port)), timeout=_REACHED_WITHIN_S).close()
-        return True
-    except OSError:
-        return False
-
-
-def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
-    """Return the address of the reachable store with the newest generation; of equals the first; None: none.
-
-    Raises:
-        RuntimeError: a store was lost while it was asked.
-    """
-    there = reachable(meetings)
-    if len(there) < 2:
-        return there[0] if there else None
-    newest = [begun(RendezvousStore(attempt, connect(meeting))) for meeting in there]
-    return there[newest.index(max(newest))]
 
 
 _HEAVY = ("model", "optimizer")
@@ -276,7 +244,6 @@ def told(generation: Generation, held: CarriedState | None) -> dict[str, object]
 EVERY_S = 0.25
 """Between looks for another generation."""
 
-_LOOK_ELSEWHERE_S = 1.0
 _REASON_LETTERS = 200
 
 
@@ -288,13 +255,10 @@ class WorkerGroup:
         place: this worker's number in it.
         life: tells it from others that had its place before.
         run_dir: of the run.
-        meetings: addresses (``address:port``) of rendezvous stores in order of preference, by the place of a worker on
-            the store's host.
-        attempt: torchrun's count of restarts, as a text that prefixes the store's keys, alike on all workers; empty
-            where there are several stores.
+        meeting: address (``address:port``) at which this worker reaches the rendezvous store.
+        attempt: torchrun's count of restarts, as a text that prefixes the store's keys, alike on all workers.
         device: of this worker.
         stop_requested: whether somebody asked the run to stop.
-        presence: which hosts are known to be up or gone.
     """
 
     def __init__(
@@ -304,26 +268,23 @@ class WorkerGroup:
         *,
         life: str,
         run_dir: Path,
-        meetings: Mapping[int, str],
+        meeting: str,
         attempt: str,
         device: torch.device,
         stop_requested: Callable[[], bool],
-        presence: Presence,
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
-        self._meetings = dict(meetings)
+        self._meeting = meeting
         self._device = device
         self._stop_requested = stop_requested
         self._patience = Patience()
-        self.presence = presence
         self._me = Member(place=place, life=life, hetopt=version("hetopt"))
         self._attempt = attempt
-        self._meeting = ""
         self._store: RendezvousStore | None = None
-        self._watching: RendezvousStore
         self._watch: Watch | None = None
         self._known = open_sockets()
+        self._present = ReplacedRecord(PresentHosts, run_dir / PRESENT_FILE)
         self._events = EventLog(None)
         self._lost_s: float | None = None
         self._reason = ""
@@ -333,7 +294,7 @@ class WorkerGroup:
         """Wait for a new generation, open its process group, return the context; ``held``: state kept; None: none.
 
         Raises:
-            RunFailed: too few workers are left.
+            RunFailed: others do not come, or the store is gone.
             Abandoned: the run was asked to stop, or is over.
         """
         if held is not None:
@@ -409,74 +370,61 @@ class WorkerGroup:
         self._events.close()
 
     def _meet(self) -> Generation:
+        """Return the next generation that this worker is part of, as soon as it has begun.
+
+        Raises:
+            RunFailed: the store cannot be reached, or others do not come.
+            Abandoned: the run was asked to stop, or is over.
+        """
         begun_s = time.monotonic()
         while True:
             try:
-                if self._finds_store() and (generation := self._meet_there()) is not None:
-                    return generation
+                self._store = self._store or RendezvousStore(self._attempt, connect(self._meeting))
+                return self._meet_in(self._store)
             except RuntimeError:
-                self._store, self._meeting = None, ""  # lost while it was used
+                self._store = None  # this host may be cut off for a while
             if self._stop_requested():
                 raise Abandoned
-            if self._store is None and time.monotonic() - begun_s > self._patience.give_up_s:
+            if time.monotonic() - begun_s > self._patience.start_s:
                 raise RunFailed(
-                    "no host with a rendezvous store can be reached.", hint="launch the run again: it resumes"
+                    "the first host of the run, where workers meet, is gone.", hint="launch the run again: it resumes"
                 )
             time.sleep(LOOK_S)
 
-    def _finds_store(self) -> bool:
-        """Connect to the best store there is, and return whether there is one."""
-        meeting = self._where_to_meet()
-        if meeting is not None and meeting != self._meeting:
-            self._store = RendezvousStore(self._attempt, connect(meeting))
-            self._watching = RendezvousStore(self._attempt, connect(meeting))
-            self._meeting = meeting
-        return self._store is not None
-
-    def _where_to_meet(self) -> str | None:
-        if len(self._meetings) == 1:
-            return self._meetings[0]
-        there = [meeting for place, meeting in self._meetings.items() if not self.presence.is_away(place)]
-        return where_to_meet(there, self._attempt)
-
-    def _meet_there(self) -> Generation | None:
-        """Return the next generation of this store; None when the others are elsewhere."""
-        assert self._store is not None
-        pauses = meet_again(
-            self._store,
+    def _meet_in(self, store: RendezvousStore) -> Generation:
+        meeting = meet_again(
+            store,
             self._me,
             range(len(self._spec.workers)),
             patience=self._patience,
             clock=time.monotonic,
             stop_wished=lambda: self._stop_requested() or self.is_over,
-            presence=self.presence,
+            is_lost=self._is_lost,
         )
-        looked_s = time.monotonic()
         while True:
             try:
-                time.sleep(next(pauses))
+                time.sleep(next(meeting))
             except StopIteration as reached:
                 generation: Generation = reached.value
                 return generation
-            if len(self._meetings) > 1 and time.monotonic() - looked_s > _LOOK_ELSEWHERE_S:
-                looked_s = time.monotonic()
-                if self._where_to_meet() != self._meeting:
-                    return None
+
+    def _is_lost(self, place: int) -> bool:
+        present = self._present.now()
+        return present is not None and self._spec.workers[place].host not in present.names
 
     def _open(self, generation: Generation) -> WorkerContext:
         """Open the process group of a generation, and return this worker's context in it."""
         rank = generation.rank(self._me)
         assert rank is not None
         self.generation = generation
-        self._me = self._me.model_copy(
-            update={"joined": generation.number, "beside": generation.places, "lives": generation.lives}
-        )
+        self._me = self._me.model_copy(update={"joined": generation.number, "beside": generation.places})
+        watching = RendezvousStore(self._attempt, connect(self._meeting))
         self._known = open_sockets()
         self._watch = Watch(
-            self._watching,
+            watching,
             generation.number,
             lambda: break_all_but(self._known),
-            lambda: any(self.presence.is_dead(member.place, member.life) for member in generation.members),
+            lambda: any(map(self._is_lost, generation.places)),
         )
         workers = len(generation.members)
         prefix = f"{self._attempt}/group/{generation.number}"
@@ -498,7 +446,7 @@ class WorkerGroup:
 
 
 class Watch:
-    """Thread that breaks the group's connections once another generation is wanted or a member is known to be dead.
+    """Thread that breaks the group's connections once another generation is wanted or a host is known to be lost.
 
     One look costs a message to the store and back.
 
@@ -506,8 +454,8 @@ class Watch:
         store: a connection that nothing else uses.
         number: of the present generation.
         end_waiting: breaks the connections of the present generation; called until `stop`, for more may be opened.
-        is_lost: whether a member of the present generation is known to be dead: while connections are being made,
-            nothing else tells, and all would wait until they time out.
+        is_lost: whether a host of the present generation is known to be lost: where it fell silent, or while
+            connections are being made, nothing else tells, and all would wait until they time out.
     """
 
     def __init__(

@@ -96,8 +96,9 @@ def fork_from(server: ForkServer) -> None:
 
 HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 MEETING_VARIABLE = "HETOPT_MEETING"
-"""Where workers meet that can go on when others are lost; in their environment. ``address:port``, of every host with
-commas between them where each stands alone."""
+"""Where workers meet that can go on when others are lost (``address:port``); in their environment."""
+FIRST_RANK_VARIABLE = "HETOPT_FIRST_RANK"
+"""Likewise: the rank of the first worker of a host whose torchrun knows of no other host."""
 _SHUTDOWN_TIMEOUT_S = 10
 WHY_KILLED: Mapping[int, str] = {
     signal.SIGKILL: "; the kernel does this when memory runs out",
@@ -110,16 +111,20 @@ _SAME_EVENT_S = 5
 def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -> list[str]:
     """Return torchrun's arguments for a host's workers (``node`` None: all are here), but those of the rendezvous.
 
+    Where workers go on without lost hosts they agree among themselves who takes part, and torchrun, which would end all
+    of them, only starts those of its own host. A host whose workers end is started again by who conducts the run.
+
     Args:
         spec: the run.
         run_dir: its folder.
         node: which of its hosts this is; None: all workers are on this machine.
     """
+    stands_alone = node is None or spec.is_elastic
     return [
-        f"--nnodes={1 if node is None else len(host_names(spec))}",
+        f"--nnodes={1 if stands_alone else len(host_names(spec))}",
         f"--nproc-per-node={_workers_here(spec, node)}",
         "--rdzv-id=run",
-        f"--max-restarts={spec.max_restarts}",
+        f"--max-restarts={0 if node is not None and spec.is_elastic else spec.max_restarts}",
         f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_S}",
         f"--log-dir={run_dir / LOG_FOLDER if node is None else host_log_folder(run_dir, node.host)}",
         "--redirects=3",
@@ -193,12 +198,18 @@ def _host(run_dir: Path, spec: RunSpec, node: Node | None, meeting: Rendezvous) 
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    agents, first = meeting, 0
     if spec.is_elastic:
+        from hetopt.trainer.host.rendezvous import Rendezvous
+
         os.environ[MEETING_VARIABLE] = f"{LOOPBACK}:{meeting.port}"  # kept here: workers come and go
+        if node is not None:
+            agents, first = Rendezvous.alone(), first_rank(spec, node.host)
+            os.environ[FIRST_RANK_VARIABLE] = str(first)
     try:
-        meeting.run_torchrun(torchrun_arguments(spec, run_dir, node))
+        agents.run_torchrun(torchrun_arguments(spec, run_dir, node))
     except ChildFailedError as failed:
-        exit_codes = _first_exit_codes(failed.failures)
+        exit_codes = {first + rank: code for rank, code in _first_exit_codes(failed.failures).items()}
         _report_failure(exit_codes, spec, run_dir, node)
         # Workers exit with hetopt's codes, of which the smallest is the most specific (2 bad input before 6 run
         # failed), or with that of their script.

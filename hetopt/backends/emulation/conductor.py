@@ -4,10 +4,8 @@
 here: scheduled changes, changes that other processes ask for, hosts that die, and slowing the miniature down where the
 real computation does not fit into the declared time. Each is an event in the run's log.
 
-The death of a host ends the run, unless its workers go on without those that they lose: then each host starts for
-itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.run_folder`). The workers of a
-script cannot: the hosts that are left start them again, and again with whoever returns, each time from the newest
-checkpoint, as rented machines do.
+With restarts the run survives the death of a host as on real machines (`hetopt.backends.conductor`): the workers of a
+task go on from memory without any host but the first, else all that are left start again from the newest checkpoint.
 
 Another process asks a running rehearsal to change a host by a line in a file (`ask_for_change`).
 """
@@ -47,17 +45,14 @@ from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import SECRET_VARIABLE, new_secret
 from hetopt.core.run_folder import (
     CONDITIONS_FILE,
-    INCARNATION_VARIABLE,
     LIVING_FILE,
-    PRESENCE_FILE,
     STOP_FILE,
     ConditionsReader,
-    HostThere,
     host_log_folder,
     read_from,
     read_spec,
     write_conditions,
-    write_presence,
+    write_present,
     write_spec,
 )
 from hetopt.core.run_spec import (
@@ -108,10 +103,8 @@ class RehearsalConductor(Conductor):
         kept = ConditionsReader(self.run_dir).now().slowdown if earlier else 1.0
         self._fit = FitWatch(slowdown=kept)
         self._run = RunFold()  # of this session
-        self._comes_and_goes = comes_and_goes(self.spec)
-        self.now.survives = self._comes_and_goes or starts_again(self.spec)
+        self.now.survives = survives(self.spec)
         self._secret = new_secret()
-        self._incarnations = dict.fromkeys(self._hosts, 0)
         self.now.members = tuple(self._hosts)
         self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
 
@@ -119,28 +112,21 @@ class RehearsalConductor(Conductor):
         """Announce speeds, set the links' rates, and start the workers of all hosts."""
         self._announce_conditions()
         self._set_rates(self._hosts)
-        (self.run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
-        self._announce_presence()
         self.place()
 
     def _start(self, name: str) -> ForkedProcess:
-        if self._comes_and_goes:
-            meeting = ",".join(f"{host_address(place)}:{MEETING_PORT + 1}" for place in self._places.values())
-        else:
-            # A port of its own for each start: what is left of the last must not be met.
-            meeting = f"{host_address(self._places[self.now.members[0]])}:{MEETING_PORT + self._starts}"
+        # A port of its own for each generation: what is left of the last must not be met.
+        meeting = f"{host_address(self._places[self.now.members[0]])}:{MEETING_PORT + self._starts}"
         place = self._places[name]
         node = Node(host=name, address=host_address(place), meeting=meeting)
         folder = host_log_folder(self.run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
-        module = "hetopt.trainer.standalone_host" if self._comes_and_goes else "hetopt.trainer.host.agent"
-        program = ["-m", module, str(self.run_dir), str(os.getpid()), node.model_dump_json()]
+        program = ["-m", "hetopt.trainer.host.agent", str(self.run_dir), str(os.getpid()), node.model_dump_json()]
         environment = {
             **os.environ,
             # Whatever device the caller prefers, a host in the box has one.
             "GLOO_SOCKET_IFNAME": LINK,
-            **({} if self._comes_and_goes else {SECRET_VARIABLE: self._secret}),
-            INCARNATION_VARIABLE: str(self._incarnations[name]),
+            SECRET_VARIABLE: self._secret,
         }
         with (folder / "host.log").open("ab") as output:
             return self.network.fork(place, self._forks, program, env=environment, output=output)
@@ -157,26 +143,19 @@ class RehearsalConductor(Conductor):
             due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
-        if self._comes_and_goes:  # the dead are missed by nobody
-            self.now.there = (*self._agents, *self.now.ended)
-            self.now.members = self.now.allowed = self.now.there or self.now.members
-        else:
-            self.now.there = self._alive
-            # Not hosts that will soon be gone, where there are others.
+        self.now.there = self.now.allowed = self._alive
+        if not self.spec.is_elastic or self._hosts[self.now.members[0]].leaving:
+            # Not hosts that will soon be gone, where there are others that cannot go on without them.
             self.now.allowed = [name for name in self._alive if not self._hosts[name].leaving] or self._alive
-
-    def has_failed(self) -> bool:
-        """Return whether workers have failed that the run cannot go on without."""
-        return super().has_failed() and (self._run.has_ended or not self._comes_and_goes)
 
     def awaits(self) -> bool:
         """Return whether a change still to come brings a dead host back."""
         return any(change.returns for change in self._pending)
 
     def is_over(self) -> bool:
-        """Return whether training has ended, and all hosts, or any if the run goes on without lost hosts."""
+        """Return whether training has ended, and all hosts, or the first if the run goes on without others."""
         finished = self._run.has_ended and self._run.finish_reason != "stopped"
-        return finished and (not self._agents or (self._comes_and_goes and bool(self.now.ended)))
+        return finished and (not self._agents or (self.spec.is_elastic and self.now.members[0] in self.now.ended))
 
     @property
     def _alive(self) -> list[str]:
@@ -189,12 +168,12 @@ class RehearsalConductor(Conductor):
             if code is not None:
                 del self._agents[name]
                 self.now.ended[name] = code
-                self._announce_presence()
         return not self._agents
 
     def _read(self, now_s: float) -> None:
         for event in self.reader.read():
             self._run.take(event)
+            self.take(event)
             if self._training_since_s is None and self._run.training_started_s is not None:
                 self._training_since_s = now_s
             rank = self._fit.look(event, now_s)
@@ -222,8 +201,9 @@ class RehearsalConductor(Conductor):
         dying = [name for name in changed if not self._hosts[name].alive]
         if dying:
             self._kill(dying, change)
-        if change.notice:
-            self._announce_presence()
+        if change.notice and self.now.survives and all(self._hosts[name].leaving for name in self._alive):
+            self.now.pauses = True  # what they have in memory will be lost
+            self.pause()
         if change.returns:
             self._take_back(changed)
         for name in changed if change.cut else ():
@@ -244,7 +224,8 @@ class RehearsalConductor(Conductor):
         for name in names:
             self.network.kill(self._places[name])
             self._agents.pop(name, None)
-        self._announce_presence()
+            self.goes_on_without(name)
+        write_present(self.run_dir, self.now.members)
         time.sleep(_FAREWELL_S)
         for name in names:
             self.network.take_down(self._places[name])
@@ -252,14 +233,13 @@ class RehearsalConductor(Conductor):
     def _take_back(self, names: Sequence[str]) -> None:
         """Bring hosts up again that were taken down, each as a new life of the same host."""
         for name in names:
-            self._incarnations[name] += 1
             self.network.bring_up(self._places[name])
             self.now.ended.pop(name, None)
-            if self._comes_and_goes:
+            if self.takes_back(name):
+                write_present(self.run_dir, self.now.members)
                 self._agents[name] = self._start(name)
             else:
                 self.now.fresh.add(name)
-        self._announce_presence()
 
     def pause(self) -> None:
         """Tell all workers to save a checkpoint at one step and end, by the stop file."""
@@ -271,6 +251,7 @@ class RehearsalConductor(Conductor):
             self.network.kill(self._places[name])
         self._agents, self._starts = {}, self._starts + 1
         self.begin_generation(self.now.allowed or self.now.members)
+        write_present(self.run_dir, self.now.members)
         if self._starts:
             (self.run_dir / STOP_FILE).unlink(missing_ok=True)
             ranks = [rank for rank, worker in enumerate(self.spec.workers) if worker.host in self.now.members]
@@ -281,16 +262,6 @@ class RehearsalConductor(Conductor):
         for name in self.now.members:
             if self.stop_signal() is None:
                 self._agents[name] = self._start(name)
-
-    def _announce_presence(self) -> None:
-        if not self._comes_and_goes or self._run.has_ended:
-            return
-        there = {
-            name: HostThere(incarnation=self._incarnations[name], leaving=host.leaving)
-            for name, host in self._hosts.items()
-            if host.alive and name not in self.now.ended
-        }
-        write_presence(self.run_dir, there)
 
     def _slow_down(self, rank: int) -> None:
         factor = self._fit.slowdown
@@ -323,11 +294,9 @@ class RehearsalConductor(Conductor):
     def exit_code(self, *, failed: bool) -> int:
         """Return hetopt's exit code; where workers go on without lost hosts, 0 if any ended well."""
         codes = list(self.now.ended.values())
-        if self._comes_and_goes and self._run.has_ended and 0 in codes:
+        if self.spec.is_elastic and self._run.has_ended and 0 in codes:
             return 0
-        return exit_code(
-            codes, host_died=not codes or (not starts_again(self.spec) and len(self._alive) < len(self._hosts))
-        )
+        return exit_code(codes, host_died=not codes or (not self.now.survives and len(self._alive) < len(self._hosts)))
 
     def finish(self, *, failed: bool) -> None:
         """Wait up to 20 s for the hosts to end, not if the run has ``failed``; then terminate and kill them."""
@@ -522,12 +491,12 @@ def check_change(spec: RunSpec, change: Change) -> None:
     Raises:
         BadInput: so it is.
     """
-    if change.cut and starts_again(spec):
+    if change.cut and spec.script:
         raise BadInput(
             "a host of a script's run cannot be cut off for a while: its workers would wait for it.",
             hint="let it die and return",
         )
-    if (change.returns or change.notice or change.cut) and not (comes_and_goes(spec) or starts_again(spec)):
+    if (change.returns or change.notice or change.cut) and not survives(spec):
         what = "return" if change.returns else "be given notice" if change.notice else "be cut off for a while"
         raise BadInput(
             f"a host cannot {what}: this run ends with the first that dies.",
@@ -535,15 +504,9 @@ def check_change(spec: RunSpec, change: Change) -> None:
         )
 
 
-def comes_and_goes(spec: RunSpec) -> bool:
-    """Return whether a rehearsal goes on from memory when a host dies: elastic workers on several hosts."""
-    return spec.is_elastic and spec.miniature is not None and len(spec.miniature.hosts) > 1
-
-
-def starts_again(spec: RunSpec) -> bool:
-    """Return whether a rehearsal restarts from a checkpoint when a host dies: scripts with restarts, several hosts."""
-    survives = bool(spec.script) and spec.max_restarts > 0
-    return survives and spec.miniature is not None and len(spec.miniature.hosts) > 1
+def survives(spec: RunSpec) -> bool:
+    """Return whether a rehearsal goes on when a host dies: it has restarts, and several hosts."""
+    return spec.max_restarts > 0 and spec.miniature is not None and len(spec.miniature.hosts) > 1
 
 
 def parse_requests(lines: Iterable[str]) -> Iterator[Change]:

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from hetopt.backends.backend import is_finished
@@ -58,10 +58,12 @@ from hetopt.core.run_folder import (
     LATEST_FILE,
     LATEST_OBJECT,
     LOG_FOLDER,
+    MANIFEST_FILE,
     MODEL_NAMES,
     OUTPUT_FOLDER,
     STOP_FILE,
     host_log_folder,
+    write_present,
     write_spec,
     written_in,
 )
@@ -115,6 +117,7 @@ class Agent:
     last_uploads_s: float = LAST_UPLOADS_S
     _said: str = ""
     _doomed: bool = False
+    _is_spared: bool = False
     _superseded: bool = False
 
     def __post_init__(self) -> None:
@@ -159,13 +162,13 @@ class Agent:
             models=self.models,
             run_dir=run_dir,
             leads=placement.leads,
-            workers=len(placement.told.spec.workers),
             generation=placement.told.generation,
         )
         uploads.restore_events()
         uploads.restore(placement.told.resume_from)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         spec = placement.told.spec
+        self._is_spared = spec.is_elastic and not placement.leads
         if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
             if not self._fetch_data(spec.data_dir, uploads, placement.node.host):
                 return RunFailed.exit_code
@@ -175,6 +178,7 @@ class Agent:
             path = inside(self.root / "code", spec.script[0], what="script", any_text=True)
             spec, folder = spec.model_copy(update={"script": (str(path), *spec.script[1:])}), code_folder(path)
         write_spec(run_dir, spec)
+        write_present(run_dir, placement.told.present)
         self._say("training")
         host = self._start_host(run_dir, placement, folder)
         try:
@@ -250,8 +254,10 @@ class Agent:
                     # Others were lost, and their silence may last for minutes here: the new ones are waiting.
                     self._superseded = True
                     host.kill()
-                elif placement is not None and placement.told.pauses:
-                    (run_dir / STOP_FILE).touch()  # others join: all save a checkpoint at the same step
+                elif placement is not None:
+                    write_present(run_dir, placement.told.present)
+                    if placement.told.pauses:
+                        (run_dir / STOP_FILE).touch()  # others join: all save a checkpoint at the same step
             if "heartbeat" in news:
                 if uploads.events():
                     grew_s = now_s
@@ -266,7 +272,8 @@ class Agent:
     def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
         """Heed a notice, read the lease and say that the machine lives, as they are due; return which were.
 
-        Before the machine is taken, all workers save a checkpoint: the wish of one is agreed by all.
+        Before the machine is taken, all workers save a checkpoint, unless the others go on from memory without it: the
+        wish of one is agreed by all.
 
         Args:
             run_dir: the run's folder.
@@ -280,7 +287,8 @@ class Agent:
         if "lease" in news and self.is_taken():
             self._say("interruption")
             self._doomed = True
-            (run_dir / STOP_FILE).touch()
+            if not self._is_spared:
+                (run_dir / STOP_FILE).touch()
         if "lease" in news:
             self._read_lease()
         if "heartbeat" in news:
@@ -326,6 +334,8 @@ class Agent:
 _FOLDER = re.compile(rf"({CHECKPOINT_PATTERN})(\.partial)?")
 _PARTS = re.compile(r"(state|rank-[0-9]{1,6})\.(safetensors|pt)|manifest\.json")
 """The files of a checkpoint; those of hetopt 0.1 are torch's (`.pt`). While one is written it has another name."""
+_NAMED = re.compile(rb'"((?:state|rank-[0-9]{1,6})\.safetensors)"')
+"""The same in a manifest."""
 
 
 @dataclass(kw_only=True)
@@ -335,14 +345,12 @@ class Checkpoints:
     Attributes:
         run_dir: the run's folder on this machine.
         leads: whether the worker of rank 0 is here.
-        workers: of the whole run.
         generation: of the machines that train together.
     """
 
     objects: Objects
     run_dir: Path
     leads: bool
-    workers: int
     generation: int = 0
     _sent: set[str] = field(default_factory=set)
     _pending: str | None = None
@@ -448,8 +456,13 @@ class Checkpoints:
         return well
 
     def _is_complete(self, checkpoint: str) -> bool:
-        parts = {PurePosixPath(name).stem for name in self.objects.names(f"ckpt/{checkpoint}/")}
-        return {"state", "manifest", *(f"rank-{rank}" for rank in range(self.workers))} <= parts
+        """Return whether the checkpoint's manifest is there, and all files that it names."""
+        prefix = f"ckpt/{checkpoint}/"
+        manifest = self.objects.get(prefix + MANIFEST_FILE)
+        if manifest is None:
+            return False
+        there = {name.removeprefix(prefix) for name in self.objects.names(prefix)}
+        return {name.decode() for name in _NAMED.findall(manifest)} <= there
 
     def _forget_older(self, named: str, before: str | None) -> None:
         """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it."""

@@ -187,6 +187,11 @@ class Placements(Written, RecordLeavingOut):
     hosts: dict[InstanceId, Place] = Field(min_length=1)
     spec: RunSpec
 
+    @property
+    def present(self) -> list[str]:
+        """The names of the hosts that are there."""
+        return [place.host for place in self.hosts.values()]
+
 
 def placement_of(data: bytes | None, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
     """Return a machine's placement parsed from ``data``; None: it has none, or it is of another run.
@@ -264,13 +269,6 @@ def is_over(data: bytes | None, generation: int) -> bool:
     return outcome is not None and outcome.generation >= generation
 
 
-def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:
-    """Return the run with its workers sorted by their machines' addresses as text, as torchrun ranks them."""
-    address = {place.host: place.address for place in places}
-    workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
-    return spec.model_copy(update={"workers": tuple(workers)})
-
-
 def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
     """Return the run without the hosts ``lost``, at the same global batch: other local batch sizes grow in proportion.
 
@@ -301,12 +299,13 @@ def placement_json(
     pauses: bool = False,
 ) -> bytes:
     """Return the placements in JSON, ``places`` by machine id; ``pauses``: save a checkpoint, and wait for the next."""
+    first = next(place for place in places.values() if place.host == spec.workers[0].host)
     placements = Placements(
         generation=generation,
         resume_from=resume_from,
         pauses=pauses,
         # A port of its own for each generation: what is left of the last must not be met.
-        meeting=f"{min(place.address for place in places.values())}:{MEETING_PORT + generation}",
+        meeting=f"{first.address}:{MEETING_PORT + generation}",
         hosts=dict(places),
         spec=spec,
     )

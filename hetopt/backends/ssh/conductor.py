@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hetopt.backends.backend import MOST_IDLE, advances, back_off_s, is_given_up, until
+from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up, until
 from hetopt.backends.conductor import SURVIVORS_S, Conductor
 from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
@@ -91,8 +91,8 @@ class HostsConductor(Conductor):
     _coming: dict[str, Future[Part]] = field(default_factory=dict)
     _again_s: dict[str, float] = field(default_factory=dict)
     _idle: dict[str, int] = field(default_factory=dict)
-    _has_brought: bool = False
     _there_s: float = math.inf
+    _placed: RunSpec = field(init=False)
     _ahead_s: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -138,15 +138,19 @@ class HostsConductor(Conductor):
     def look(self) -> None:
         """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`."""
         now_s = time.monotonic()
+        for event in self.reader.read():
+            self.take(event)
         for name, part in list(self._links.items()):
             if now_s - part.heard_s > SILENT_S:
                 part.cut()
             if part.is_over:
                 del self._links[name]
                 if name in self.now.members and not self.now.stopping:
-                    # Whoever comes back must not take the place that is lost.
                     with self._lock:
-                        self._objects.delete(PLACEMENT_OBJECT)
+                        if self.goes_on_without(name):
+                            self._announce()
+                        else:  # whoever comes back must not take the place that is lost
+                            self._objects.delete(PLACEMENT_OBJECT)
                     if name in self._allowed():
                         lost = self.link.why_lost(part.host, part.complaint())
                         self._tell_absent(name, self._why_given_up(name) or lost)
@@ -158,7 +162,14 @@ class HostsConductor(Conductor):
             self.now.stopping = True
             with self._lock:
                 self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
-        self.now.there, self.now.allowed = list(self._links), self._allowed()
+        allowed = self._allowed()
+        for name in [name for name in self.now.members if name in self._links and name not in allowed]:
+            if self.goes_on_without(name):
+                self.log.write("condition_changed", host=name, notice=True)
+                self._links.pop(name).cut()
+                with self._lock:
+                    self._announce()
+        self.now.there, self.now.allowed = list(self._links), allowed
         if not self.now.stopping:
             self._reach([name for name in self.now.allowed if now_s >= self._again_s.get(name, 0.0)])
         # Whoever has all of them for himself gives them back.
@@ -171,7 +182,7 @@ class HostsConductor(Conductor):
         Raises:
             RunFailed: all hosts are given up.
         """
-        self._idle[name] = 0 if self._brings() else self._idle.get(name, 0) + 1
+        self._idle[name] = 0 if name in self._brought else self._idle.get(name, 0) + 1
         if not is_given_up(self._idle[name]):
             return None
         words = last_log_line(self.run_dir, name) or "it said nothing"
@@ -180,11 +191,6 @@ class HostsConductor(Conductor):
             raise RunFailed(one_line(reason)[:500], hint="look at it with `hetopt hosts check`")
         return reason
 
-    def _brings(self) -> bool:
-        """Return whether a step was done since the last placement, as far as the log tells."""
-        self._has_brought |= any(map(advances, self.reader.read()))
-        return self._has_brought
-
     def _arrived(self, name: str) -> HetoptError | None:
         """Take in a host that was connected to; return why it was not, if so."""
         try:
@@ -192,8 +198,12 @@ class HostsConductor(Conductor):
         except HetoptError as refusal:
             self._again_s[name] = time.monotonic() + AGAIN_S
             return refusal
-        self.now.fresh.add(name)
         self._ahead_s.pop(name, None)
+        with self._lock:
+            if self.takes_back(name):
+                self._announce()
+            else:
+                self.now.fresh.add(name)
         if self.now.members:
             self.log.write("condition_changed", host=name, returns=True)
         return None
@@ -236,27 +246,30 @@ class HostsConductor(Conductor):
                 "none of the hosts may be used now.", hint="see `hours` in the inventory, or launch when they begin"
             )
         absent = set(self._names) - set(members)
-        spec = without(self.spec, absent) if absent else self.spec
         with self._lock:
-            latest = Latest.of(self._objects.get(LATEST_OBJECT) or b"")
+            self._placed = without(self.spec, absent) if absent else self.spec
             self._generation += 1
             self.begin_generation(members)
-            self._brings()
-            self._has_brought = False
-            self._announce(spec, members, None if latest is None else latest.checkpoint)
+            self._announce()
 
     def pause(self) -> None:
         """Tell the hosts to save a checkpoint and wait; log a notice for each that has to leave."""
         for name in set(self.now.members) - set(self._allowed()):
             self.log.write("condition_changed", host=name, notice=True)
         with self._lock:
-            placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT))
-            assert placed is not None, "it was placed before"
-            self._announce(placed.spec, self.now.members, placed.resume_from)
+            self._announce()
 
-    def _announce(self, spec: RunSpec, members: Sequence[str], resume_from: str | None) -> None:
-        places = {self._id(name): Place(host=name, address=self.inventory.address(name)) for name in members}
-        data = placement_json(spec, places, self._generation, resume_from, pauses=self.now.pauses)
+    def _announce(self) -> None:
+        """Tell the members their places in this generation; the lock is held."""
+        latest = Latest.of(self._objects.get(LATEST_OBJECT) or b"")
+        places = {self._id(name): Place(host=name, address=self.inventory.address(name)) for name in self.now.members}
+        data = placement_json(
+            self._placed,
+            places,
+            self._generation,
+            None if latest is None else latest.checkpoint,
+            pauses=self.now.pauses,
+        )
         self._objects.put(PLACEMENT_OBJECT, data)
 
     def _id(self, name: str) -> str:

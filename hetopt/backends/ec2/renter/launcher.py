@@ -42,17 +42,18 @@ from hetopt.backends.ec2.renter.order import (
     price_request,
     rebilled,
     remember,
+    stepped_s,
     stopped_s,
     why_failed,
 )
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
+    Announce,
     Clear,
     End,
     Extend,
     Observed,
-    Pause,
     Place,
     Rent,
     Stop,
@@ -82,7 +83,6 @@ from hetopt.backends.host.protocol import (
     Place as Seat,
     Renewal,
     placement_json,
-    ranked_spec,
     without,
 )
 from hetopt.backends.processes import locks
@@ -334,6 +334,7 @@ class Loop(_Renter):
             observed = Observed(
                 state=state,
                 spec=read_spec(self.run_dir),
+                stepped_s=stepped_s(events),
                 stopped_s=stopped_s(events),
                 is_finished=is_finished(events),
                 has_failed=has_failed(self.order, events, now_s),
@@ -367,19 +368,19 @@ class Loop(_Renter):
                 self.edge(calls.lease_call(self.order, state.lease_end_s or self.clock(), 0.0))
             case End():
                 Remover(edge=self.edge, sleep=self.sleep).end_machines(action.ids)
-            case Pause():
-                self._tell_places(state, read_spec(self.run_dir), pauses=True)
+            case Announce():
+                return self._place(state, read_spec(self.run_dir), pauses=action.pauses)
             case Place():
                 return self._place(state, action.spec)
         self.save(state)
         return state
 
-    def _place(self, state: ClusterState, spec: RunSpec) -> ClusterState:
-        """Begin the next generation on the machines that serve; return the cluster state that was recorded."""
+    def _place(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
+        """Tell the machines that serve their generation and places; return the cluster state that was recorded."""
         state = self._outlive(state, state.lease_end_s or self.order.created_s + self.order.lifetime_s)
-        if state.generation:
-            state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
-        write_spec(self.run_dir, self._tell_places(state, spec))
+        state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
+        self._tell_places(state, spec, pauses=pauses)
+        write_spec(self.run_dir, spec)
         self.save(state)
         return state
 
@@ -500,18 +501,16 @@ class Loop(_Renter):
         self.save(state)
         return state
 
-    def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
-        """Write the placement of the machines that serve; return the run as they rank its workers."""
+    def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> None:
+        """Write the placement of the machines that serve."""
         hosts = host_names(spec)
         places = {
             machine.id: Seat(host=machine.host, address=machine.address)
             for machine in state.serving
             if machine.host in hosts
         }
-        ranked = ranked_spec(spec, places.values())
-        body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
+        body = placement_json(spec, places, state.generation, state.resume_from, pauses=pauses)
         self.edge(calls.placement_call(self.order, body))
-        return ranked
 
     @property
     def made(self) -> Made:

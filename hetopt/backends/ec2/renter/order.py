@@ -35,7 +35,7 @@ from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop
-from hetopt.core.events.records import LogEvent, TrainingFinished
+from hetopt.core.events.records import LogEvent, StepsLogged, TrainingFinished
 from hetopt.core.formatting import usd
 from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
@@ -399,6 +399,10 @@ class ClusterState(Artifact):
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
     paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
+    missed: tuple[str, ...] = Field(
+        default=(), description="hosts of this generation that were lost, without whom the others go on from memory"
+    )
+    missed_s: NonNegativeFloat = Field(default=0.0, description="when the last of them was lost; 0: none was")
     cleared: bool = Field(default=False, description="groups and templates are gone too")
 
     @property
@@ -661,6 +665,11 @@ def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
     # A failure before the run was resumed is what it was resumed from.
     in_this_life = since_s >= order.created_s
     return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
+
+
+def stepped_s(events: Sequence[LogEvent]) -> float | None:
+    """Return when a step was logged last (seconds since the epoch); None: none is in these events."""
+    return next((event.time_s for event in reversed(events) if isinstance(event, StepsLogged)), None)
 
 
 def stopped_s(events: Sequence[LogEvent]) -> float | None:

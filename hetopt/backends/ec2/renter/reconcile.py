@@ -1,8 +1,10 @@
 """The next action on a run's machines: `reconcile` compares what they should be with what they are. Pure.
 
-Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves from the
-newest checkpoint; once new machines say that they live, all save a checkpoint at one step and go on together. A machine
-that no host of the run wants trains on until the one that relieves it can take over, and ends after that.
+Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves: from memory
+where workers can and the first host is there, and a machine in the place of a lost one joins them as it comes; else
+from the newest checkpoint, and once new machines say that they live, all save a checkpoint at one step and go on
+together. A machine that no host of the run wants trains on until the one that relieves it can take over, and ends
+after that.
 
 Each action carries the record of the run that is to be kept with it, so that the same question is answered anew after
 it: `launcher.Loop` observes, asks for the next action, records, acts, records, and asks again until there is none.
@@ -138,6 +140,7 @@ class Observed:
     Attributes:
         state: its machines, and what is wanted of them.
         spec: the run as it was told to them last.
+        stepped_s: when a step was logged last, by its events; absent: none is in their end.
         stopped_s: when training last stopped with a checkpoint, by its events; absent: it goes on.
         is_finished: by its events, it has reached its end.
         has_failed: by its events, it failed by itself.
@@ -145,6 +148,7 @@ class Observed:
 
     state: ClusterState
     spec: RunSpec
+    stepped_s: float | None = None
     stopped_s: float | None = None
     is_finished: bool = False
     has_failed: bool = False
@@ -185,8 +189,14 @@ class Rent(Action):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(Action):
-    """The action that tells training machines to save a checkpoint and to wait for the next generation."""
+class Announce(Action):
+    """The action that tells training machines who is there, in the same generation. The state is kept after that.
+
+    Attributes:
+        pauses: they are to save a checkpoint, and to wait for the next generation.
+    """
+
+    pauses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +305,11 @@ def _change(order: Order, observed: Observed, now_s: float) -> Action | None:
             say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",
         )
     if lost and state.serving:
-        return _go_on_without(order, observed, lost, now_s)
+        if not goes_on_from_memory(observed, lost, now_s):
+            return _go_on_without(order, observed, lost, now_s)
+        if news := [host for host in lost if host not in state.missed]:
+            after = _with(state, missed=tuple(lost), missed_s=now_s, asked_s=None)
+            return Announce(state=after, say=f"lost {', '.join(news)}; the others go on without")
     if state.paused_s is not None and not state.waiting and not lost:
         # Whom all have paused for is lost or sent away, or has a place that it was not told of.
         return _place(order, state, observed.spec, now_s)
@@ -340,6 +354,22 @@ def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float)
     return Rent(state=asked, roles=tuple(roles), say=f"asking for {', '.join(hosts)} {how}")
 
 
+def goes_on_from_memory(observed: Observed, lost: Collection[str], now_s: float) -> bool:
+    """Return whether workers go on from memory without the hosts ``lost``, as far as their steps show it by ``now_s``.
+
+    Args:
+        observed: the run as it was seen last.
+        lost: hosts of this generation without a machine.
+        now_s: seconds since the epoch.
+    """
+    state, stepped_s = observed.state, observed.stepped_s
+    if not observed.spec.is_elastic or observed.spec.workers[0].host in lost or state.paused_s is not None:
+        return False
+    if stepped_s is None or stepped_s < state.placed_s:
+        return False  # they have not begun
+    return stepped_s > state.missed_s or now_s < state.missed_s + PAUSE_PATIENCE_S
+
+
 def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
     """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost."""
     said = f"lost {', '.join(lost)}; the others go on without"
@@ -371,8 +401,11 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
     if not new:
         return None
     named, all_are_lost = ", ".join(sorted(new)), not state.serving
+    if back := new.intersection(state.missed) if state.serving else set():
+        after = with_places(_with(state, missed=tuple(host for host in state.missed if host not in back)), back)
+        return Announce(state=after, say=f"{', '.join(sorted(back))} joins")
     if state.paused_s is None and not all_are_lost:
-        return Pause(state=_with(state, paused_s=now_s))
+        return Announce(state=_with(state, paused_s=now_s), pauses=True)
     saved = observed.stopped_s is not None and observed.stopped_s >= state.placed_s
     waited = state.paused_s is not None and now_s > state.paused_s + PAUSE_PATIENCE_S
     if not (all_are_lost or saved or waited):
@@ -392,7 +425,7 @@ def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: 
     there = {machine.host for machine in state.serving}
     whole = spec.model_copy(update={"workers": order.workers})
     placed = without(whole, {worker.host for worker in order.workers if worker.host not in there})
-    after = _with(state, generation=state.generation + 1, placed_s=now_s, paused_s=None)
+    after = _with(state, generation=state.generation + 1, placed_s=now_s, paused_s=None, missed=(), missed_s=0.0)
     return Place(state=after, spec=placed, say=say)
 
 
