@@ -65,10 +65,9 @@ def test_a_plan_is_rented_and_everything_is_removed(
     assert [one.step for one in promised] == [one.step for one in seen.seen]
     # Everybody knows who is who.
     placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    addresses = [placement["hosts"][machine.id]["address"] for machine in rented.machines]
-    assert placement["meeting"] == f"{min(addresses)}:29400"
     by_host = {place["host"]: place["address"] for place in placement["hosts"].values()}
-    assert [by_host[worker.host] for worker in read_spec(tmp_path).workers] == sorted(by_host.values())
+    first, *_ = read_spec(tmp_path).workers
+    assert placement["meeting"] == f"{by_host[first.host]}:29400", "all meet at the first host"
     assert {worker.host for worker in plan.run.workers} == set(by_host)
     for machine in rented.machines:
         assert machine.host.startswith(machine.instance_type)

@@ -378,7 +378,8 @@ class Loop(_Renter):
     def _place(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
         """Tell the machines that serve their generation and places; return the cluster state that was recorded."""
         state = self._outlive(state, state.lease_end_s or self.order.created_s + self.order.lifetime_s)
-        state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
+        if state.generation or any(machine.has_stepped for machine in state.machines):
+            state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
         self._tell_places(state, spec, pauses=pauses)
         write_spec(self.run_dir, spec)
         self.save(state)
