@@ -389,6 +389,17 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     assert one.send(ended=True)
     assert named(objects) == "step-9"
     assert [path.name for path in (second / "checkpoint").iterdir()] == ["step-9.partial"], "older ones fill no disk"
+    # Where a machine is lost, nobody waits for its part of a checkpoint, or sees none of the later ones.
+    save(10)
+    assert not one.send(ended=False)
+    one.give_up()
+    assert one.send(ended=False)
+    save(11)
+    (second / "checkpoint" / "step-10.partial" / "rank-1.safetensors").unlink()
+    one.send(ended=False)
+    assert two.send(ended=False)
+    assert one.send(ended=False)
+    assert named(objects) == "step-11"
     third = tmp_path / "c"
     third.mkdir()
     Checkpoints(objects=objects, run_dir=third, leads=False).restore("step-9")

@@ -267,6 +267,7 @@ NAMES = st.sets(st.sampled_from("abcd"))
     pauses=st.booleans(),
     stopping=st.booleans(),
     resumes=st.booleans(),
+    reduced=st.booleans(),
 )
 def test_moves_are_lawful(
     members: set[str],
@@ -277,6 +278,7 @@ def test_moves_are_lawful(
     pauses: bool,
     stopping: bool,
     resumes: bool,
+    reduced: bool,
 ) -> None:
     now = Situation(
         members=members,
@@ -287,6 +289,7 @@ def test_moves_are_lawful(
         pauses=pauses,
         stopping=stopping,
         resumes=resumes,
+        reduced=reduced,
     )
     move = next_move(now)
     assert next_move(replace(now, over=True)) == "end"
@@ -301,3 +304,5 @@ def test_moves_are_lawful(
         assert move == "go on", "nothing has happened"
     if not members <= there - fresh and not stopping:
         assert move in ("place", "wait"), "a loss is answered at once"
+    if reduced and any(now.ended.values()) and not stopping:
+        assert move in ("place", "wait"), "where those that went on from memory fail, all start again"

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ class Agent:
     _said: str = ""
     _doomed: bool = False
     _is_spared: bool = False
+    _present: Sequence[str] = ()
     _superseded: bool = False
 
     def __post_init__(self) -> None:
@@ -178,7 +179,7 @@ class Agent:
             path = inside(self.root / "code", spec.script[0], what="script", any_text=True)
             spec, folder = spec.model_copy(update={"script": (str(path), *spec.script[1:])}), code_folder(path)
         write_spec(run_dir, spec)
-        write_present(run_dir, placement.told.present)
+        self._heed(placement, uploads)
         self._say("training")
         host = self._start_host(run_dir, placement, folder)
         try:
@@ -255,9 +256,7 @@ class Agent:
                     self._superseded = True
                     host.kill()
                 elif placement is not None:
-                    write_present(run_dir, placement.told.present)
-                    if placement.told.pauses:
-                        (run_dir / STOP_FILE).touch()  # others join: all save a checkpoint at the same step
+                    self._heed(placement, uploads)
             if "heartbeat" in news:
                 if uploads.events():
                     grew_s = now_s
@@ -268,6 +267,17 @@ class Agent:
                 host.kill()
             self.sleep(self.turn_s)
         return host.returncode if host.returncode >= 0 else RunFailed.exit_code
+
+    def _heed(self, placement: Placement, uploads: Uploads) -> None:
+        """Tell this machine's workers who is there, and whether to save a checkpoint and end, as others join."""
+        present = placement.told.present
+        if present != self._present:
+            write_present(uploads.run_dir, present)
+        if set(self._present) - set(present):
+            uploads.give_up()
+        self._present = present
+        if placement.told.pauses:
+            (uploads.run_dir / STOP_FILE).touch()
 
     def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
         """Heed a notice, read the lease and say that the machine lives, as they are due; return which were.
@@ -354,6 +364,7 @@ class Checkpoints:
     generation: int = 0
     _sent: set[str] = field(default_factory=set)
     _pending: str | None = None
+    _given_up: str | None = None
     _named: str | None = None
 
     def send(self, *, ended: bool) -> bool:
@@ -390,16 +401,23 @@ class Checkpoints:
         write_atomically(folder / LATEST_FILE, checkpoint + "\n")
         self._named = checkpoint
 
+    def give_up(self) -> None:
+        """Wait no longer for parts of the checkpoints so far: a machine that had some is lost."""
+        self._pending, self._given_up = None, self._newest()
+
+    def _newest(self) -> str | None:
+        path = self.run_dir / CHECKPOINT_FOLDER / LATEST_FILE
+        return checkpoint_name(path.read_text(encoding="utf-8").strip()) if path.exists() else None
+
     def _lead(self, *, ended: bool) -> bool:
         """Send the newest checkpoint, once the one before is complete, and name it; return whether it is named."""
-        path = self.run_dir / CHECKPOINT_FOLDER / LATEST_FILE
-        newest = checkpoint_name(path.read_text(encoding="utf-8").strip()) if path.exists() else None
+        newest, concluded = self._newest(), (self._named, self._given_up)
         free = self._pending is None or (ended and self._pending != newest)
         if (
             newest is not None
-            and newest != self._named
+            and newest not in concluded
             and free
-            and self._send_parts(newest, (path.parent / newest).glob("*"))
+            and self._send_parts(newest, (self.run_dir / CHECKPOINT_FOLDER / newest).glob("*"))
             and self.objects.put(WANTED_OBJECT, newest.encode())
         ):
             self._pending = newest
@@ -407,7 +425,7 @@ class Checkpoints:
         if pending is not None and self._is_complete(pending) and self._name(pending):
             self._forget_older(pending, self._named)
             self._named, self._pending = pending, None
-        return newest is None or newest == self._named
+        return newest in (None, self._named, self._given_up)
 
     def _name(self, checkpoint: str) -> bool:
         """Name the checkpoint in the bucket, unless a later generation has named one; return whether it is named."""
