@@ -44,9 +44,9 @@ COMPRESSION = 30.0
 SMOKE_COMPRESSION, SMOKE_HOSTS = 150.0, 2
 HOSTS = 4
 """Real workers at most: a larger cluster is rehearsed in groups of nodes."""
-CHECKPOINT_EVERY_S = 600.0
-"""Of the recording's time."""
-SNAPSHOTS_EVERY_S = (CHECKPOINT_EVERY_S, 60.0)
+CHECKPOINT_EVERY_S = 60.0
+"""Of the recording's time: the trainer's own interval. Without their first host all go on from a checkpoint."""
+SNAPSHOTS_EVERY_S = (600.0, CHECKPOINT_EVERY_S)
 """The same of the peer, whose every change undoes what came since the last: all are tried."""
 BATCH, FIXED_S, PER_SAMPLE_S = 96, 0.02, 0.002
 OF_ORACLE = 0.9
