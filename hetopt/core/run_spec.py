@@ -812,7 +812,9 @@ class RunSpec(RecordLeavingOut):
         a checkpoint.
         """
         alike = not self.is_local and self.partition.name == "global" and self.injection is None and self.stream is None
-        many_machines = self.miniature is None and len(host_names(self)) > 1
+        # What NCCL does when a machine is lost was never tried: GPUs start again from a checkpoint.
+        by_gloo = all(worker.device == "cpu" for worker in self.workers)
+        many_machines = self.miniature is None and len(host_names(self)) > 1 and by_gloo
         survives = self.max_restarts > 0 or many_machines
         is_whole = self.shard in (None, "none")  # devices that share a model lose a part of it with one of them
         return survives and alike and is_whole and not self.script and len(self.workers) > 1 and self.probe is None

@@ -90,7 +90,9 @@ class World:
     def __post_init__(self) -> None:
         """All machines are there and train."""
         workers = tuple(
-            WorkerSpec(host=host, type="t", local_batch_size=BATCH // len(HOSTS), max_local_batch_size=self.most)
+            WorkerSpec(
+                host=host, type="t", local_batch_size=BATCH // len(HOSTS), max_local_batch_size=self.most, device="cpu"
+            )
             for host in HOSTS
         )
         script = () if self.is_task else ("train.py",)

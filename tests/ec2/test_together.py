@@ -37,7 +37,8 @@ def spec_of(
 ) -> RunSpec:
     """What is ordered is one run, on workers that may change."""
     workers = tuple(
-        WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1, slowdown=slowdown) for host in hosts
+        WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1, slowdown=slowdown, device="cpu")
+        for host in hosts
     )
     return RunSpec(
         task="resumable.py" if script else "digits",

@@ -252,7 +252,9 @@ TWELVE = [f"h{n}" for n in range(12)]
 SPEC = RunSpec(
     task="toy",
     workers=tuple(
-        WorkerSpec(host=host, type="toy", local_batch_size=1) for n, host in enumerate(TWELVE) for _ in range(1 + n % 2)
+        WorkerSpec(host=host, type="toy", local_batch_size=1, device="cpu")
+        for n, host in enumerate(TWELVE)
+        for _ in range(1 + n % 2)
     ),
     stop=StopRule(max_steps=1),
 )

@@ -87,7 +87,9 @@ class Ec2Backend(Ec2Launcher):
         spec = _as_machines_read_it(wanted.run, bundle, options.data)
         orders, now = _orders(region, options), datetime.datetime.now(datetime.UTC)
         dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
-        order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s).of_run(spec)
+        order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s)
+        spec = order.on_its_devices(spec)
+        order = order.of_run(spec)
         launch = Launch(
             created="",
             started_s=0.0,

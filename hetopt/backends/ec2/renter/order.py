@@ -291,6 +291,15 @@ class Order(Artifact):
         longest_s = (self.budget_usd - self.fixed_usd) / least * SECONDS_PER_HOUR
         return self.created_s + max(self.lifetime_s, longest_s)
 
+    def on_its_devices(self, spec: RunSpec) -> RunSpec:
+        """Return the run with the CPU as the device of the workers on machines that have no GPU."""
+        with_gpu = {host for role in self.roles if role.image_kind.endswith("-gpu") for host in role.hosts}
+        workers = (
+            worker if worker.host in with_gpu else worker.model_copy(update={"device": "cpu"})
+            for worker in spec.workers
+        )
+        return spec.model_copy(update={"workers": tuple(workers)})
+
     def of_run(self, spec: RunSpec) -> Self:
         """Return the order with a run's digest and workers, so that its machines take part in no other run."""
         return self.model_copy(update={"spec_sha256": spec_digest(spec), "workers": spec.workers})
