@@ -273,13 +273,13 @@ def pause(progress: RunFold, now_s: float) -> str | None:
         return f"workers start on {where}{after}, for {took} so far"
     alone = {progress.roster.workers[place].host for place in progress.roster.present} <= {event.host}
     if event.dies:
-        follows = "the run waits for it" if alone else "the others go on from the last checkpoint"
+        follows = "the run waits for it" if alone else "the others go on without it"
         return f"{event.host} is gone for {took}: {follows}"
     if event.cut:
         follows = "the run waits for it" if alone else "unless it is heard again, the others go on without it"
         return f"{event.host} is not heard for {took}: {follows}"
     comes = "is there again" if event.returns else "has to leave"
-    return f"{event.host} {comes}: all save a checkpoint and workers start anew, for {took} so far"
+    return f"{event.host} {comes}: workers meet anew, for {took} so far"
 
 
 def audited(progress: RunFold) -> str:

@@ -146,9 +146,9 @@ def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monke
     ("hosts", "fates", "said"),
     [
         ("ab", ["cut"], "b is not heard for 8 s: unless it is heard again, the others go on without it"),
-        ("ab", ["dies"], "b is gone for 8 s: the others go on from the last checkpoint"),
-        ("ab", ["returns"], "b is there again: all save a checkpoint and workers start anew, for 8 s so far"),
-        ("ab", ["notice"], "b has to leave: all save a checkpoint and workers start anew, for 8 s so far"),
+        ("ab", ["dies"], "b is gone for 8 s: the others go on without it"),
+        ("ab", ["returns"], "b is there again: workers meet anew, for 8 s so far"),
+        ("ab", ["notice"], "b has to leave: workers meet anew, for 8 s so far"),
         ("b", ["dies"], "b is gone for 8 s: the run waits for it"),
         ("ab", ["dies", "workers"], "workers start on a from step 40, for 8 s so far"),
         ("ab", ["cut", "heals"], None),
