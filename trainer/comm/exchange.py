@@ -20,7 +20,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -30,7 +32,6 @@ from torch._C._distributed_c10d import Store
 
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements
-from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.compressor import ALIKE, Residual, State, check_state
@@ -58,8 +59,8 @@ class ExchangeStats:
     """
 
     sent_bytes: int
-    compress_s: float
-    sync_s: float
+    compress_s: float = 0.0
+    sync_s: float = 0.0
     messages: tuple[Message, ...] = ()
     energy: float | None = None
     kept_energy: float | None = None
@@ -67,11 +68,13 @@ class ExchangeStats:
     level_gains: tuple[float, float] | None = None
 
 
-def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
+def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats | None:
     """Return the stats of consecutive exchanges added up: bytes, seconds, and energies (None: one is not known).
 
-    Messages, looks and gains of levels are left out.
+    None: there was no exchange. Of several, messages, looks and gains of levels are left out.
     """
+    if len(parts) < 2:
+        return next(iter(parts), None)
 
     def total(energies: Sequence[float | None]) -> float | None:
         known = [energy for energy in energies if energy is not None]
@@ -114,7 +117,6 @@ class Exchange:
         seed: of all randomness, the same on every worker.
         store: that all workers can reach, to find out who is missing when an exchange times out.
         group: who exchanges; None: all workers.
-        residual: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
 
     Attributes:
@@ -136,7 +138,6 @@ class Exchange:
         seed: int = 0,
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
-        residual: Residual | None = None,
         first_step: int = 0,
     ) -> None:
         self._group = group
@@ -147,7 +148,7 @@ class Exchange:
         self._shapes = shapes
         self._seed = seed
         self._store = store
-        self.residual = make_residual(first, numel, device=device) if residual is None else residual
+        self.residual = make_residual(first, numel, device=device)
         self._step = first_step
         self.has_residual = False
         self._begin(first)
@@ -182,7 +183,7 @@ class Exchange:
             LostPeer: a worker left in the middle.
         """
         if flat.numel() == 0:
-            return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+            return ExchangeStats(sent_bytes=0)
         residual = self.residual
         with self._guard:
             channel = channel or Channel(self._group, clock=self._clock, on=flat.device)
@@ -333,12 +334,14 @@ class DenseBuckets(Residual):
     """Uncompressed sum of a gradient's buckets over the workers, each begun while backward makes the rest.
 
     Args:
-        guard: names who is lost when the workers do not all come.
+        guard: context of the wait, which names who is lost when the workers do not all come; None: nobody is named.
         group: who sums; None: all workers.
     """
 
-    def __init__(self, guard: Guard, group: dist.ProcessGroup | None = None) -> None:
-        self._guard, self._group = guard, group
+    def __init__(
+        self, guard: AbstractContextManager[None] | None = None, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._guard, self._group = guard or nullcontext(), group
         self._sent: list[dist.Work] = []
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
@@ -360,7 +363,8 @@ class BucketExchange:
 
     The residual belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
     the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
-    gradient's residual has, with the parameters in their order.
+    gradient's residual has, with the parameters in their order. What a compressor itself carries from step to step
+    stays with the layout of the buckets.
 
     All workers must bring the same buckets in the same order, as DistributedDataParallel sees to. While a backward pass
     runs, collectives come from this thread, and must come from no other.
@@ -387,73 +391,41 @@ class BucketExchange:
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
-        self._compression = compression
-        self._clock = clock
         self._seed = seed
-        self._store, self._group = store, group
         self._spans: dict[int, Span] = {}
         numel = 0
         for parameter in parameters:
             first, numel = numel, numel + held(parameter).numel()
             self._spans[id(parameter)] = first, numel
+        checked_for(compression, numel, None)
         device = parameters[0].device
-        self._whole: State = make_residual(compression, numel, device=device).state()
-        links = make_chain(compression, numel, seed=seed, device=device)
-        if links.state():
-            raise BadInput(
-                f"{chosen.name} by {chosen.collective} carries more from step to step than buckets can.",
-                hint="exchange the whole gradient after the backward pass, or name the collective",
-            )
-        self._random = links.counts_steps
+        self._make = partial(Exchange, compression, device=device, clock=clock, store=store, group=group)
+        self._whole: State = make_residual(compression, numel, device=device).kept()
         self._buckets: dict[tuple[Span, ...], Exchange] = {}
-        self._stats: list[ExchangeStats] = []
-        self._sent: list[torch.futures.Future[Tensor]] = []
+        self._sent: list[Future[ExchangeStats]] = []
         self._step = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-exchange")
 
-    def sum_bucket(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> torch.futures.Future[Tensor]:
-        """Begin to replace a bucket by its compressed sum over all workers; the future holds the same buffer.
+    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
+        """Begin to replace a bucket by its compressed sum over all workers, without waiting.
 
         Args:
             parameters: of the bucket, in the order of its elements.
             buffer: 1-D fp32, their gradients weighted by this worker's share of the batch.
             last: whether the step has no further bucket.
         """
-        promise: torch.futures.Future[Tensor] = torch.futures.Future()
-
-        def keep(done: Future[Tensor]) -> None:
-            error = done.exception()
-            if error is None:
-                promise.set_result(done.result())
-            else:
-                promise.set_exception(error)  # type: ignore[arg-type]  # torch declares a result where it takes an error
-
         spans = tuple(self._spans[id(parameter)] for parameter in parameters)
-        self._thread.submit(self._exchange, spans, buffer, last).add_done_callback(keep)
-        return promise
+        self._sent.append(self._thread.submit(self._exchange, spans, buffer, last))
 
-    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Begin to replace a bucket by its compressed sum over all workers, without waiting."""
-        self._sent.append(self.sum_bucket(parameters, buffer, last=last))
-
-    def wait(self) -> ExchangeStats:
-        """Wait until all buckets begun are summed; return the bytes and seconds of all since the last call."""
+    def wait(self) -> ExchangeStats | None:
+        """Wait until all buckets begun are summed; return their stats, added up; None: there was no bucket."""
         sent, self._sent = self._sent, []
-        for promise in sent:
-            promise.wait()
-        return self.take_stats()
-
-    def take_stats(self) -> ExchangeStats:
-        """Return the stats of all buckets summed since the last call, added up; not while a backward pass runs."""
-        taken, self._stats = self._stats, []
-        return summed(taken)
+        return summed([bucket.result() for bucket in sent])
 
     def state(self) -> State:
         """Return a copy of the residual, [all parameters], for a checkpoint; not while a backward pass runs."""
-        self._put_together(list(self._buckets))
-        state = {key: value.clone() for key, value in self._whole.items()}
-        return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
+        self._put_together()
+        return {**{key: value.clone() for key, value in self._whole.items()}, _STEPS: torch.tensor(self._step)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the residual that `state` returned; not while a backward pass runs.
@@ -461,48 +433,32 @@ class BucketExchange:
         Raises:
             BadInput: the state belongs to another residual or to another model.
         """
-        check_state(state, self.state())
+        steps = state.get(_STEPS, torch.tensor(0))
+        check_state({**state, _STEPS: steps}, self.state())
         self._buckets.clear()
-        self._step = int(state.get(_STEPS, torch.tensor(0)))
+        self._step = int(steps)
         for key, value in self._whole.items():
             value.copy_(state[key])
 
-    def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> Tensor:
-        bucket = self._buckets.get(spans) or self._new_bucket(spans, buffer)
-        self._stats.append(bucket.run(buffer))
-        if last:
-            self._step += 1
-        return buffer
+    def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> ExchangeStats:
+        bucket = self._buckets.get(spans)
+        if bucket is None:  # in place of old ones that shared its parameters
+            self._put_together()
+            self._buckets = {key: old for key, old in self._buckets.items() if not set(key) & set(spans)}
+            bucket = self._make(buffer.numel(), seed=self._seed + spans[0][0], first_step=self._step)
+            residual = {key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()}
+            bucket.residual.load_state(residual)
+            self._buckets[spans] = bucket
+        stats = bucket.run(buffer)
+        self._step += last
+        return stats
 
-    def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> Exchange:
-        """Make the exchange of a bucket that was never seen, in place of old ones that shared its parameters."""
-        self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
-        numel, device = buffer.numel(), buffer.device
-        residual = make_residual(self._compression, numel, device=device)
-        residual.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
-        exchange = Exchange(
-            self._compression,
-            numel,
-            device=device,
-            clock=self._clock,
-            seed=self._seed + spans[0][0],
-            store=self._store,
-            group=self._group,
-            residual=residual,
-            first_step=self._step,
-        )
-        self._buckets[spans] = exchange
-        return exchange
-
-    def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
-        """Copy the residuals of buckets into the vector of all parameters."""
-        for spans in keys:
-            state = self._buckets[spans].residual.state()
-            for key, value in state.items():
+    def _put_together(self) -> None:
+        """Copy the residuals of all buckets into the vectors of all parameters."""
+        for spans, bucket in self._buckets.items():
+            for key, value in bucket.residual.kept().items():
                 for (start, stop), part in zip(spans, torch.split(value, [j - i for i, j in spans]), strict=True):
                     self._whole[key][start:stop] = part
-            if forget:
-                del self._buckets[spans]
 
 
 BucketSum: TypeAlias = DenseBuckets | BucketExchange

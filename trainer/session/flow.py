@@ -462,7 +462,7 @@ class Flow:
             first = self._sides[0].sum
             trace = periods.trace(
                 self._loss_sum,
-                self._stats[0] if len(self._stats) == 1 else summed(self._stats) if self._stats else None,
+                summed(self._stats),
                 hidden=first is not None and first.was_hidden,
                 waited_s=self._waited_s,
                 # A gradient that a GradScaler did not apply was not finite.

@@ -376,7 +376,7 @@ class PeriodLog:
         """Return the part of an exchange that adds to a step: all of it, or what backward did not hide."""
         if trace.exchange is not None and not trace.under_backward:
             return trace.exchange
-        stats = trace.exchange or ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
+        stats = trace.exchange or ExchangeStats(sent_bytes=dense_bytes)
         return replace(stats, compress_s=0.0, sync_s=self.stopwatch.seconds(trace.backward_end, trace.reduce_end))
 
     def judged(self, *, changed: bool) -> None:

@@ -595,7 +595,7 @@ class FusedStep:
             square = energy(self.flat) if self._wants_energy and finite else None
             if finite:
                 self._norms.add_own([self.flat], first=True)
-                alone = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+                alone = ExchangeStats(sent_bytes=0)
                 stats = alone if self._exchange is None else self._exchange.run(self.flat, look_at)
         if finite:
             self._norms.add_summed([self.flat])
