@@ -27,7 +27,7 @@ from hetopt.trainer.comm.compressor import (
     hand_over_momentum,
     redistribute,
 )
-from hetopt.trainer.comm.methods import COMPRESSORS, make_compressor
+from hetopt.trainer.comm.methods import COMPRESSORS, Asked, checked_for
 from hetopt.trainer.comm.quantisation import Packed, PackedAllGather, Quantised
 from hetopt.trainer.comm.topk import (
     LOWER,
@@ -48,11 +48,14 @@ from .contracts import GRADIENTS, CollectiveContract, CompressorContract, Residu
 ALONE = Turn(Channel())
 
 
+def compressor(name, ratio=1.0):
+    compression = Compression(name=name, ratio=ratio if METHODS[name].by_ratio else 1.0)
+    return COMPRESSORS[name](Asked(compression=compression, chosen=checked_for(compression, None), numel=10))
+
+
 def sends_elements(name):
     """Whether the registered method sends elements of the gradient as they are, each worker its own."""
-    if METHODS[name].by_shape:
-        return False
-    return isinstance(make_compressor(Compression(name=name), 10), Selection) or name == "identity"
+    return not METHODS[name].by_shape and (isinstance(compressor(name), Selection) or name == "identity")
 
 
 # Elements at least and at most, as factors of what the ratio allows; of all others exactly as many.
@@ -65,7 +68,7 @@ def contract_of(name):
         NAME = name
 
         def make(self, ratio):
-            return make_compressor(Compression(name=name, ratio=ratio if METHODS[name].by_ratio else 1.0), 10)
+            return compressor(name, ratio)
 
     return Contract
 

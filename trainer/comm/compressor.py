@@ -107,9 +107,6 @@ class SparsePayload(Payload):
 class Stateful:
     """Base of parts of a compression that keep tensors from step to step; this class keeps none."""
 
-    counts_steps: bool = False
-    """Whether a step's number matters, as it does where something is drawn at random."""
-
     def state(self) -> State:
         """Return a copy of the tensors that go on from step to step, by name, for a checkpoint; none by default."""
         return {}
@@ -189,12 +186,11 @@ class AllReduce:
         return payload
 
 
-class IndexChoice(Stateful):
-    """Base of rules for which gradient elements all workers exchange in a step."""
+class IndexChoice(Protocol):
+    """Protocol of rules for which gradient elements all workers exchange in a step."""
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """Return distinct int32 indices to exchange, the same on every worker, as many each step; all must call it."""
-        raise NotImplementedError
 
 
 class Residual:
@@ -266,7 +262,6 @@ class Chain:
         self._scale = scale
         self._seed = seed
         self._workspace = Workspace()
-        self.counts_steps = choice is not None or compressor.counts_steps
 
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
         """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
@@ -279,14 +274,12 @@ class Chain:
         return self._at(self._choice.choose(flat, turn), flat, out, turn)
 
     def state(self) -> State:
-        """Return a copy of the state of the compressor and of the choice of indices, by name, for a checkpoint."""
-        return {**self._compressor.state(), **({} if self._choice is None else self._choice.state())}
+        """Return a copy of the compressor's state, by name, for a checkpoint."""
+        return self._compressor.state()
 
     def load_state(self, state: State) -> None:
-        """Restore the state that `state` returned to the compressor and the choice of indices."""
+        """Restore the state that `state` returned."""
         self._compressor.load_state(state)
-        if self._choice is not None:
-            self._choice.load_state(state)
 
     def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
         """Sum the values at these indices; all other elements of the sum are zero."""

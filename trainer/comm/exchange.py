@@ -237,7 +237,7 @@ class Exchange:
 
     def _begin(self, compression: Compression) -> None:
         numel, shapes = self.numel, self._shapes
-        chosen = checked_for(compression, numel, shapes)
+        chosen = checked_for(compression, shapes)
         self._chain = make_chain(compression, numel, shapes=shapes, seed=self._seed, device=self._device)
         layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], self._seed)).encode()).hexdigest()[:8]
         amount = f" {compression.ratio:g}" if chosen.method.by_ratio else ""
@@ -397,7 +397,7 @@ class BucketExchange:
         for parameter in parameters:
             first, numel = numel, numel + held(parameter).numel()
             self._spans[id(parameter)] = first, numel
-        checked_for(compression, numel, None)
+        checked_for(compression, None)
         device = parameters[0].device
         self._make = partial(Exchange, compression, device=device, clock=clock, store=store, group=group)
         self._whole: State = make_residual(compression, numel, device=device).kept()

@@ -166,35 +166,6 @@ def make_residual(
             return Residual()
 
 
-def make_compressor(
-    compression: Compression,
-    numel: int,
-    *,
-    shapes: Shapes | None = None,
-    seed: int = 0,
-    device: torch.device | None = None,
-) -> Compressor[Any]:
-    """Make the compressor that a compression names, for a gradient of ``numel`` elements.
-
-    Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
-
-    Raises:
-        BadInput: an unknown name, or things that do not go together.
-    """
-    chosen = checked_for(compression, numel, shapes)
-    workers = group_size(None)
-    asked = Asked(
-        compression=compression,
-        chosen=chosen,
-        numel=numel,
-        shapes=shapes,
-        seed=seed,
-        workers=workers,
-        device=device,
-    )
-    return COMPRESSORS[chosen.name](asked)
-
-
 def make_chain(
     compression: Compression,
     numel: int,
@@ -205,13 +176,22 @@ def make_chain(
 ) -> Chain | Levels:
     """Make what turns a gradient of ``numel`` elements into all workers' sum by a compression, without the residual.
 
-    Arguments are as of `make_compressor`.
+    Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
     """
-    chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
-    compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device)
+    chosen, ratio = checked_for(compression, shapes), compression.ratio
+    asked = Asked(
+        compression=compression,
+        chosen=chosen,
+        numel=numel,
+        shapes=shapes,
+        seed=seed,
+        workers=group_size(None),
+        device=device,
+    )
+    compressor = COMPRESSORS[chosen.name](asked)
     coding = ElementCoding(compression.coding or PLAIN)
     if compression.least_gain is not None or compression.floor_ratio is not None:
         gather, floor_ratio = AllGather(coding, same_size=chosen.method.same_size), compression.floor_ratio or ratio
@@ -240,7 +220,7 @@ def _collective(chosen: Combination, compressor: Compressor[Any], coding: Elemen
     return SlicedAllReduce() if isinstance(compressor, LowPrecision) else AllReduce()
 
 
-def checked_for(compression: Compression, numel: int, shapes: Shapes | None) -> Combination:
+def checked_for(compression: Compression, shapes: Shapes | None) -> Combination:
     """Return the compressor, memory and collective that a compression means; refuses what does not go together.
 
     Raises:
