@@ -175,7 +175,7 @@ def dataset(epoch: int = 0, seed: int = 0) -> ImageDataset:
     order=st.permutations(range(COUNT)),
     cuts=st.lists(st.integers(0, COUNT), max_size=5),
     epoch=st.integers(0, 1000),
-    seed=st.integers(-(2**63), 2**63 - 1),
+    seed=st.integers(0, 2**63 - 1),
 )
 def test_any_split_of_a_batch_sees_the_same_images(order: list[int], cuts: list[int], epoch: int, seed: int) -> None:
     whole = dataset(epoch, seed).gather(order)[0]
@@ -194,7 +194,7 @@ def test_epochs_and_seeds_look_different() -> None:
 
 
 def test_every_image_is_a_window_of_the_padded_original() -> None:
-    bits = random_bits(0, 0, range(COUNT))
+    bits = random_bits(0, 0, COUNT)
     augmented = cropped_and_flipped(IMAGES, bits, 4)
     padded = torch.nn.functional.pad(IMAGES, (4, 4, 4, 4))
     for original, result in zip(padded, augmented, strict=True):
@@ -207,7 +207,7 @@ def test_offsets_and_flips_are_evenly_spread() -> None:
     # One bright pixel in the middle shows where the window was cut: a 9x9 square of places, mirrored or not.
     picture = torch.zeros(count, 1, 32, 32, dtype=torch.uint8)
     picture[:, :, 16, 10] = 1
-    place = cropped_and_flipped(picture, random_bits(1, 2, range(count)), 4).flatten(1).argmax(dim=1)
+    place = cropped_and_flipped(picture, random_bits(1, 2, count), 4).flatten(1).argmax(dim=1)
     rows, columns = place // 32, place % 32
     mirrored = columns > 15  # column 10 lands in 6..14, or mirrored in 17..25
     offsets = torch.where(mirrored, 31 - columns, columns) - 6

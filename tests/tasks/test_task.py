@@ -169,7 +169,7 @@ def test_a_file_elsewhere_may_import_its_neighbour(user_folder: Path) -> None:
         ("mine.py:taks", "no task in mine.py called 'taks'", "did you mean 'task'"),
         ("mine:number", "of type int, not a hetopt Task", "hetopt.trainer.task.Task"),
         ("mine:data", "missing 1 required positional argument", "Fix"),
-        ("mine.py:broken", r"mine.py, line \d+, failed: RuntimeError: no such thing: Fix", "Fix"),
+        ("mine.py:broken", r"mine.py, line \d+ failed: RuntimeError: no such thing second line: Fix", "Fix"),
     ],
 )
 def test_a_reference_that_names_no_task(user_folder: Path, reference: str, says: str, hint: str) -> None:
@@ -183,11 +183,11 @@ def test_a_reference_that_names_no_task(user_folder: Path, reference: str, says:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = 1\nraise ValueError('bad day')", r"bad.py, line 2, failed: ValueError: bad day"),
-        ("import sys\nsys.exit(3)", r"bad.py, line 2, failed: SystemExit: 3"),
-        ("x = (", r"bad.py, line 1, failed: SyntaxError"),
-        ("import not_installed_at_all", r"bad.py, line 1, failed: ModuleNotFoundError: No module named"),
-        ("assert False", r"bad.py, line 1, failed: AssertionError: \(no message\)"),
+        ("x = 1\nraise ValueError('bad day')", r"bad.py, line 2 failed: ValueError: bad day"),
+        ("import sys\nsys.exit(3)", r"bad.py, line 2 failed: SystemExit: 3"),
+        ("x = (", r"bad.* failed: SyntaxError: .* \(bad.py, line 1\)"),
+        ("import not_installed_at_all", r"bad.py, line 1 failed: ModuleNotFoundError: No module named"),
+        ("assert False", r"bad.py, line 1 failed: AssertionError"),
     ],
 )
 @pytest.mark.parametrize("place", ["bad.py", "bad"])

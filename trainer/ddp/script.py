@@ -509,17 +509,18 @@ class DdpRun:
         loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
         samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
         waited_s, state.waited_s = state.waited_s, 0.0
-        stats = state.take_stats()
-        trace = periods.trace(
-            loss * samples,
-            stats,
+        stops = periods.after(
+            part.shares,
+            loss_sum=loss * samples,
+            stats=state.take_stats(),
             hidden=state.is_under_backward,
             waited_s=waited_s,
             norms=state.norms.take(part.samples),
+            counts=part.shares == periods.shares and not part.is_audit,
+            learning_rate=float(optimizer.param_groups[0]["lr"]),
+            epoch=self._passes,
         )
-        counts = part.shares == periods.shares and not part.is_audit
-        learning_rate = float(optimizer.param_groups[0]["lr"])
-        if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate, epoch=self._passes):
+        if stops:
             raise Stopped
         periods.begun = periods.stopwatch.mark()
         if periods.engine is not None and len(self._modules) == 1:

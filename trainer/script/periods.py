@@ -147,19 +147,27 @@ class Periods:
         """The samples of a full batch that each worker takes now, in rank order."""
         return () if self.engine is None else self.engine.balance.shares
 
-    def trace(
+    def after(
         self,
+        samples: Shares,
+        *,
         loss_sum: Tensor,
         stats: ExchangeStats | None,
-        *,
         hidden: bool,
         waited_s: float = 0.0,
         energy: float | None = None,
         norms: tuple[float, float, float] | None = None,
-    ) -> StepTrace:
-        """Return the loss, times and exchange of the step that ends now; reads the clock.
+        counts: bool,
+        learning_rate: float,
+        epoch: Callable[[], float],
+        steps_left: int | None = None,
+    ) -> bool:
+        """Log a step that ends now, and decide at a control period's end; return whether the run is to stop.
+
+        All workers must call it.
 
         Args:
+            samples: of the step, of every worker, in rank order.
             loss_sum: sum of this worker's losses over its samples, float64.
             stats: of the exchange; None: there was none.
             hidden: whether it was under backward.
@@ -167,44 +175,25 @@ class Periods:
             energy: squared norm of this worker's gradient, in local SGD; None: not measured.
             norms: squared norms of this worker's weighted gradient and of the sum, and this worker's samples; None:
                 they were not wanted.
-        """
-        now, computed, self.computed = self.stopwatch.mark(), self.computed, None
-        assert self.engine is not None
-        return StepTrace(
-            loss_sum=loss_sum,
-            start=self.begun,
-            backward_end=now if computed is None else computed,
-            reduce_end=now,
-            waited_s=waited_s,
-            way="" if stats is None else self.engine.exchange.way,
-            exchange=stats,
-            under_backward=stats is not None and hidden,
-            gradient_energy=energy,
-            norms=norms,
-        )
-
-    def after(
-        self,
-        trace: StepTrace,
-        samples: Shares,
-        *,
-        counts: bool,
-        learning_rate: float,
-        epoch: Callable[[], float],
-        steps_left: int | None = None,
-    ) -> bool:
-        """Log a step, and decide at a control period's end; return whether the run is to stop. All must call it.
-
-        Args:
-            trace: of the step.
-            samples: of the step, of every worker, in rank order.
             counts: whether the step is like others; if not, its times are left out.
             learning_rate: of the first parameter group.
             epoch: returns the passes over the data.
             steps_left: until the script ends; None: not known.
         """
-        engine = self.engine
+        engine, now, computed, self.computed = self.engine, self.stopwatch.mark(), self.computed, None
         assert engine is not None
+        trace = StepTrace(
+            loss_sum=loss_sum,
+            start=self.begun,
+            backward_end=now if computed is None else computed,
+            reduce_end=now,
+            waited_s=waited_s,
+            way="" if stats is None else engine.exchange.way,
+            exchange=stats,
+            under_backward=stats is not None and hidden,
+            gradient_energy=energy,
+            norms=norms,
+        )
         engine.after(trace, samples, counts=counts)
         if not engine.is_over:
             return False

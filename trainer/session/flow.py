@@ -460,23 +460,20 @@ class Flow:
         periods, part, taken = self._periods, self._part or self._newest, self._taken
         if periods.engine is not None and part is not None:
             first = self._sides[0].sum
-            trace = periods.trace(
-                self._loss_sum,
-                summed(self._stats),
-                hidden=first is not None and first.was_hidden,
-                waited_s=self._waited_s,
-                # A gradient that a GradScaler did not apply was not finite.
-                energy=math.inf if self._energy is None and self._between is not None else self._energy,
-                norms=None if first is None else first.norms.take(taken[self.rank]),
-            )
             if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
                 check_batch(self._plan.spec, sum(taken))
             periods.samples_seen += sum(taken)
             with self._gate:
                 # Steps over incomplete batches, over shares of before, and audits are not judged.
                 stops = periods.after(
-                    trace,
                     taken,
+                    loss_sum=self._loss_sum,
+                    stats=summed(self._stats),
+                    hidden=first is not None and first.was_hidden,
+                    waited_s=self._waited_s,
+                    # A gradient that a GradScaler did not apply was not finite.
+                    energy=math.inf if self._energy is None and self._between is not None else self._energy,
+                    norms=None if first is None else first.norms.take(taken[self.rank]),
                     counts=part.shares == self.shares and not part.is_audit,
                     learning_rate=float(self._sides[0].optimizer.param_groups[0]["lr"]),
                     epoch=lambda: self._shared.passes,
