@@ -901,7 +901,7 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
                 prepared = residual.prepare(step.flat)
                 sent = selection.encode(prepared, Turn(Channel()))
                 step.flat.copy_(sent.dense())
-                residual.commit(prepared, sent)
+                residual.commit(sent)
             optimizer.step()
         return losses / samples
 

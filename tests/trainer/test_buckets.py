@@ -145,6 +145,20 @@ def dense(shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
     return ExchangeConfig(compression=Compression(), dense_bytes=4 * numel, exchange=Exchange(Compression(), numel))
 
 
+def test_a_batch_is_not_left_out_once_a_part_of_its_gradient_was_sent() -> None:
+    """As a script might do that catches the error of its backward pass."""
+    model, inputs = Stack("plain"), torch.randn(4, 8)
+    sums = GradientSum(list(model.named_parameters()), dense, world_size=1, overlaps=True)
+    model.fails = "backward"
+    sums.begin()
+    sums.expect(lambda: 1.0, lambda done: None)
+    with pytest.raises(torch.OutOfMemoryError):
+        model(inputs).sum().backward()
+    sums.begin()
+    with pytest.raises(RunFailed, match="a backward pass failed while its gradient was being sent"):
+        sums.expect(lambda: 1.0, lambda done: None)
+
+
 @pytest.mark.parametrize("kind", ["plain", "unused", "repeated"])
 def test_a_script_s_gradient_is_weighed_when_its_first_part_is_made_and_sent_under_backward(kind: str) -> None:
     """The weight is known once the others are at the same point; what changes once it was sent is summed anew."""

@@ -136,13 +136,6 @@ class TestErrorFeedback(ResidualContract):
     def make(self):
         return ErrorFeedback(self.NUMEL)
 
-    def test_what_was_prepared_elsewhere_may_be_committed(self):
-        residual = self.make()
-        prepared = self.gradients(1)[0]
-        residual.commit(prepared, self.first_half(prepared))
-        half = self.NUMEL // 2
-        assert torch.equal(residual.state()["residual"], torch.cat((torch.zeros(half), prepared[half:])))
-
 
 class TestMomentumCorrection(ResidualContract):
     def make(self):
@@ -159,7 +152,7 @@ class TestMomentumCorrection(ResidualContract):
             payload = TopK(0.1).encode(prepared, ALONE)
             for index in payload.indices.tolist():
                 velocity[index] = unsent[index] = 0.0
-            residual.commit(prepared, payload)
+            residual.commit(payload)
 
     def test_gradients_are_clipped_before_they_are_accumulated(self):
         gradient = self.gradients(1)[0]
@@ -188,7 +181,7 @@ def test_all_that_was_sent_plus_the_residual_is_all_there_was(compressor):
         prepared = residual.prepare(gradient)
         payload = compressor.encode(prepared, ALONE)
         payload.add_to(received)
-        residual.commit(prepared, payload)
+        residual.commit(payload)
         total += gradient
         assert torch.equal(received + residual.state()["residual"], total)
 

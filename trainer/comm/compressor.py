@@ -202,15 +202,18 @@ class Residual:
     def prepare(self, gradient: Tensor) -> Tensor:
         """Return the vector to compress, gradient plus what was not sent before; no state changes until `commit`.
 
-        Valid until the next `prepare`, so that candidates may be tried.
+        Valid until the next `prepare`.
 
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
         """
         return gradient
 
-    def commit(self, prepared: Tensor, sent: Payload) -> float | None:
-        """Keep ``prepared - sent`` for the next step, where ``sent`` is exactly what the other workers received.
+    def commit(self, sent: Payload) -> float | None:
+        """Keep what was prepared last, less what was sent of it, for the next step.
+
+        Args:
+            sent: exactly what the other workers received.
 
         Returns:
             The energy of what is held back now; None where nothing ever is.
@@ -326,10 +329,8 @@ class ErrorFeedback(Residual):
         """Return gradient plus residual, to be compressed; the residual changes only at `commit`."""
         return torch.add(gradient, self._residual, out=self._prepared)
 
-    def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep ``prepared - sent`` as the residual, and return the residual's sum of squares."""
-        if prepared is not self._prepared:
-            self._prepared.copy_(prepared)
+    def commit(self, sent: Payload) -> float:
+        """Keep what was prepared, less what was sent, as the residual; return the residual's sum of squares."""
         sent.add_to(self._prepared, -1)
         self._residual, self._prepared = self._prepared, self._residual
         return energy(self._residual)
@@ -437,12 +438,12 @@ class MomentumCorrection(ErrorFeedback):
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
         return super().prepare(self._next_velocity)
 
-    def commit(self, prepared: Tensor, sent: Payload) -> float:
+    def commit(self, sent: Payload) -> float:
         """Keep what was not sent, clear the velocity of elements that were; return the kept sum of squares."""
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
-        return super().commit(prepared, sent)
+        return super().commit(sent)
 
     def kept(self) -> State:
         """Return ``{"velocity": [numel], "unsent": [numel]}``, not copied."""

@@ -192,7 +192,7 @@ class Exchange:
             there = None if not residual.kept() and not look_at else energy(prepared)
             looked, looking_s = _look(prepared, look_at, channel)
             sent = self._chain.run(prepared, flat, channel, self._step)
-            held_back = residual.commit(prepared, sent)
+            held_back = residual.commit(sent)
         sync_s = sum(message.time_s for message in channel.messages)
         stats = ExchangeStats(
             sent_bytes=sum(message.payload_bytes for message in channel.messages),
@@ -264,9 +264,14 @@ def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Return each worker's weight, samples over all samples, in rank order; 0 outside ``participants`` (None: all)."""
-    counted = [count if participants is None or rank in participants else 0 for rank, count in enumerate(samples)]
-    return tuple(count / sum(counted) for count in counted)
+    """Return each worker's weight, samples over all samples, in rank order; 0 outside ``participants`` (None: all).
+
+    Where none of them has samples, they count alike.
+    """
+    counts = range(len(samples)) if participants is None else participants
+    total = sum(samples[rank] for rank in counts)
+    shares = {rank: samples[rank] / total if total else 1 / len(counts) for rank in counts}
+    return tuple(shares.get(rank, 0.0) for rank in range(len(samples)))
 
 
 def average_parameters(

@@ -330,29 +330,19 @@ class ModelVector:
                 tensor.copy_(part.view(tensor.shape))
 
 
-class OuterStep:
-    """Outer optimizer (DiLoCo) that steps by the workers' averaged update, with Nesterov's momentum.
+def outer_step(update: Tensor, velocity: Tensor, *, rate: float, momentum: float) -> None:
+    """Turn the workers' averaged update of the parameters into DiLoCo's outer step, in place, by Nesterov's momentum.
 
     Args:
-        parameters: elements that are stepped; running statistics behind them are averaged as they are.
+        update: 1-D; the step that is added to the last common parameters afterwards.
+        velocity: as long, or empty without momentum; the next step's afterwards.
         rate: of the outer step.
         momentum: of the outer step, in [0, 1).
-        like: a tensor of the device and type that updates have.
     """
-
-    def __init__(self, parameters: int, *, rate: float, momentum: float, like: Tensor) -> None:
-        self._rate, self._momentum = rate, momentum
-        self.velocity = like.new_zeros(parameters if momentum else 0)
-        self._parameters = parameters
-
-    def take(self, update: Tensor) -> None:
-        """Turn an averaged update, in place, into the outer step that is added to the last common parameters."""
-        parameters = update[: self._parameters]
-        if self._momentum:
-            self.velocity.mul_(self._momentum).add_(parameters)
-            parameters.add_(self.velocity, alpha=self._momentum)
-        if self._rate != 1:
-            parameters.mul_(self._rate)
+    if momentum:
+        velocity.mul_(momentum).add_(update)
+        update.add_(velocity, alpha=momentum)
+    update.mul_(rate)
 
 
 class Synchronizer:
@@ -387,9 +377,7 @@ class Synchronizer:
         self._optimizer = optimizer
         self._vector = ModelVector(model)
         self._base = self._vector.read()
-        self._outer = OuterStep(
-            self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
-        )
+        self._velocity = self._base.new_zeros(self._vector.parameters if sync.outer_momentum else 0)
         self._rounded: Exchange | None = None
         if compression.name != "identity":
             self._rounded = Exchange(compression, self._vector.parameters, device=self._base.device)
@@ -445,12 +433,17 @@ class Synchronizer:
 
     def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
         """Average the parameters; return the divergence of the workers before that."""
-        parameters, step = self._vector.read(), self._outer.take
+        parameters = self._vector.read()
         weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
-        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=step)
+        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=self._step)
         self._vector.write(parameters)
         self._samples, self._local_steps = (0,) * self._workers, 0
         return divergence
+
+    def _step(self, update: Tensor) -> None:
+        """Make the outer step of an averaged update, in place; running statistics behind the parameters stay."""
+        sync, parameters = self._sync, update[: self._vector.parameters]
+        outer_step(parameters, self._velocity, rate=sync.outer_rate, momentum=sync.outer_momentum)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -462,9 +455,8 @@ class Synchronizer:
         if self._own is not None or is_settled:
             yield
             return
-        samples = self._samples if self._local_steps else (1,) * self._workers
         mean, base = self._vector.read(), self._base.clone()
-        weight = weights_by_samples(samples)[self._rank]
+        weight = weights_by_samples(self._samples)[self._rank]
         average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
         self._own = self._vector.read()
         self._vector.write(mean)
@@ -500,7 +492,7 @@ class Synchronizer:
             "policy_state": self._state.model_dump(mode="json"),
             "own": self._vector.read() if self._own is None else self._own,
             "base": self._base,
-            "outer": self._outer.velocity,
+            "outer": self._velocity,
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
             "held_back": {} if self._rounded is None else self._rounded.state(),
@@ -518,7 +510,7 @@ class Synchronizer:
         self._state = type(self._policy.initial()).model_validate(state["policy_state"])
         self._vector.write(state["own"].to(self._base))
         self._base = state["base"].to(self._base)
-        self._outer.velocity.copy_(state["outer"])
+        self._velocity.copy_(state["outer"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._samples = tuple(int(count) for count in state["samples"])
         if self._rounded is not None:
