@@ -54,7 +54,7 @@ from hetopt.trainer.comm.exchange import (
     summed,
 )
 from hetopt.trainer.comm.vectors import GradientNorms
-from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, make_plan
+from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, make_spec
 from hetopt.trainer.sharding import held
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
 from hetopt.trainer.steps.step import all_finite
@@ -199,7 +199,7 @@ class CommState(GradientState):
         self._workers = dist.get_world_size(ddp.process_group)
         self._parameters = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
         if spec is None:
-            spec = make_plan(self._workers, compression=compression, policy="static", sync="bsp", spec=None).spec
+            spec = make_spec(self._workers, compression=compression, policy="static", sync="bsp", spec=None)
         self.adopt(spec, reach)
         super().__init__(self.exchange)
         self.weight = weight

@@ -48,7 +48,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Sampler, dataloader
 
 from hetopt.core.errors import BadInput
-from hetopt.core.run_spec import Compression
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
 from hetopt.trainer.context import Generators, States
 from hetopt.trainer.data.fetch import samples_in
@@ -67,9 +67,9 @@ from hetopt.trainer.script.batches import (
     AuditResult,
     Audits,
     Part,
-    SessionPlan,
     ShareTable,
     Stopped,
+    keeps_equal,
     own_items,
 )
 from hetopt.trainer.script.periods import Periods
@@ -206,23 +206,24 @@ class DdpRun:
     """One worker's run of a DDP script: its shares of batches, weights of losses, control periods and event log.
 
     Args:
-        plan: shares, compression, policies; of the launch.
+        spec: of the launch: shares, compression, policies.
         run_dir: for the event log, which rank 0 writes.
         rank: of this worker.
         world_size: workers.
+        as_one: whether every step is an audit: what one machine would compute.
 
     Attributes:
         steps: that optimizers have made.
         can_audit: whether a loss is of the samples of its worker alone, and not divided by what all workers count.
     """
 
-    def __init__(self, plan: SessionPlan, run_dir: Path, rank: int, world_size: int) -> None:
-        self._plan, self._run_dir = plan, run_dir
+    def __init__(self, spec: RunSpec, run_dir: Path, rank: int, world_size: int, *, as_one: bool = False) -> None:
+        self._spec, self._run_dir, self._as_one = spec, run_dir, as_one
         self.rank, self.world_size, self.steps = rank, world_size, 0
         self._modules: list[tuple[Any, Any]] = []  # of DDP, and how their gradients travel
         self._hooked: dict[int, bool] = {}
         self._remarks: set[str] = set()
-        self._periods = Periods(plan, rank, world_size, run_dir)
+        self._periods = Periods(spec, rank, world_size, run_dir)
         self._waiting: deque[tuple[object, Part]] = deque()
         self._read: Counter[UnequalBatches] = Counter()  # batches of each loader that was trained on
         self._part: Part | None = None
@@ -257,8 +258,8 @@ class DdpRun:
 
     def batch_of(self, batch_size: int) -> int:
         """Return the global batch size in samples: a script's plan's, else ``batch_size`` per worker times workers."""
-        planned = self._plan.spec.global_batch_size
-        return planned if self._plan.spec.script else batch_size * self.world_size
+        planned = self._spec.global_batch_size
+        return planned if self._spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
         """Return the table of local batch sizes of a new loader, at ``batch_size`` samples per rank in the script."""
@@ -290,9 +291,8 @@ class DdpRun:
 
         Shares that have to be equal stay so in every step.
         """
-        spec, states = self._plan.spec, [state for _, state in self._modules]
-        as_one = self._plan.as_one
-        if not as_one and (keep or self.world_size < LEAST_WORKERS or self._plan.keeps_equal):
+        spec, states, as_one = self._spec, [state for _, state in self._modules], self._as_one
+        if not as_one and (keep or self.world_size < LEAST_WORKERS or keeps_equal(spec)):
             return None
         can_audit = self.is_ours and self.can_audit and all(state.weight is None for state in states)
         if as_one and not can_audit:
@@ -310,7 +310,7 @@ class DdpRun:
 
     def attach(self, ddp: DistributedDataParallel) -> None:
         """Register a DDP module, whose gradients hetopt exchanges from its first training pass on."""
-        self._modules.append((ddp, CommState(ddp, spec=self._plan.spec, reach=self.reach)))
+        self._modules.append((ddp, CommState(ddp, spec=self._spec, reach=self.reach)))
 
     def attach_sharded(self, module: nn.Module, replicas: dist.ProcessGroup | None) -> None:
         """Register a sharded module, whose gradients hetopt exchanges between replicas, in place of those inside it.
@@ -321,7 +321,7 @@ class DdpRun:
         """
         inside = set(module.modules())
         self._modules = [(other, state) for other, state in self._modules if other not in inside]
-        state = ShardedState(module, spec=self._plan.spec, replicas=replicas, reach=self.reach)
+        state = ShardedState(module, spec=self._spec, replicas=replicas, reach=self.reach)
         self._modules.append((module, state))
         self._hooked[id(module)] = state.sums
         self.can_audit = False
@@ -335,7 +335,7 @@ class DdpRun:
         """Note that the script registered a communication hook: hetopt's, or another, which replaces compression."""
         self._hooked[id(ddp)] = isinstance(state, CommState)
         if isinstance(state, CommState):
-            state.adopt(self._plan.spec, self.reach)
+            state.adopt(self._spec, self.reach)
             self._modules = [(module, state if module is ddp else other) for module, other in self._modules]
         else:
             self.remark(
@@ -427,7 +427,7 @@ class DdpRun:
 
     def _equal_part(self, rows: int) -> Part:
         """Return this worker's part of a batch that hetopt does not share out, equal on all workers."""
-        samples = rows or max(1, self._plan.spec.global_batch_size // self.world_size)
+        samples = rows or max(1, self._spec.global_batch_size // self.world_size)
         return Part(samples=samples, batch=samples * self.world_size, shares=(samples,) * self.world_size)
 
     def weigh(self, weight: float | str | None) -> None:
@@ -570,12 +570,12 @@ class LoneRun(DdpRun):
     """The run of a script on one worker: nothing is shared or exchanged, and the steps of its optimizer are logged.
 
     Args:
-        plan: of the launch.
+        spec: of the launch.
         run_dir: for the event log.
     """
 
-    def __init__(self, plan: SessionPlan, run_dir: Path) -> None:
-        super().__init__(plan, run_dir, 0, 1)
+    def __init__(self, spec: RunSpec, run_dir: Path) -> None:
+        super().__init__(spec, run_dir, 0, 1)
 
     def forward(self, ddp: DistributedDataParallel, rows: int) -> None:
         """Do nothing: all of a batch is this worker's."""
@@ -585,7 +585,7 @@ class LoneRun(DdpRun):
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count an optimizer's step and log it; the first one begins the log, without its time, which is not known."""
-        samples = self._plan.spec.global_batch_size
+        samples = self._spec.global_batch_size
         if self._part is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             exchange = ExchangeConfig(
@@ -621,14 +621,15 @@ def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
 
 
 @contextmanager
-def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | None]]:
+def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[Callable[[], DdpRun | None]]:
     """Extend torch inside, so that a DDP script trains on unequal workers; yield a function that returns its run.
 
     None: the script has made no module of DistributedDataParallel, sharded none and, on one worker, made no step.
 
     Args:
-        plan: of the launch.
+        spec: of the launch.
         run_dir: of the launch.
+        as_one: whether the leader computes all of every batch: what one machine would.
     """
     runs: list[DdpRun] = []
     meshes: list[DeviceMesh] = []
@@ -643,14 +644,14 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def made(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
+        if dist.get_world_size(self.process_group) == len(spec.workers) > 1:
             if not runs:
-                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
+                runs.append(DdpRun(spec, run_dir, dist.get_rank(), dist.get_world_size(), as_one=as_one))
             runs[0].attach(self)
         ask_trainer()
 
     def sharded(shard: Any, module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
-        workers = len(plan.spec.workers)
+        workers = len(spec.workers)
         if not dist.is_initialized() or dist.get_world_size() != workers or workers == 1:
             return shard(module, *args, **({} if mesh is None else {"mesh": mesh}), **options)
         if mesh is not None and mesh.size() != workers:
@@ -665,11 +666,11 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                     if mesh is None
                     else mesh.device_type
                 )
-                meshes.append(replica_mesh([worker.host for worker in plan.spec.workers], kind))
+                meshes.append(replica_mesh([worker.host for worker in spec.workers], kind))
             mesh = meshes[0][SHARD]
         done = shard(module, *args, mesh=mesh, **options)
         if not runs:
-            runs.append(DdpRun(plan, run_dir, dist.get_rank(), workers))
+            runs.append(DdpRun(spec, run_dir, dist.get_rank(), workers, as_one=as_one))
         for part in module if isinstance(module, list | tuple) else [module]:
             runs[0].attach_sharded(part, meshes[0][REPLICA].get_group() if mesh.ndim == 1 else None)
             part.register_forward_pre_hook(runs[0].calls, with_kwargs=True)
@@ -708,11 +709,11 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
-        if not runs and len(plan.spec.workers) == 1 and REGISTRY.begun == 0:
-            runs.append(LoneRun(plan, run_dir))
+        if not runs and len(spec.workers) == 1 and REGISTRY.begun == 0:
+            runs.append(LoneRun(spec, run_dir))
         if runs:
             runs[0].stepped(optimizer)
-        elif len(plan.spec.workers) > 1:
+        elif len(spec.workers) > 1:
             _refuse_other_ways(optimizer)
 
     def joined(

@@ -23,7 +23,7 @@ from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Balance, Engine, announce
 from hetopt.trainer.policies.policy import KeepShares, choose_policy
-from hetopt.trainer.script.batches import Audits, Place, SessionPlan, Shares, ShareTable
+from hetopt.trainer.script.batches import Audits, Place, Shares, ShareTable, with_batch, with_shares
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.period import Period
 from hetopt.trainer.steps.step import StepTrace
@@ -39,7 +39,7 @@ class Periods:
     """The control periods of a script on one worker, which log its steps and decide on shares and exchange.
 
     Args:
-        plan: shares, compression, policies.
+        spec: shares, compression, policies.
         rank: of this worker.
         world_size: workers.
         folder: for the event log and step times, which rank 0 writes; None: nowhere.
@@ -60,7 +60,7 @@ class Periods:
 
     def __init__(
         self,
-        plan: SessionPlan,
+        spec: RunSpec,
         rank: int,
         world_size: int,
         folder: Path | None,
@@ -68,7 +68,7 @@ class Periods:
         store: Store | None = None,
         watched: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._plan, self._rank, self._world_size = plan, rank, world_size
+        self._spec, self._rank, self._world_size = spec, rank, world_size
         self._folder, self._store, self._watched = folder, store, watched
         if folder is not None and rank == 0:
             with suppress(OSError):  # the log says which file cannot be written
@@ -110,7 +110,7 @@ class Periods:
             BadInput: there are fewer samples than workers.
         """
         minimum = 1 if keep else least_share(model, size, self._world_size)
-        spec = self._plan.run_spec(keep or self._plan.shares(size, minimum=minimum))
+        spec = with_shares(self._spec, keep) if keep else with_batch(self._spec, size, minimum=minimum)
         balance = Balance(spec, KeepShares() if keep else choose_policy(spec, minimum=minimum), minimum=minimum)
         run_dir, before = self._folder or Path(), self.engine
         context = WorkerContext(
@@ -237,7 +237,7 @@ class Periods:
             _add_sample(
                 self._folder,
                 period,
-                types=[worker.type for worker in self._plan.spec.workers],
+                types=[worker.type for worker in self._spec.workers],
                 compression=engine.exchange.in_use,
             )
 

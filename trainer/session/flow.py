@@ -41,10 +41,10 @@ from hetopt.trainer.script.batches import (
     AuditRecord,
     Audits,
     Part,
-    SessionPlan,
     ShareTable,
     Stopped,
     draw_by_rank,
+    keeps_equal,
 )
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
@@ -108,7 +108,7 @@ class Flow:
         model: nn.Module,
         optimizers: Sequence[Optimizer],
         *,
-        plan: SessionPlan,
+        spec: RunSpec,
         rank: int,
         world_size: int,
         store: Store | None,
@@ -121,18 +121,18 @@ class Flow:
         leave: Callable[[], None],
     ) -> None:
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self._model, self._plan, self._store = model, plan, store
+        self._model, self._spec, self._store = model, spec, store
         self._scaler, self._steps, self._folder, self._leave = scaler, steps, folder, leave
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._sides = [Side(optimizer=optimizer) for optimizer in optimizers]
         named = [named_parameters(optimizer, self._names) for optimizer in optimizers]
         for parameters in (*named, self._trained):
             self.device = check_parameters(parameters)
-        self._trains_alone = plan.spec.is_local and world_size > 1
-        self._is_joint = not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity")
+        self._trains_alone = spec.is_local and world_size > 1
+        self._is_joint = not self._trains_alone and (world_size > 1 or spec.compression.name != "identity")
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._exchange = ExchangeConfig(
-            compression=plan.spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in self._trained)
+            compression=spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in self._trained)
         )
         if self._is_joint:
             # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
@@ -151,7 +151,7 @@ class Flow:
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
-        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint and not plan.keeps_equal
+        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint and not keeps_equal(spec)
         self._tells_batches: bool | None = None  # whether a step is of the batches given for it; None: none was made
         # What brings together workers that train for themselves, from the first batch on; between epochs the model is
         # the average of all of them.
@@ -170,7 +170,7 @@ class Flow:
         REGISTRY.enter(self)
         room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
         self._gate = StepMessages(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
-        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=lambda: self._gate)
+        self._periods = Periods(spec, rank, world_size, folder, store=store, watched=lambda: self._gate)
         every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
         known = set(map(id, model.parameters()))
         self._others = [parameter for parameter in every if id(parameter) not in known]  # which only optimizers know
@@ -323,7 +323,7 @@ class Flow:
         return table
 
     def _audits_of_steps(self) -> Audits:
-        return Audits(accumulate=self.accumulate, largest=self._plan.spec.workers[0].max_local_batch_size)
+        return Audits(accumulate=self.accumulate, largest=self._spec.workers[0].max_local_batch_size)
 
     def _begin_audits(self) -> None:
         """Audit from the second step on, if the gradient of the first was of its own batches alone.
@@ -375,7 +375,7 @@ class Flow:
         )
 
     def _make_exchange(self, shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
-        spec = self._plan.spec
+        spec = self._spec
         return make_exchange(spec, spec.compression, shapes, self.device, store=self._store)
 
     def ask(self, is_first: bool) -> None:
@@ -460,8 +460,8 @@ class Flow:
         periods, part, taken = self._periods, self._part or self._newest, self._taken
         if periods.engine is not None and part is not None:
             first = self._sides[0].sum
-            if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
-                check_batch(self._plan.spec, sum(taken))
+            if periods.engine.step == 0 and self._spec.script and not self._varies:
+                check_batch(self._spec, sum(taken))
             periods.samples_seen += sum(taken)
             with self._gate:
                 # Steps over incomplete batches, over shares of before, and audits are not judged.
@@ -690,7 +690,7 @@ class Flow:
         """Count a step whose gradients are summed."""
         if self._trains_alone:
             self._sides[0].backwards = 0
-            if self._plan.spec.sync.name == "selsync":
+            if self._spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
                 gradients = [
                     parameter.grad.detach().reshape(-1).float()
