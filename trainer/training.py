@@ -88,7 +88,6 @@ from hetopt.trainer.steps.step import (
     StepTrace,
     Switch,
     half_of,
-    initial_loss_scale,
     parts_of,
     remembered,
     switch_between,
@@ -343,9 +342,6 @@ def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards
     if (reason := why_not_sharded(spec)) is not None:
         raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
     blocks = blocks_of(model, task.blocks)
-    if context.is_leader:
-        said = f"{replica_devices(hosts)} devices share a model, by {len(blocks)} blocks of {type(blocks[0]).__name__}"
-        print(f"hetopt: {said}.", file=sys.stderr, flush=True)
     return model, Shards.of(model, blocks, hosts, context.device, whole=wish != "grads")
 
 
@@ -418,15 +414,15 @@ def make_step(
     """
     spec, device, is_alone = context.spec, context.device, context.spec.is_local
     parameters = trainable_parameters(module.model)
-    numel = sum(parameter.numel() for parameter in parameters)
+    pieces = [held(parameter) for parameter in parameters]
+    parts, numel = parts_of(pieces), sum(piece.numel() for piece in pieces)
     # What the workers do next depends on these: those that disagree would wait for each other for ever.
     if context.world_size > 1:
         policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
         asked = compression.model_dump_json(exclude={"name", "ratio"})
-        meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}")
+        whole = sum(parameter.numel() for parameter in parameters)
+        meet(f"{way_name(compression)}, {policies} ({whole} elements, {spec.precision}) {asked}")
     group, devices = shards.counterparts, shards.devices
-    parts = parts_of(pieces := [held(parameter) for parameter in parameters])
-    numel = sum(piece.numel() for piece in pieces)
     # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
     samples = max(samples, FEWEST_TRIED)
     # Held by no name, as its gradient is as large as that of the step which follows.
@@ -629,7 +625,7 @@ class Training(Engine):
             ),
         )
         self.unfinished: tuple[dict[str, int], Generators] | None = None
-        self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
+        self.loss_scale: LossScale | None = LossScale() if spec.precision == "fp16" else None
         self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
         self._saver = saver
         self.memory_bounds = (0,) * context.world_size
@@ -819,8 +815,6 @@ class Training(Engine):
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
-        if computed != shares:  # losses are told as of the local batches
-            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(computed)))
         self.after(trace, computed)
         if self.shards.devices > 1 and self.step == 1 and (names := whole_states(self.optimizer)):
             raise BadInput(

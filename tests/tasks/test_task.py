@@ -20,7 +20,7 @@ from torch import nn
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import BUNDLED
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.task import Target, Task, TaskData, add_sums, evaluation_sums
+from hetopt.trainer.task import NO_TARGET, Target, Task, TaskData, add_sums, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.recipes import (
     classification,
@@ -75,6 +75,7 @@ def broken():
 def test_a_metric_reaches_its_target_from_exactly_one_side(value: float, goal: float) -> None:
     up = Target(metric="m", value=goal).reached({"m": value})
     down = Target(metric="m", value=goal, higher_is_better=False).reached({"m": value})
+    assert not NO_TARGET.reached({"loss": value})
     assert up or down
     assert (up and down) == (value == goal)
 

@@ -56,7 +56,6 @@ def test_every_cell_works_or_is_refused_with_a_sentence(name, memory, collective
         assert 0 < stats.kept_energy / stats.energy <= 1 + 1e-6
         assert stats.look_energies[0] <= stats.look_energies[1] == pytest.approx(stats.energy)
         assert stats.compress_s >= 0
-        assert stats.sync_s == pytest.approx(sum(message.time_s for message in stats.messages))
     else:
         assert reason.endswith(".")
         assert reason[0].isupper() or name in reason

@@ -24,7 +24,7 @@ from hetopt.trainer.comm.compressor import (
     MomentumCorrection,
     Residual,
     Turn,
-    hand_over_momentum,
+    own_momentum,
     redistribute,
 )
 from hetopt.trainer.comm.methods import COMPRESSORS, Asked, checked_for
@@ -164,11 +164,12 @@ class TestMomentumCorrection(ResidualContract):
     def test_an_optimizer_hands_its_momentum_over(self):
         weight = nn.Parameter(torch.zeros(3))
         optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.8)
-        assert hand_over_momentum(optimizer) == 0.8
+        dgc = Compression(name="dgc", ratio=0.1)
+        assert own_momentum(dgc, optimizer).momentum == 0.8
         assert optimizer.param_groups[0]["momentum"] == 0.0
         for other in (torch.optim.SGD([weight], lr=0.1, momentum=0.8, nesterov=True), torch.optim.Adam([weight])):
             with pytest.raises(BadInput, match="twice"):
-                hand_over_momentum(other)
+                own_momentum(dgc, other)
 
 
 @pytest.mark.parametrize("compressor", [TopK(0.05), Identity()], ids=lambda c: type(c).__name__)

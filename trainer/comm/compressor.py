@@ -403,7 +403,7 @@ class MomentumCorrection(ErrorFeedback):
     nothing is stale: then u goes on, and the whole is momentum SGD. (Lin et al., "Deep Gradient Compression", arXiv
     1712.01887, sections 3.1 to 3.3; their released successors kept the name without these.)
 
-    The optimizer must then have no momentum of its own (see `hand_over_momentum`); with ``momentum`` 0 this is error
+    The optimizer must then have no momentum of its own (see `own_momentum`); with ``momentum`` 0 this is error
     feedback.
 
     Args:
@@ -450,15 +450,22 @@ class MomentumCorrection(ErrorFeedback):
         return {"velocity": self._velocity, "unsent": self._residual}
 
 
-def hand_over_momentum(optimizer: Optimizer) -> float:
-    """Set an SGD optimizer's momentum to 0 and return what it was, for the workers' residuals to apply instead.
+def keeps_momentum(asked: Compression) -> bool:
+    """Return whether a compression has each worker apply the momentum, so that the optimizer must have none."""
+    return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
+
+
+def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
+    """Return the compression with the optimizer's momentum, set to 0 there, if workers keep it; else as asked.
 
     Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
     left where everything is sent.
 
     Raises:
-        BadInput: the optimizer's momentum is not one number that can be taken out.
+        BadInput: things do not go together, or the optimizer's momentum is not one number that can be taken out.
     """
+    if not keeps_momentum(asked):
+        return asked
     momenta = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
     nesterov = any(group.get("nesterov") for group in optimizer.param_groups)
     if len(momenta) != 1 or nesterov or any(math.isnan(momentum) for momentum in momenta):
@@ -469,21 +476,4 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
         )
     for group in optimizer.param_groups:
         group["momentum"] = 0.0
-    return momenta.pop()
-
-
-def keeps_momentum(asked: Compression) -> bool:
-    """Return whether a compression has each worker apply the momentum, so that the optimizer must have none."""
-    return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
-
-
-def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
-    """Return the compression with the optimizer's momentum, set to 0 there, if workers keep it; else as asked.
-
-    Raises:
-        BadInput: it cannot be, or things do not go together.
-    """
-    if not keeps_momentum(asked):
-        return asked
-    momentum = hand_over_momentum(optimizer)
-    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momentum})
+    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momenta.pop()})

@@ -33,7 +33,7 @@ from torch._C._distributed_c10d import Store
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.channel import Channel, Message
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import ALIKE, Residual, State, check_state
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
@@ -50,7 +50,6 @@ class ExchangeStats:
         sent_bytes: payload of this worker (the backend forwards more, see `hetopt.core.comm.cost`).
         compress_s: work of this worker: adding the residual, compressing, adding up what arrived; looks left out.
         sync_s: the collective operations, with the wait for slower workers.
-        messages: those operations one by one.
         energy: sum of squares of gradient and residual; None where there is no residual and no ratio was looked at.
         kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
         look_energies: energies that the largest elements would have kept, at the ratios of ``look_at``.
@@ -61,7 +60,6 @@ class ExchangeStats:
     sent_bytes: int
     compress_s: float = 0.0
     sync_s: float = 0.0
-    messages: tuple[Message, ...] = ()
     energy: float | None = None
     kept_energy: float | None = None
     look_energies: tuple[float, ...] = ()
@@ -71,7 +69,7 @@ class ExchangeStats:
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats | None:
     """Return the stats of consecutive exchanges added up: bytes, seconds, and energies (None: one is not known).
 
-    None: there was no exchange. Of several, messages, looks and gains of levels are left out.
+    None: there was no exchange. Of several, looks and gains of levels are left out.
     """
     if len(parts) < 2:
         return next(iter(parts), None)
@@ -198,7 +196,6 @@ class Exchange:
             sent_bytes=sum(message.payload_bytes for message in channel.messages),
             compress_s=channel.now() - begun - sync_s - looking_s,
             sync_s=sync_s,
-            messages=tuple(channel.messages),
             energy=there,
             kept_energy=there if there is None or held_back is None else max(0.0, there - held_back),
             look_energies=looked,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,18 +92,14 @@ class Asked:
         return self.compression.ratio
 
 
-def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
-    """Make the compressor of codes on a grid: summed on the way, or gathered."""
-
-    def make(asked: Asked) -> Compressor[Any]:
-        bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
-        if asked.chosen.collective == GATHER:
-            width, fitting = gathered_bits(bits=bits, levels=levels)
-            return Packed(bits=width, levels=fitting, at_random=at_random)
-        summed_bits(asked.workers, bits=bits, levels=levels)  # refuses what cannot be, before the first step
-        return Quantised(scales=scales, bits=bits, levels=levels, at_random=at_random)
-
-    return make
+def _quantised(scales: int, asked: Asked) -> Compressor[Any]:
+    """Return the compressor of codes on a grid: summed on the way, or gathered."""
+    bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
+    if asked.chosen.collective == GATHER:
+        width, fitting = gathered_bits(bits=bits, levels=levels)
+        return Packed(bits=width, levels=fitting, at_random=at_random)
+    summed_bits(asked.workers, bits=bits, levels=levels)  # refuses what cannot be, before the first step
+    return Quantised(scales=scales, bits=bits, levels=levels, at_random=at_random)
 
 
 COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
@@ -116,11 +113,11 @@ COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "dgc": lambda asked: Dgc(asked.ratio),
     "redsync": lambda asked: RedSync(asked.ratio),
     "randomk": lambda asked: Identity(),  # of elements that were chosen before
-    "qsgd_maxnorm": _quantised(1),
-    "qsgd_two_scale": _quantised(2),
-    "qsgd_multi_scale": _quantised(3),
-    "global_randomk_maxnorm": _quantised(1),
-    "global_randomk_two_scale": _quantised(2),
+    "qsgd_maxnorm": partial(_quantised, 1),
+    "qsgd_two_scale": partial(_quantised, 2),
+    "qsgd_multi_scale": partial(_quantised, 3),
+    "global_randomk_maxnorm": partial(_quantised, 1),
+    "global_randomk_two_scale": partial(_quantised, 2),
     "sign": lambda asked: Sign(),
     "powersgd": lambda asked: LowRank(
         asked.shapes or (), rank=asked.compression.rank or 1, seed=asked.seed, device=asked.device

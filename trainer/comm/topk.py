@@ -260,9 +260,6 @@ class SharedSelection(IndexChoice):
 
 SAMPLE_SIZE = 65_536
 
-_WORD = 8
-_ALL_TRUE = 0x0101010101010101  # eight of torch's one-byte truths
-
 
 class Selection(Compressor[SparsePayload]):
     """Base of compressors that send a fraction of the gradient's elements as they are, with their indices.
@@ -328,28 +325,12 @@ def sampled_threshold(flat: Tensor, k: int) -> float:
 def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return ascending indices and magnitudes of the elements of ``|value| >= threshold``, NaN included."""
     indices, magnitudes = [], []
-    crowded = flat.device.type != "cpu"
     for block in blocks(flat.numel(), flat.device):
         chunk = flat[block].abs()
-        below = chunk.lt(threshold)
-        passed = below.logical_not_().nonzero().squeeze(1) if crowded else _few_false(below)
-        if flat.device.type == "cpu":
-            crowded = passed.numel() * _WORD * 3 > chunk.numel()
+        passed = chunk.lt(threshold).logical_not_().nonzero().squeeze(1)
         magnitudes.append(chunk.index_select(0, passed))
         indices.append(passed.add_(block.start))
     return torch.cat(indices), torch.cat(magnitudes)
-
-
-def _few_false(flags: Tensor) -> Tensor:
-    """Return the indices of the False among many True: eight at a time, skipping words that are all True."""
-    whole = flags.numel() // _WORD * _WORD
-    words = flags[:whole].view(torch.int64).bitwise_xor_(_ALL_TRUE)
-    hit = words.nonzero().squeeze(1)
-    inside = flags[:whole].view(torch.uint8).view(-1, _WORD).index_select(0, hit).view(-1).nonzero().squeeze(1)
-    indices = hit.index_select(0, inside >> 3).mul_(_WORD).add_(inside.bitwise_and_(7))
-    if whole == flags.numel():
-        return indices
-    return torch.cat((indices, flags[whole:].logical_not().nonzero().squeeze(1).add_(whole)))
 
 
 def top_mask(magnitudes: Tensor, k: int) -> Tensor:

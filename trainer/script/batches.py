@@ -63,9 +63,7 @@ _NUMPY_SEEDS = 2**32
 
 def draw_by_rank(rank: int) -> None:
     """Seed torch's, Python's and NumPy's generators by rank, but leave rank 0's; every worker must call it."""
-    copy = torch.Generator()
-    copy.set_state(torch.get_rng_state())
-    seed = torch.tensor([int(torch.randint(2**31, (), generator=copy))])
+    seed = torch.randint(2**31, (1,), generator=torch.default_generator.clone_state())
     dist.broadcast(seed, src=0)
     if rank:
         rank_seed = int(seed) + _SEED_STRIDE * rank
@@ -430,7 +428,7 @@ def make_spec(
     sync: Synchronization | str,
     spec: RunSpec | Path | str | None,
 ) -> RunSpec:
-    """Return the run spec of a script on ``world_size`` workers from its arguments or, where given, from ``spec`` alone.
+    """Return a script's run spec for ``world_size`` workers: of its arguments or, where given, ``spec`` alone.
 
     Raises:
         BadInput: it cannot be read, or is for another number of workers.

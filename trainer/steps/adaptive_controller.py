@@ -20,7 +20,6 @@ from torch._C._distributed_c10d import Store
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import GATHER, METHODS, why_not_controlled
-from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.comm.options import IDENTITY, LOOK_AT, Candidates, Option, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
@@ -36,7 +35,7 @@ from hetopt.trainer.comm.network import (
     measure_network,
     timed_candidates,
 )
-from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, StepTimes
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
 from hetopt.trainer.policies.ratio.published import (
     WARM_UP,
@@ -51,9 +50,6 @@ from hetopt.trainer.steps.period import Period
 
 LOOKED_STEPS = 3
 """Of a period that looks at gains while gradients travel in buckets, at least."""
-
-LEAST_SAVING = 0.05
-"""Of a step, that is worth another collective at the same ratio."""
 
 
 class AdaptiveController:
@@ -97,10 +93,9 @@ class AdaptiveController:
             tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
         )
         self._state: Record = self._policy.initial()
-        self._times = StepTimes()
         self._verdict: Verdict | None = None
         self._decision = self._first(spec)
-        self.candidate, _ = self._candidate_of(self._decision)
+        self.candidate = self._candidate_of(self._decision)
 
     def _first(self, spec: RunSpec) -> RatioDecision:
         """Return the policy's first decision; under ``auto`` the candidate that the plan was made for."""
@@ -191,49 +186,28 @@ class AdaptiveController:
             verdict=self._verdict,
             level_gains=(first_row.candidate_gain, first_row.floor_gain) if first_row.floor_gain > 0 else None,
         )
-        if self.network is not None:
-            self._times = self._times.after(
-                before,
-                self.network,
-                step_s=observation.step_s,
-                compute_s=observation.compute_s,
-                steps=observation.steps,
-            )
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
-        self.candidate, reason = self._candidate_of(self._decision, before.key)
+        self.candidate = self._candidate_of(self._decision)
         if self.candidate.key == before.key and self.candidate.compression == before.compression:
             return None
-        return {
-            "before": before.key,
-            "after": self.candidate.key,
-            "reason": self._decision.reason or reason,
-        }
+        return {"before": before.key, "after": self.candidate.key, "reason": self._decision.reason or ""}
 
-    def _candidate_of(self, decision: RatioDecision, used: str | None = None) -> tuple[Option, str]:
-        """Return the candidate that a decision means, of several collectives the quickest, and in words why.
-
-        Args:
-            decision: of the policy.
-            used: key of the candidate in use; None: training has not begun.
-        """
+    def _candidate_of(self, decision: RatioDecision) -> Option:
+        """Return the candidate that a decision means; of several collectives the quickest on the measured network."""
+        network = self.network
         if decision.option is not None:
             named = self.candidates.find(decision.option)
             assert named is not None, f"{decision.option} is not on the candidates"
-            return named, ""
+            return named
         candidates = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
             plain = next(each for each in candidates if each.collective == GATHER)
-            return replace(plain, compression=plain.compression.model_copy(update=levels)), ""
-        if len(candidates) == 1 or self.network is None:
-            return candidates[0], ""
-        steps_s = {each.key: self._times.step_s(each, self.network) for each in candidates}
-        best = min(candidates, key=lambda each: steps_s[each.key])
-        now_s, best_s = steps_s.get(used or "", 0.0), steps_s[best.key]
-        if best_s > (1 - LEAST_SAVING) * now_s > 0:
-            return next(each for each in candidates if each.key == used), ""
-        return best, f"{way_in_words(best.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
+            return replace(plain, compression=plain.compression.model_copy(update=levels))
+        if network is None:
+            return candidates[0]
+        return min(candidates, key=lambda each: each.compress_s + network.exchange_s(each))
 
     def state(self) -> Mapping[str, object]:
         """Return the ratio policy's state and the exchange in use, for a checkpoint, as plain JSON."""
@@ -263,7 +237,7 @@ class AdaptiveController:
         if isinstance(self._state, GravacState):
             assert isinstance(self._policy, Gravac)
             self._decision = self._policy.payload(self._state)
-            self.candidate, _ = self._candidate_of(self._decision)
+            self.candidate = self._candidate_of(self._decision)
 
 
 def choose_ratio_policy(

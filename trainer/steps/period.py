@@ -37,7 +37,7 @@ class ControlRow:
         judged_steps: steps with the present shares since these were last judged.
         compute_median_s: median compute time over those: what shares are judged by, for one hiccup must not move them.
         compute_spread_s: robust standard deviation of one step's compute time over those.
-        loss_sum: sum of the losses over the worker's samples.
+        loss_sum: sum over the steps of the losses of the worker's samples, each over the samples of all workers.
         pace_use: real over declared compute time (see `Slowdown.use`); 0: not known.
         memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
         stop_wished: 1 when somebody asked this worker to stop.
@@ -139,8 +139,8 @@ class Period:
 
     @property
     def loss(self) -> float:
-        """Mean loss over the samples of the period; NaN or infinite if any worker's was."""
-        return sum(row.loss_sum for row in self.rows) / (sum(self.local_batch_sizes) * self.steps)
+        """Mean loss of the period's steps; NaN or infinite if any worker's was."""
+        return sum(row.loss_sum for row in self.rows) / self.steps
 
     @property
     def diverged(self) -> bool:

@@ -123,17 +123,13 @@ class LossScale:
         return LossScale(value=self.value, clean_steps=self.clean_steps + 1, growth_interval=self.growth_interval)
 
 
-def initial_loss_scale(precision: Precision) -> LossScale | None:
-    """Return the loss scale to start from for fp16; None: the precision needs none."""
-    return LossScale() if precision == "fp16" else None
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTrace:
     """Record of one step of this worker: loss, marks of its times, and its exchange.
 
     Attributes:
-        loss_sum: sum of this worker's losses over its samples, a double on the device.
+        loss_sum: sum of this worker's losses over its samples, a double on the device; in a period's log over the
+            samples of all workers.
         start: before the first sample was fetched.
         backward_end: when this worker's last gradient was ready (what its pace waited included).
         reduce_end: when the gradient of all workers was ready.

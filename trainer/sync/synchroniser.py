@@ -42,7 +42,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -55,6 +54,7 @@ from hetopt.core.run_spec import Compression, RunSpec, Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, average_parameters, weights_by_samples
+from hetopt.trainer.data.cursor import shuffled
 from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
@@ -119,8 +119,7 @@ class Periodic:
         count = max(1, math.ceil(self.participants * self.workers - 1e-9))
         if count >= self.workers:
             return None
-        words = np.random.PCG64(np.random.SeedSequence((self.seed, number))).random_raw(self.workers)
-        return tuple(sorted(np.argsort(words, kind="stable")[:count].tolist()))
+        return tuple(sorted(shuffled(self.workers, self.seed, number)[:count].tolist()))
 
 
 STEERING_GAIN = 0.5

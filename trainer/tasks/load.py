@@ -107,8 +107,7 @@ def _import_file(path: Path) -> ModuleType:
     _search_first(path.parent)
     name = f"hetopt_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{path} cannot be imported as Python.")
+    assert spec is not None and spec.loader is not None, "the name of a file of Python"  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look the module up by name while it is being run
     loader = spec.loader
