@@ -16,7 +16,6 @@ nothing is compared.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import os
@@ -37,7 +36,7 @@ from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.cost import BUCKETWISE
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_rules import why_not_sharded
 from hetopt.core.run_spec import Compression, RunSpec, Sharding
@@ -346,25 +345,16 @@ def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
-    """Return a cursor at the start of the training data: of one order, parts or a stream; every worker must call it.
+    """Return a cursor at the start of the training data: of one order, parts or a stream.
 
     Raises:
         BadInput: the data cannot be partitioned like that.
-        RunFailed: the workers see other labels, or arrive at other parts.
     """
     spec, size, rank, workers = context.spec, len(dataset), context.rank, context.world_size
     weights, parts = first_shares(spec), None
     if workers > 1 and spec.partition.name != "global":
         labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
         parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
-    if parts is not None:
-        digest = hashlib.sha256()
-        for worker in range(workers):
-            digest.update(parts(worker, 0).tobytes())
-        if len(set(gather_texts(digest.hexdigest(), workers))) > 1:
-            raise RunFailed(
-                "the workers divide the training data in different ways.", hint="give all workers the same data"
-            )
     if spec.stream is not None:
         everything = every_nth_of_all(size, spec.seed, rank, workers)
         order = everything if parts is None else partial(parts, rank)
@@ -420,8 +410,8 @@ def make_step(
     if context.world_size > 1:
         policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
         asked = compression.model_dump_json(exclude={"name", "ratio"})
-        whole = sum(parameter.numel() for parameter in parameters)
-        meet(f"{way_name(compression)}, {policies} ({whole} elements, {spec.precision}) {asked}")
+        size = f"{sum(parameter.numel() for parameter in parameters)} elements, {feed.cursor.dataset_size} samples"
+        meet(f"{way_name(compression)}, {policies} ({size}, {spec.precision}) {asked}")
     group, devices = shards.counterparts, shards.devices
     # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
     samples = max(samples, FEWEST_TRIED)

@@ -104,18 +104,7 @@ class SparsePayload(Payload):
         flat.index_add_(0, self.indices, self.values, alpha=sign)
 
 
-class Stateful:
-    """Base of parts of a compression that keep tensors from step to step; this class keeps none."""
-
-    def state(self) -> State:
-        """Return a copy of the tensors that go on from step to step, by name, for a checkpoint; none by default."""
-        return {}
-
-    def load_state(self, state: State) -> None:
-        """Restore the tensors that `state` returned, on any worker; the caller has checked names and shapes."""
-
-
-class Compressor(Stateful, Generic[PayloadT]):
+class Compressor(Generic[PayloadT]):
     """Base of compressors of a flat gradient into a payload; what is left out is for the residual to keep."""
 
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
@@ -128,6 +117,13 @@ class Compressor(Stateful, Generic[PayloadT]):
             turn: of this worker.
         """
         raise NotImplementedError
+
+    def state(self) -> State:
+        """Return a copy of the tensors that go on from step to step, by name, for a checkpoint; none by default."""
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """Restore the tensors that `state` returned, on any worker; the caller has checked names and shapes."""
 
 
 class Summed(Compressor[PayloadT]):

@@ -188,7 +188,10 @@ class Exchange:
             begun = channel.now()
             prepared = residual.prepare(flat)
             there = None if not residual.kept() and not look_at else energy(prepared)
-            looked, looking_s = _look(prepared, look_at, channel)
+            looking = channel.now()
+            counts = [kept_elements(self.numel, ratio) for ratio in look_at]
+            looked = kept_energies(prepared, counts) if counts else ()
+            looking_s = channel.now() - looking
             sent = self._chain.run(prepared, flat, channel, self._step)
             held_back = residual.commit(sent)
         sync_s = sum(message.time_s for message in channel.messages)
@@ -249,15 +252,6 @@ class Exchange:
     def _carried(self) -> State:
         """Return the state of the compression in use, the same on all workers."""
         return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
-
-
-def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:
-    """Measure the kept energies at the ratios, and the seconds that it took."""
-    if not ratios:
-        return (), 0.0
-    begun = channel.now()
-    looked = kept_energies(prepared, [kept_elements(prepared.numel(), ratio) for ratio in ratios])
-    return looked, channel.now() - begun
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:

@@ -170,7 +170,7 @@ def make_chain(
     shapes: Shapes | None = None,
     seed: int = 0,
     device: torch.device | None = None,
-) -> Chain | Levels:
+) -> Chain:
     """Make what turns a gradient of ``numel`` elements into all workers' sum by a compression, without the residual.
 
     Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.

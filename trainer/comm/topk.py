@@ -43,12 +43,12 @@ from hetopt.core.comm.payload_bytes import (
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import (
     AllReduce,
+    Chain,
     Compressor,
     Identity,
     IndexChoice,
     Payload,
     SparsePayload,
-    Stateful,
     Turn,
     shared_generator,
 )
@@ -469,7 +469,7 @@ def kept_energies(flat: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
     return tuple(whole if count >= flat.numel() else min(whole, float(prefixes[count - 1])) for count in counts)
 
 
-class Levels(Stateful):
+class Levels(Chain):
     """Compression that sends a strong selection, a weaker one or everything, by the energy that each keeps (GraVAC).
 
     The candidate is selected from a first, larger selection, the floor: so only that looks at the whole gradient. Of
@@ -498,13 +498,12 @@ class Levels(Stateful):
         least_gain: float,
         seed: int = 0,
     ) -> None:
+        self._first, self._gather = select(max(ratio, floor_ratio)), gather
+        super().__init__(self._first, gather, seed=seed)
         self._select = select
         self._ratio = ratio
-        self._first = select(max(ratio, floor_ratio))
         self._is_direct = ratio >= floor_ratio
-        self._gather = gather
         self._least_gain = least_gain
-        self._seed = seed
         self.gains: tuple[float, float] | None = None
 
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:

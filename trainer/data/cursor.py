@@ -342,16 +342,11 @@ def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Ind
             hint="ask for fewer labels a worker",
         )
     dealt = kinds[shuffled(len(kinds), seed, _LABELS)]
-    owners: dict[int, list[int]] = {place: [] for place in range(len(kinds))}
-    for worker in range(workers):
-        for number in range(each):
-            owners[(worker * each + number) % len(kinds)].append(worker)
     held: list[list[Indices]] = [[] for _ in range(workers)]
-    for place, those in owners.items():
-        if those:
-            parts = _cut(_of_label(labels, dealt[place], seed), [1] * len(those))
-            for worker, part in zip(those, parts, strict=True):
-                held[worker].append(part)
+    for place, label in enumerate(dealt[: workers * each]):
+        owners = [turn // each for turn in range(place, workers * each, len(kinds))]  # the label's turns to be dealt
+        for worker, part in zip(owners, _cut(_of_label(labels, label, seed), [1] * len(owners)), strict=True):
+            held[worker].append(part)
     return tuple(np.concatenate(parts) for parts in held)
 
 

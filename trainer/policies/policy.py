@@ -99,7 +99,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -839,11 +839,6 @@ def _told(policy: type[DynamicShares]) -> Maker:
     return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
 
 
-def _rate(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
-    assert spec.stream is not None, "the spec checks it"
-    return RateShares(stream=spec.stream, minimum=minimum)
-
-
 def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
     check_follows_noise(spec)
     settings, given = CriticalSettings.model_validate(spec.batch_settings), spec.global_batch_size
@@ -860,7 +855,7 @@ POLICIES: dict[str, Maker] = {
     "omnilearn": lambda spec, minimum: omnilearn(minimum=minimum),
     "allocation": _allocation,
     "model": lambda spec, minimum: ModelShares(minimum=minimum),
-    "rate": _rate,
+    "rate": lambda spec, minimum: RateShares(stream=cast(Stream, spec.stream), minimum=minimum),  # the spec checks it
     "critical": _critical,
 }
 

@@ -36,7 +36,13 @@ from hetopt.trainer.comm.network import (
     timed_candidates,
 )
 from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook
-from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
+from hetopt.trainer.policies.ratio.policy import (
+    RatioDecision,
+    RatioObservation,
+    RatioPolicy,
+    Verdict,
+    gain_of,
+)
 from hetopt.trainer.policies.ratio.published import (
     WARM_UP,
     Accordion,
@@ -167,13 +173,16 @@ class AdaptiveController:
             self._decision = replace(self._decision, measure_gain=False)
             return None
         before, first_row = self.candidate, period.rows[0]  # gains of levels are alike on all workers
+        compute_s = max(row.way_compute_s for row in period.rows)
+        # A step is as long on all workers.
+        step_s = max(statistics.median(row.way_step_s for row in period.rows), compute_s)
         observation = RatioObservation(
             step=step,
             steps=min(period.exchanges, step),
             epoch=epoch,
             ratio=before.ratio,
-            compute_s=period.way_compute_s,
-            step_s=period.way_step_s,
+            compute_s=compute_s,
+            step_s=step_s,
             kept_energy=tuple(row.kept_energy for row in period.rows),
             energy=tuple(row.energy for row in period.rows),
             gradient_norm=math.sqrt(statistics.fmean(row.gradient_energy for row in period.rows)),
@@ -338,7 +347,7 @@ class ExchangeConfig:
 
     def event(self, period: Period) -> Event:
         """Return the ``exchange`` field of a period's ``step`` event; empty if nothing finite was exchanged."""
-        steering = self.steering
+        steering, rows = self.steering, period.rows
         if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}
         looked: Event = {}
@@ -350,11 +359,11 @@ class ExchangeConfig:
                 "compressor": self.in_use.name,
                 "ratio": self.in_use.ratio,
                 "collective": settled_collective(self.in_use),
-                "gain": round(period.gain, 6),
+                "gain": round(gain_of(sum(row.kept_energy for row in rows), sum(row.energy for row in rows)), 6),
                 "sent_bytes": round(statistics.fmean(row.sent_bytes for row in period.rows)),
                 "dense_bytes": self.dense_bytes,
-                "compress_s": round(period.compress_s, 7),
-                "sync_s": round(period.sync_s, 7),
+                "compress_s": round(max(row.compress_s for row in rows), 7),
+                "sync_s": round(min(row.sync_s for row in rows), 7),  # of who waits least: the network's alone
                 "exchanges": period.exchanges,
                 **looked,
             }

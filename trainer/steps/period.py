@@ -14,7 +14,7 @@ from hetopt.core.events.log import Event
 from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.policies.policy import BatchObservation
-from hetopt.trainer.policies.ratio.policy import GainCurve, gain_of
+from hetopt.trainer.policies.ratio.policy import GainCurve
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
@@ -182,31 +182,6 @@ class Period:
     def exchanges(self) -> int:
         """Exchanges that the figures are over; the same on all workers."""
         return int(self.rows[0].exchanges)
-
-    @property
-    def way_step_s(self) -> float:
-        """Seconds of the whole step, which is as long on all workers."""
-        return max(statistics.median(row.way_step_s for row in self.rows), self.way_compute_s)
-
-    @property
-    def way_compute_s(self) -> float:
-        """Compute time of the slowest worker, in seconds."""
-        return max(row.way_compute_s for row in self.rows)
-
-    @property
-    def compress_s(self) -> float:
-        """Time for compression on the slowest worker, in seconds."""
-        return max(row.compress_s for row in self.rows)
-
-    @property
-    def sync_s(self) -> float:
-        """Seconds in the collective of the worker that waited least, so that only the network is in it."""
-        return min(row.sync_s for row in self.rows)
-
-    @property
-    def gain(self) -> float:
-        """Kept energy over energy, of all workers, in [0, 1]; 1 where nothing is held back."""
-        return gain_of(sum(row.kept_energy for row in self.rows), sum(row.energy for row in self.rows))
 
     @property
     def is_finite(self) -> bool:
