@@ -36,7 +36,7 @@ class Worker:
             channel=lambda: group.channel(rank),
             stopwatch=Stopwatch(CPU),
             sync=sync,
-            policy=Periodic(every_steps=sync.every_steps),
+            policy=Periodic(every_steps=sync.every_steps, workers=WORKERS),
             compression=Compression(name=compression),
         )
         self.random = torch.Generator().manual_seed(rank)

@@ -59,18 +59,8 @@ from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyncDecision:
-    """Decision after a step whether all workers average parameters now, and whose enter the average.
-
-    Attributes:
-        synchronise: average parameters now.
-        participants: ranks whose parameters enter the average; None: all of them. Everyone receives it.
-    """
-
-    synchronise: bool
-    participants: tuple[int, ...] | None = None
+Participants: TypeAlias = Sequence[int] | None
+"""The ranks whose parameters enter an average now, which everyone receives; None: there is no average yet."""
 
 
 class Rounds(Record):
@@ -109,17 +99,12 @@ class Periodic:
 
     def decide(
         self, state: Rounds, step: int, local_steps: int, changes: tuple[float, ...] | None
-    ) -> tuple[Rounds, SyncDecision]:
-        """Return the next state, and whether to average now, after H ``local_steps``; alike on all ranks."""
+    ) -> tuple[Rounds, Participants]:
+        """Return the next state, and whose parameters to average now, after H ``local_steps``; alike on all ranks."""
         if local_steps < self.every_steps:
-            return state, SyncDecision(synchronise=False)
-        return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
-
-    def _drawn(self, number: int) -> tuple[int, ...] | None:
+            return state, None
         count = max(1, math.ceil(self.participants * self.workers - 1e-9))
-        if count >= self.workers:
-            return None
-        return tuple(sorted(shuffled(self.workers, self.seed, number)[:count].tolist()))
+        return Rounds(done=state.done + 1), sorted(shuffled(self.workers, self.seed, state.done)[:count].tolist())
 
 
 STEERING_GAIN = 0.5
@@ -185,6 +170,7 @@ class SelSync:
         delta: change from which a worker votes; infinite: votes are counted in vain. None: steered.
         synchronised_share: of the steps, where delta is steered.
         needed: workers that have to vote for it.
+        workers: how many there are.
         window: first steps, each of which synchronises while the moving norm settles; where delta is fixed.
         max_local_steps: most steps in a row without; None: any number.
     """
@@ -192,6 +178,7 @@ class SelSync:
     delta: float | None
     synchronised_share: float
     needed: int
+    workers: int
     window: int
     max_local_steps: int | None = None
 
@@ -209,28 +196,29 @@ class SelSync:
 
     def decide(
         self, state: SelSyncState, step: int, local_steps: int, changes: tuple[float, ...] | None
-    ) -> tuple[SelSyncState, SyncDecision]:
-        """Return the next state, and whether to average now, by the workers' gradient changes; alike on all ranks."""
+    ) -> tuple[SelSyncState, Participants]:
+        """Return the next state, and all ranks or None, by the workers' gradient changes; alike on all ranks."""
         change = None if changes is None else self._decisive(changes)
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
         overdue = self.max_local_steps is not None and local_steps > self.max_local_steps
         if self.delta is None:
-            return self._paced(state, step, local_steps, change, voted=voted, overdue=overdue)
-        in_window = step <= self.window and threshold != math.inf
-        return state, SyncDecision(synchronise=voted or overdue or in_window)
+            state, is_due = self._paced(state, step, local_steps, change, voted=voted, overdue=overdue)
+        else:
+            is_due = voted or overdue or (step <= self.window and threshold != math.inf)
+        return state, range(self.workers) if is_due else None
 
     def _paced(
         self, state: SelSyncState, step: int, gap: int, change: float | None, *, voted: bool, overdue: bool
-    ) -> tuple[SelSyncState, SyncDecision]:
+    ) -> tuple[SelSyncState, bool]:
         """Decide where delta is steered: an average not too soon after the last one, nor too late."""
         mean = 1 / self.synchronised_share
         early = 1 + GROWTH * step
         if early < mean:
-            return self._begun(state, change), SyncDecision(synchronise=overdue or gap >= early)
+            return self._begun(state, change), overdue or gap >= early
         due = gap >= MOST_GAP * mean
         synchronise = overdue or due or (voted and gap >= LEAST_GAP * mean)
-        return self._steered(state, change, synchronised=synchronise), SyncDecision(synchronise=synchronise)
+        return self._steered(state, change, synchronised=synchronise), synchronise
 
     def _decisive(self, changes: tuple[float, ...]) -> float:
         """Return the change that the last of the needed votes depends on."""
@@ -282,7 +270,7 @@ def choose_sync_policy(
     """
     match sync.name:
         case "local-sgd":
-            return Periodic(every_steps=sync.every_steps)
+            return Periodic(every_steps=sync.every_steps, workers=workers)
         case "fedavg":
             return Periodic(
                 every_steps=steps_of_epochs(sync.every_epochs, dataset_size, global_batch_size),
@@ -296,6 +284,7 @@ def choose_sync_policy(
                 delta=deltas[sync.delta] if isinstance(sync.delta, str) else sync.delta,
                 synchronised_share=sync.synchronised_share,
                 needed=votes_needed(sync.votes, sync.quorum, workers),
+                workers=workers,
                 window=sync.window,
                 max_local_steps=sync.max_local_steps,
             )
@@ -403,13 +392,13 @@ class Synchronizer:
         """
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
-        self._state, decision = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
+        self._state, ranks = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
-        if decision.synchronise:
+        if ranks is not None:
             channel = self._channel()
             begun_s = channel.now()
-            divergence = self._synchronise(channel, decision)
+            divergence = self._synchronise(channel, ranks)
             sync_s = sum(message.time_s for message in channel.messages)
             work_s = channel.now() - begun_s - sync_s
             sent_bytes += sum(message.payload_bytes for message in channel.messages)
@@ -430,10 +419,10 @@ class Synchronizer:
         self._votes = now
         return None if rows is None else tuple(row[0] for row in rows)
 
-    def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
-        """Average the parameters; return the divergence of the workers before that."""
+    def _synchronise(self, channel: Channel, ranks: Sequence[int]) -> float:
+        """Average the parameters of some workers; return the divergence of all workers before that."""
         parameters = self._vector.read()
-        weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
+        weight = weights_by_samples(self._samples, ranks)[channel.rank]
         divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=self._step)
         self._vector.write(parameters)
         self._samples, self._local_steps = (0,) * self._workers, 0
