@@ -90,7 +90,6 @@ def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats | None:
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
 _HAS_RESIDUAL = f"{ALIKE}owes"
-_OWN = (_IN_USE, _STEPS, _HAS_RESIDUAL)
 
 SENDS_ALL = ("identity", "bf16")
 """Compressions after which no residual is worth sending: bf16 leaves a part in 10^5 of a gradient's energy."""
@@ -213,7 +212,7 @@ class Exchange:
         in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self.residual.state(),
-            **self._carried(),
+            **{f"{ALIKE}{key}": value for key, value in self._chain.state().items()},
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
             _HAS_RESIDUAL: torch.tensor(self.has_residual),
@@ -225,15 +224,15 @@ class Exchange:
         Raises:
             BadInput: the state belongs to another residual or to another model.
         """
-        rest = {key: value for key, value in state.items() if key not in _OWN}
-        if (in_use := state.get(_IN_USE)) is not None:
+        rest = dict(state)
+        if (in_use := rest.pop(_IN_USE, None)) is not None:
             self._begin(Compression.model_validate_json(bytes(in_use.tolist())))
-        check_state(rest, {**self.residual.state(), **self._carried()})
-        self.residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
-        carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
-        self._step = int(state.get(_STEPS, torch.tensor(self._step)))
+        self._step = int(rest.pop(_STEPS, self._step))
+        self.has_residual = bool(rest.pop(_HAS_RESIDUAL, True))
+        carried = {key.removeprefix(ALIKE): rest.pop(key) for key in state if key in rest and key.startswith(ALIKE)}
+        check_state(carried, self._chain.state())
         self._chain.load_state(carried)
-        self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
+        self.residual.load_state(rest)
 
     def _begin(self, compression: Compression) -> None:
         numel, shapes = self.numel, self._shapes
@@ -248,10 +247,6 @@ class Exchange:
             group=self._group,
         )
         self.compression = compression
-
-    def _carried(self) -> State:
-        """Return the state of the compression in use, the same on all workers."""
-        return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:

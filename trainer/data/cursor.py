@@ -411,12 +411,9 @@ class PartitionedCursor(Cursor):
         Where that was with another number of workers, parts are others, too: each worker begins as deep in its own as
         its weight says.
         """
-        saved = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
-        keys = [f"drawn_by_{worker}" for worker in range(len(self._weights))]
-        if len(saved) == len(keys) and all(key in state for key in keys):
-            drawn = [state[key] for key in keys]
-        else:
-            drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
+        drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
+        if sum(key.startswith("drawn_by_") for key in state) == len(drawn):
+            drawn = [state[f"drawn_by_{worker}"] for worker in range(len(drawn))]
         return PartitionedCursor(self._parts, self.dataset_size, weights=self._weights, positions=drawn)
 
 

@@ -174,7 +174,7 @@ class UnequalBatches(Sampler[list[int]]):
         for number, batch in enumerate(self._of_all_ranks()):
             audits = self._table.audits
             self._step += audits is None or number % audits.accumulate == 0
-            sharer.drawn((epoch, number + 1))
+            sharer.periods.drawn = (epoch, number + 1)  # shares may change from there on
             part = self._table.part(sharer.rank, len(batch), (epoch, number), self._step)
             self.parts.append(part)
             yield list(own_items(batch, part))
@@ -213,6 +213,7 @@ class DdpRun:
         as_one: whether every step is an audit: what one machine would compute.
 
     Attributes:
+        periods: count its steps, and decide on shares and exchange.
         steps: that optimizers have made.
         can_audit: whether a loss is of the samples of its worker alone, and not divided by what all workers count.
     """
@@ -223,7 +224,7 @@ class DdpRun:
         self._modules: list[tuple[Any, Any]] = []  # of DDP, and how their gradients travel
         self._hooked: dict[int, bool] = {}
         self._remarks: set[str] = set()
-        self._periods = Periods(spec, rank, world_size, run_dir)
+        self.periods = Periods(spec, rank, world_size, run_dir)
         self._waiting: deque[tuple[object, Part]] = deque()
         self._read: Counter[UnequalBatches] = Counter()  # batches of each loader that was trained on
         self._part: Part | None = None
@@ -271,13 +272,9 @@ class DdpRun:
             )
         return self._begin(size)
 
-    def drawn(self, place: tuple[int, int]) -> None:
-        """Record (epoch, number) of the next batch that this worker has not drawn: shares may change from there on."""
-        self._periods.drawn = place
-
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
         state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
-        return self._periods.begin(
+        return self.periods.begin(
             size, module, state.exchange, device=self._device, step=self.steps, keep=keep, audits=self._audits(keep)
         )
 
@@ -389,11 +386,11 @@ class DdpRun:
             self.remark("the script reads its batches through no DataLoader: shares stay equal.")
         else:
             return
-        if self._periods.engine is None:
+        if self.periods.engine is None:
             self._begin(part.batch, part.shares)
         self._part = part
-        self._periods.samples_seen += part.batch
-        self._periods.pace.begin(part.samples)
+        self.periods.samples_seen += part.batch
+        self.periods.pace.begin(part.samples)
         self._batches += 1
 
     def _factor(self) -> float:
@@ -437,10 +434,10 @@ class DdpRun:
 
     def reach(self, done: float) -> None:
         """Note that a part of backward, 0 to 1, is done; on a worker that is slowed down, wait until it would be."""
-        if self._periods.pace.waits:
-            self._periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
-        if done >= 1 and self._periods.engine is not None:
-            self._periods.computed = self._periods.stopwatch.mark()
+        if self.periods.pace.waits:
+            self.periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
+        if done >= 1 and self.periods.engine is not None:
+            self.periods.computed = self.periods.stopwatch.mark()
             self._is_audit = None
 
     @contextmanager
@@ -483,7 +480,7 @@ class DdpRun:
         dist.all_reduce(drawn)
         result = AuditResult.of(apart, norm, draws=bool(drawn), before=state.differences)
         state.record.tolerance = max(state.record.tolerance, ROUNDINGS * torch.finfo(self._computes_in).eps)
-        state.record.tell(result, self.steps + 1, self._periods.events)
+        state.record.tell(result, self.steps + 1, self.periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count an optimizer's step; at the end of a control period gather figures and decide, with all workers.
@@ -492,7 +489,7 @@ class DdpRun:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
         """
         periods, part, wrapped = (
-            self._periods,
+            self.periods,
             self._part,
             {id(parameter) for ddp, _ in self._modules for parameter in ddp.parameters()},
         )
@@ -541,9 +538,9 @@ class DdpRun:
 
     def conclude(self) -> None:
         """Log the last steps and gather the model for `close`, while workers are connected; all must call it."""
-        if self._periods.engine is not None and self._left is None:
+        if self.periods.engine is not None and self._left is None:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
-                self._periods.finish(self._passes())
+                self.periods.finish(self._passes())
             module, _ = self._modules[-1]
             state = gathered(_inner(module).state_dict(), keep=self.rank == 0)
             trained = state.items() if is_sharded(module.parameters()) else _inner(module).named_parameters()
@@ -560,10 +557,8 @@ class DdpRun:
             state, parameters = self._left
             leave_model(self._run_dir, state, stopped=stopped, number=1)
             mark = parameters_sha256(parameters)
-            self._periods.events.write(
-                "session_finished", step=self.steps, epoch=self._passes(), parameters_sha256=mark
-            )
-        self._periods.events.close()
+            self.periods.events.write("session_finished", step=self.steps, epoch=self._passes(), parameters_sha256=mark)
+        self.periods.events.close()
 
 
 class LoneRun(DdpRun):
@@ -600,8 +595,8 @@ class LoneRun(DdpRun):
             super().stepped(optimizer)
         else:
             return  # one more of the same step
-        self._periods.samples_seen += samples
-        self._periods.pace.begin(samples)
+        self.periods.samples_seen += samples
+        self.periods.pace.begin(samples)
 
 
 ROUNDINGS = 4

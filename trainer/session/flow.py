@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -140,7 +141,7 @@ class Flow:
             for side, parameters in zip(self._sides, named, strict=True):
                 side.sum = GradientSum(
                     parameters,
-                    self._make_exchange,
+                    partial(make_exchange, spec, spec.compression, device=self.device, store=store),
                     world_size=world_size,
                     overlaps=overlaps,
                     watched=lambda: self._gate,
@@ -374,10 +375,6 @@ class Flow:
             else replace(every[0], dense_bytes=sum(exchange.dense_bytes for exchange in every))
         )
 
-    def _make_exchange(self, shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
-        spec = self._spec
-        return make_exchange(spec, spec.compression, shapes, self.device, store=self._store)
-
     def ask(self, is_first: bool) -> None:
         """Note that the script asks for a batch, perhaps an epoch's first: end the last step or the run; time the next.
 
@@ -420,10 +417,6 @@ class Flow:
         asked_s, self._asked_s = self._asked_s, None
         self._periods.pace.begin(part.samples, read_s=0.0 if asked_s is None else time.perf_counter() - asked_s)
         self._periods.drawn = self._shared.drawn
-
-    def _draws(self) -> bool:
-        """Return whether the script has drawn torch random numbers since the audited batch was given."""
-        return self._drawn_before.has_drawn(self.device)
 
     def end_data(self) -> None:
         """Note that the epoch has no more batches, so that models or buffers are averaged once its last is computed."""
@@ -625,7 +618,8 @@ class Flow:
     def _audit_step(self, gradient: GradientSum, own_weight: float) -> None:
         """Take the leader's gradient of the whole batch, and record its distance from the sum over the parts."""
         with self._gate:
-            distance = gradient.audit(own_weight, is_leader=self.rank == 0, draws=self._draws())
+            draws = self._drawn_before.has_drawn(self.device)  # since the audited batch was given
+            distance = gradient.audit(own_weight, is_leader=self.rank == 0, draws=draws)
         self._audit.tell(distance, self._gate.step + 1, self._periods.events)
 
     @property

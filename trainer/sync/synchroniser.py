@@ -468,9 +468,6 @@ class Synchronizer:
         }
         if divergences:
             summary["divergence"] = round(sum(divergences) / len(divergences), 9)
-        if isinstance(self._policy, SelSync) and self._sync.delta == "auto":
-            threshold = self._policy.threshold(self._state)
-            summary["delta"] = None if threshold is None else round(threshold, 9)
         return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
