@@ -477,7 +477,7 @@ def announce(
         resumed_step=step,
     )
     if exchange.timings:
-        hop = Network.of(exchange.timings).hop
+        hop = Network.of(exchange.timings, context.world_size).hop
         context.events.write(
             "network_measured",
             step=step,
@@ -486,8 +486,8 @@ def announce(
             measured_s=round(exchange.measured_s, 3),
             timings=[
                 {
-                    "collective": timed.operation.primitive,
-                    "payload_bytes": int(timed.operation.payload_bytes),
+                    "collective": timed.primitive,
+                    "payload_bytes": timed.payload_bytes,
                     "time_s": round(timed.time_s, 7),
                 }
                 for timed in exchange.timings

@@ -120,6 +120,18 @@ differences of some percent."""
 MOST_SAMPLES = 16
 """That are tried; enough for sequences to have unequal lengths."""
 
+_WHY_PARTS_DIFFER = {
+    True: (
+        "the loss couples samples or is a mean over something else than samples",
+        "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large",
+    ),
+    False: (
+        "layers normalise each worker's samples by themselves, as under DistributedDataParallel",
+        "use GroupNorm or LayerNorm where that matters; else keep shares large",
+    ),
+}
+"""Why parts of a batch differ from the whole, and what helps, by whether it is the loss that couples samples."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossTest:
@@ -156,9 +168,7 @@ class LossTest:
         """A sentence on how far shares are from one machine, and why; empty where they are not."""
         if self.off <= TOLERANCE:
             return ""
-        why = "the loss couples samples or is a mean over something else than samples"
-        if self.kind != "coupled":
-            why = "layers normalise each worker's samples by themselves, as under DistributedDataParallel"
+        why, _ = _WHY_PARTS_DIFFER[self.kind == "coupled"]
         return (
             f"shares differ from one machine by {100 * self.off:.1f} % (parts of {self.first} and {self.second} "
             f"samples): {why}"
@@ -167,9 +177,7 @@ class LossTest:
     @property
     def hint(self) -> str:
         """The advice that brings the parts together, or at least nearer."""
-        if self.kind == "coupled":
-            return "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large"
-        return "use GroupNorm or LayerNorm where that matters; else keep shares large"
+        return _WHY_PARTS_DIFFER[self.kind == "coupled"][1]
 
 
 def probe_loss(

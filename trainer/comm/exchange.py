@@ -300,7 +300,7 @@ def average_parameters(
         update.mul_(weight)
         message[-1] = weight * square
     if rounded is None or exactly:
-        owed = {} if rounded is None else rounded.residual.state()  # by earlier averages; it stays owed
+        owed = {} if rounded is None else rounded.residual.kept()  # by earlier averages; it stays owed
         if (residual := owed.get("residual")) is not None:
             message[: residual.numel()].add_(residual)
         channel.all_reduce(message)

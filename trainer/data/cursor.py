@@ -345,15 +345,11 @@ def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Ind
     held: list[list[Indices]] = [[] for _ in range(workers)]
     for place, label in enumerate(dealt[: workers * each]):
         owners = [turn // each for turn in range(place, workers * each, len(kinds))]  # the label's turns to be dealt
-        for worker, part in zip(owners, _cut(_of_label(labels, label, seed), [1] * len(owners)), strict=True):
+        those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
+        mixed = those[shuffled(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF)]
+        for worker, part in zip(owners, _cut(mixed, [1] * len(owners)), strict=True):
             held[worker].append(part)
     return tuple(np.concatenate(parts) for parts in held)
-
-
-def _of_label(labels: Indices, label: int, seed: int) -> Indices:
-    """Return the samples of a label, shuffled."""
-    those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
-    return those[shuffled(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF)]
 
 
 def _cut(whole: Indices, weights: Sequence[int]) -> tuple[Indices, ...]:

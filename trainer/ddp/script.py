@@ -221,7 +221,7 @@ class DdpRun:
     def __init__(self, spec: RunSpec, run_dir: Path, rank: int, world_size: int, *, as_one: bool = False) -> None:
         self._spec, self._run_dir, self._as_one = spec, run_dir, as_one
         self.rank, self.world_size, self.steps = rank, world_size, 0
-        self._modules: list[tuple[Any, Any]] = []  # of DDP, and how their gradients travel
+        self._modules: list[tuple[nn.Module, Any]] = []  # of DDP, and how their gradients travel
         self._hooked: dict[int, bool] = {}
         self._remarks: set[str] = set()
         self.periods = Periods(spec, rank, world_size, run_dir)
@@ -280,8 +280,7 @@ class DdpRun:
 
     @property
     def _device(self) -> torch.device:
-        device: torch.device = next(self._modules[-1][0].parameters()).device
-        return device
+        return next(self._modules[-1][0].parameters()).device
 
     def _audits(self, keep: tuple[int, ...]) -> Audits | None:
         """Return the rule for which batches the leader computes whole and the others in shares; None: none.
@@ -564,13 +563,8 @@ class DdpRun:
 class LoneRun(DdpRun):
     """The run of a script on one worker: nothing is shared or exchanged, and the steps of its optimizer are logged.
 
-    Args:
-        spec: of the launch.
-        run_dir: for the event log.
+    Arguments are as of `DdpRun`.
     """
-
-    def __init__(self, spec: RunSpec, run_dir: Path) -> None:
-        super().__init__(spec, run_dir, 0, 1)
 
     def forward(self, ddp: DistributedDataParallel, rows: int) -> None:
         """Do nothing: all of a batch is this worker's."""
@@ -705,7 +699,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
         if not runs and len(spec.workers) == 1 and REGISTRY.begun == 0:
-            runs.append(LoneRun(spec, run_dir))
+            runs.append(LoneRun(spec, run_dir, 0, 1))
         if runs:
             runs[0].stepped(optimizer)
         elif len(spec.workers) > 1:

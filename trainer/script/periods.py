@@ -212,7 +212,7 @@ class Periods:
                 self.saver.conclude([row.checkpoint_part for row in period.rows])
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
             passes = epoch()
-            self._write(period, passes)
+            self._write(engine, period, passes)
             engine.steer(period, epoch=passes, learning_rate=learning_rate, steps_left=steps_left)
             stops = period.stop_wished
             if engine.share(period, max(0, place[0])) and self.table is not None:
@@ -224,12 +224,9 @@ class Periods:
     def finish(self, epoch: float) -> None:
         """Log the steps since the last control period, after ``epoch`` passes over the data; all must call it."""
         if self.engine is not None and self.engine.log.unread:
-            epoch_drawn, batch = self.drawn
-            self._write(self.engine.read(self.engine.gather(drawn_epoch=epoch_drawn, drawn_batch=batch)), epoch)
+            self._write(self.engine, self.engine.read(self.engine.gather()), epoch)
 
-    def _write(self, period: Period, epoch: float) -> None:
-        engine = self.engine
-        assert engine is not None
+    def _write(self, engine: Engine, period: Period, epoch: float) -> None:
         if period.diverged:
             return
         engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)

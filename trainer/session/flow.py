@@ -122,7 +122,7 @@ class Flow:
         leave: Callable[[], None],
     ) -> None:
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self._model, self._spec, self._store = model, spec, store
+        self._model, self._spec = model, spec
         self._scaler, self._steps, self._folder, self._leave = scaler, steps, folder, leave
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._sides = [Side(optimizer=optimizer) for optimizer in optimizers]
@@ -609,18 +609,14 @@ class Flow:
             if side in held:
                 side.sum.begin(wants_norms=self._wants_norms)
             if part is not None and part.is_audit:
-                self._audit_step(side.sum, own_weight)
+                draws = self._drawn_before.has_drawn(self.device)  # since the audited batch was given
+                with self._gate:
+                    result = side.sum.audit(own_weight, is_leader=self.rank == 0, draws=draws)
+                self._audit.tell(result, self._gate.step + 1, self._periods.events)
             else:
                 side.sum.sum(0.0 if side in held else own_weight, self._scaler, look_at=look_at)
             self._stats += [] if side.sum.stats is None else [side.sum.stats]
         self._end_sum()
-
-    def _audit_step(self, gradient: GradientSum, own_weight: float) -> None:
-        """Take the leader's gradient of the whole batch, and record its distance from the sum over the parts."""
-        with self._gate:
-            draws = self._drawn_before.has_drawn(self.device)  # since the audited batch was given
-            distance = gradient.audit(own_weight, is_leader=self.rank == 0, draws=draws)
-        self._audit.tell(distance, self._gate.step + 1, self._periods.events)
 
     @property
     def _wants_norms(self) -> bool:

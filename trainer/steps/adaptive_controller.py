@@ -28,10 +28,10 @@ from hetopt.core.run_rules import check_ratio_controller
 from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, Compression, GravacSettings, RunSpec, Settings
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
 from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.channel import Message
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.network import (
     Network,
-    Timed,
     measure_network,
     timed_candidates,
 )
@@ -313,7 +313,7 @@ class ExchangeConfig:
     dense_bytes: int
     exchange: Exchange | None = None
     steering: AdaptiveController | None = None
-    timings: tuple[Timed, ...] = ()
+    timings: tuple[Message, ...] = ()
     measured_s: float = 0.0
 
     @property
@@ -432,7 +432,7 @@ def make_exchange(
             shapes=shapes,
             buckets=buckets,
         )
-        seen = Network.of(timings) if timings else None
+        seen = Network.of(timings, len(spec.workers)) if timings else None
         if seen is not None and spec.weighs_ways:
             candidates = timed_candidates(candidates, seen, device=device, seed=spec.seed)
             candidates = replace(candidates, bf16_in_buckets=bf16_in_buckets)

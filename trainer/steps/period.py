@@ -262,22 +262,19 @@ class PeriodLog:
 
     Attributes:
         stopwatch: of the device.
-        traces: of the steps that no row tells about yet.
-        spans: beginning and end of each of them.
     """
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self._resumed = stopwatch.mark()
-        self.traces: list[StepTrace] = []
-        self.spans: list[tuple[Mark, Mark]] = []
+        self._steps: list[tuple[StepTrace, tuple[Mark, Mark]]] = []
         self._judged_s: list[float] = []
         self._with_other_shares = 0
 
     @property
     def unread(self) -> int:
         """The number of steps that no row tells about yet."""
-        return len(self.traces)
+        return len(self._steps)
 
     def resume(self) -> None:
         """Start timing the next step now, so that the time since the last one is no part of it."""
@@ -286,8 +283,7 @@ class PeriodLog:
     def add(self, trace: StepTrace) -> None:
         """Add the trace of a step, which ends now."""
         now = self.stopwatch.mark()
-        self.traces.append(trace)
-        self.spans.append((self._resumed, now))
+        self._steps.append((trace, (self._resumed, now)))
         self._resumed = now
 
     def close(self, *, way: str = "", dense_bytes: int = 0, looks: int = 0, **reported: float) -> ControlRow:
@@ -300,15 +296,15 @@ class PeriodLog:
             **reported: fields of the worker besides its steps.
         """
         seconds = self.stopwatch.seconds
-        traces, self.traces = self.traces, []
-        spans, self.spans = self.spans, []
+        steps, self._steps = self._steps, []
+        traces = [trace for trace, _ in steps]
         # A period that holds nothing but steps with other shares ends a run: nobody judges it.
         fresh = traces[self._with_other_shares :] or traces
         self._with_other_shares = 0
         compute = [max(0.0, seconds(trace.start, trace.backward_end) - trace.waited_s) for trace in fresh]
         self._judged_s += compute
         median_s = statistics.median(self._judged_s)
-        alike = [(trace, span) for trace, span in zip(traces, spans, strict=True) if trace.way == way]
+        alike = [(trace, span) for trace, span in steps if trace.way == way]
         stats = [self._waited_for(trace, dense_bytes) for trace, _ in alike]
         gains = [exchange.level_gains for exchange in stats if exchange.level_gains is not None]
         norms = [trace.norms for trace in traces if trace.norms is not None]
@@ -317,7 +313,7 @@ class PeriodLog:
         )
         return ControlRow(
             steps=len(traces),
-            step_time_s=statistics.fmean(seconds(*span) for span in spans),
+            step_time_s=statistics.fmean(seconds(*span) for _, span in steps),
             compute_s=statistics.fmean(compute),
             processor_s=statistics.fmean(
                 self.stopwatch.processor_s(trace.start, trace.backward_end) for trace in fresh
@@ -358,7 +354,7 @@ class PeriodLog:
         """Forget compute times, so that only later steps judge local batch sizes; ``changed``: these have changed."""
         self._judged_s = []
         if changed:
-            self._with_other_shares = len(self.traces)
+            self._with_other_shares = len(self._steps)
 
 
 def _seconds(value: float) -> float:
