@@ -74,7 +74,7 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether metrics, by name, are at least as good as the target; False for NaN and where there is no target.
+        """Return whether metrics, by name, are at least as good as the target; False for NaN, and without a target.
 
         Raises:
             BadInput: the target's metric is not among them.

@@ -50,8 +50,7 @@ def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> d
     parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, gradient_as_bucket_view=True)
     brought = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     layouts: set[int] = set()
-    begun: list[tuple[torch.Tensor, torch.futures.Future]] = []
-    sent_bytes: list[int] = []
+    begun, sent_bytes = list[tuple[torch.Tensor, torch.futures.Future]](), list[int]()
 
     def hook(state, bucket):  # DistributedDataParallel wants to see types, and cannot read them as text
         layouts.add(bucket.buffer().numel())
@@ -60,8 +59,7 @@ def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> d
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             i = places[id(parameter)]
             brought[starts[i] : starts[i + 1]] += gradient.flatten().double()
-        promise = torch.futures.Future()
-        begun.append((bucket.buffer(), promise))
+        begun.append((bucket.buffer(), promise := torch.futures.Future()))
         exchange.begin(bucket.parameters(), bucket.buffer(), last=bucket.is_last())
         if bucket.is_last():
             sent_bytes.append(exchange.wait().sent_bytes)

@@ -169,5 +169,5 @@ def test_running_statistics_are_averaged_as_they_are() -> None:
     for rank, worker in enumerate(workers):
         worker.model[1].running_mean.fill_(rank)
     step(workers, 1, 1.0)
-    for worker in workers:
-        torch.testing.assert_close(worker.model[1].running_mean, torch.full((5,), 4 / sum(SHARES)))
+    means = torch.stack([worker.model[1].running_mean for worker in workers])
+    torch.testing.assert_close(means, torch.full((WORKERS, 5), 4 / sum(SHARES)))

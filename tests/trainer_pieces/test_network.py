@@ -24,8 +24,9 @@ links = st.builds(
 
 def timed(primitive, size, link, *, members=WORKERS, factor=1.0):
     operation = Operation(primitive=primitive, payload_bytes=size, members=members)
-    took_s = factor * time_s([operation], link, algorithms=trainer)
-    return Message(primitive=primitive, payload_bytes=size, time_s=took_s)
+    return Message(
+        primitive=primitive, payload_bytes=size, time_s=factor * time_s([operation], link, algorithms=trainer)
+    )
 
 
 def network(link, slower=()):

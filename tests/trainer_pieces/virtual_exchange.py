@@ -117,8 +117,7 @@ class VirtualRun:
 
     def timed(self, primitive, size):
         operation = Operation(primitive=primitive, payload_bytes=size, members=self.workers)
-        took_s = self.around(self.operation_s(operation, False))
-        return Message(primitive=primitive, payload_bytes=size, time_s=took_s)
+        return Message(primitive=primitive, payload_bytes=size, time_s=self.around(self.operation_s(operation, False)))
 
     def take(self, option):
         """One step; its compute, compress and exchange time, and its gain."""
