@@ -115,13 +115,13 @@ class S3Objects(Objects):
         except failures() as error:
             raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=READABLE) from None
 
-    def names(self, prefix: str) -> Sequence[str]:
-        """Return the sorted names of all objects with a prefix; empty where S3 does not answer."""
+    def names(self, prefix: str) -> Sequence[str] | None:
+        """Return the sorted names of all objects with a prefix; None if S3 refuses or does not answer."""
         place = {"Bucket": self.bucket, "Prefix": f"{self.prefix}/{prefix}", "ExpectedBucketOwner": self.account_id}
         try:
             return sorted(entry["Key"].removeprefix(f"{self.prefix}/") for entry in _listed(self.client, **place))
         except failures():
-            return []
+            return None
 
 
 def _client(service: str, region: str, **config: Any) -> Any:

@@ -185,7 +185,7 @@ class Answer(Record):
     """The launching machine's answer to a request; empty where it was refused."""
 
     done: bool = False
-    names: tuple[Name, ...] = ()
+    names: tuple[Name, ...] | None = None
     size: int | None = None
 
 
@@ -315,8 +315,8 @@ class RemoteObjects(ObjectsInParts):
         """Have the launching machine write bytes if the version is still ``version``; return whether it did."""
         return self._ask("put_over", name, data, version=version)[0].done
 
-    def names(self, prefix: str) -> Sequence[str]:
-        """Ask the launching machine for the sorted names of all objects with a prefix."""
+    def names(self, prefix: str) -> Sequence[str] | None:
+        """Ask the launching machine for the sorted names of all objects with a prefix; None if it refuses."""
         return self._ask("names", prefix)[0].names
 
     def delete(self, name: str) -> None:

@@ -428,7 +428,12 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
         CloudRefused: something cannot be read.
     """
     objects, outputs = _models(order), Outputs()
-    for name in objects.names(f"{OUTPUT_FOLDER}/"):
+    names = objects.names(f"{OUTPUT_FOLDER}/")
+    if names is None:
+        raise CloudRefused(
+            f"the outputs of {order.run_id} cannot be listed.", hint=f"try again: `hetopt fetch {order.run_id}`"
+        )
+    for name in names:
         if (size := objects.size_bytes(name)) is None:
             continue
         path = outputs.add(run_dir / OUTPUT_FOLDER, name.removeprefix(f"{OUTPUT_FOLDER}/"), size)
