@@ -376,7 +376,9 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     half = second / "checkpoint/step-5.partial/.rank-9.safetensors.partial"
     half.write_bytes(b"half")
     assert two.send(ended=False)
-    assert not [name for name in objects.names("ckpt/step-5/") or () if "rank-9" in name], "what is being written is not sent"
+    assert not [name for name in objects.names("ckpt/step-5/") or () if "rank-9" in name], (
+        "what is being written is not sent"
+    )
     assert not one.send(ended=False), "there is a newer one"
     assert named(objects) == "step-5"
     # The last of all is not missed.
