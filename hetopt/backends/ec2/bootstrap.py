@@ -157,7 +157,7 @@ def user_data(config: NodeConfig) -> str:
     """Return the script that a rented machine runs as root when it boots (EC2 user data)."""
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
-    torch = f'\n        "${{pip[@]}}" --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt" &&'
+    torch = f'\n        PIP_INDEX_URL={CPU_TORCH_INDEX} "$@" --requirement "$locks-torch.txt" &&'
     python = facts.PYTHON
     return f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
@@ -230,26 +230,26 @@ own_disk() {{
 own_disk || true
 
 command -v {python} >/dev/null || dnf --quiet --assumeyes install {python}
-{python} -m venv --without-pip "$root/venv"
+{python} -m venv "$root/venv"
 locks="$root/code/locks/$(uname -m)-{"gpu" if config.has_gpu else "cpu"}"
 own="$root/code/task/requirements.txt"
 [ -f "$own" ] || own=/dev/null
-packages() {{ # install, or download, and where from or where to
-    local pip=("$root/venv/bin/python" -m pip "$1" --quiet --disable-pip-version-check --no-cache-dir
-        --no-deps --only-binary :all: --require-hashes "${{@:2}}")
-    "${{pip[@]}}" --requirement "$locks.txt" &&{"" if config.has_gpu else torch}
-        {{ [ ! -s "$own" ] || "${{pip[@]}}" --requirement "$own"; }}
-}}
-
 wheels="$root/wheels"
-pip() {{
-    "$root/venv/bin/python" -m ensurepip >/dev/null && packages "$@"
+pip=("$root/venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir)
+locked=(--quiet --no-deps --only-binary :all: --require-hashes)
+each() {{ # COMMAND, of each lock and of what the task brings
+    "$@" --requirement "$locks.txt" &&{"" if config.has_gpu else torch}
+        {{ [ ! -s "$own" ] || "$@" --requirement "$own"; }}
 }}
-# Without pip this takes half the time, with every processor. Compiling all of torch takes longer than unpacking it, and
-# a machine imports a part.
+# uv, which is in each lock itself, takes a third of pip's time, on every processor. Compiling all of torch takes longer
+# than unpacking it, and a machine imports a part.
 install() {{
-    PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.unpack "$wheels" "$locks"*.txt "$own" ||
-        pip install --no-compile --no-index --find-links "$wheels"
+    local here=("${{locked[@]}}" --no-index --find-links "$wheels")
+    sed -n '/^uv==/,/[0-9a-f]$/p' "$locks.txt" >"$root/uv.txt"
+    "${{pip[@]}}" install "${{here[@]}}" --requirement "$root/uv.txt" || return
+    each "$root/venv/bin/python" -m uv pip install "${{here[@]}}" --offline --cache-dir "$TMPDIR/uv" ||
+        each "${{pip[@]}}" install "${{here[@]}}" --no-compile || return
+    rm -rf "$TMPDIR/uv"
 }}
 
 # What a machine before this one has left in the bucket, under the hash of what is wanted: then no index is needed. It
@@ -263,7 +263,7 @@ if aws s3 cp --only-show-errors "s3://{config.bucket}/$left" "$wheels.tar" 2>/de
 else
     echo "no wheels in the bucket: they come from their index"
     rm -rf "$wheels" "$wheels.tar"
-    pip download --dest "$wheels"
+    each "${{pip[@]}}" download "${{locked[@]}}" --dest "$wheels"
     install
     leave() {{
         tar --create --directory "$wheels" --file "$wheels.tar" . && object put "$left" --body "$wheels.tar" ||

@@ -213,8 +213,8 @@ def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]
 _distributions_here = cache(packages_distributions)
 
 
-NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
-"""What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
+NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3", "uv")
+"""What a machine installs: what training needs, the way to S3, and what installs. Versions, hashes: `make locks`."""
 
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
