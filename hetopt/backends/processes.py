@@ -103,11 +103,8 @@ def lease(run_dir: Path) -> Iterator[int]:
     except OSError as error:
         raise BadInput(f"{run_dir} cannot be written: {error.strerror}.", hint="name another folder") from None
     try:
-        until_s = time.monotonic() + ENDING_S
-        while not _locks_lease(descriptor, fcntl.LOCK_EX, run_dir):
-            if time.monotonic() > until_s:
-                raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
-            time.sleep(0.05)
+        if not until(lambda: _locks_lease(descriptor, fcntl.LOCK_EX, run_dir), within_s=ENDING_S):
+            raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -30,9 +30,6 @@ from hetopt.core.run_spec import DATA_PLACE
 from hetopt.core.search_path import code_folder
 
 REQUIREMENTS = "requirements.txt"
-MOST_FILES = 500
-"""A folder of more Python files than this is no training job's."""
-
 MOST_BYTES = 1_000_000
 """Of a file among a script's arguments: what is larger is data, which has its own way."""
 
@@ -70,10 +67,6 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
         name = path.relative_to(folder).as_posix()
         if name in files:
             continue
-        if len(files) >= MOST_FILES:
-            raise BadInput(
-                f"{file} needs more than {MOST_FILES} files of its folder.", hint="put what it imports into a package"
-            )
         files[name] = read_bytes(path, hint="launch from the folder that the profile was made in")
         for module, line in _imports(files[name], path):
             beside = _beside(folder, module)

@@ -29,6 +29,7 @@ import sys
 import tarfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
 from typing import Any, BinaryIO
@@ -125,12 +126,9 @@ def _receive(heard: BinaryIO) -> int:
 def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
     """Connect to every other host, all at once; measure the way to one of them, both directions."""
     said: dict[str, Any] = {"reached": {}, "rates": {}}
-    ways = [(said, name, address, port, token, name in wish["measure"]) for name, address, port in wish["others"]]
-    threads = [threading.Thread(target=_try_way, args=way, daemon=True) for way in ways]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(MOST_WAITING_S)
+    with ThreadPoolExecutor(max_workers=len(wish["others"])) as pool:
+        for name, address, port in wish["others"]:
+            pool.submit(_try_way, said, name, address, port, token, name in wish["measure"])
     return said
 
 
@@ -163,9 +161,8 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
         "python": list(sys.version_info[:2]),
         "executable": sys.executable,
         "identity": identity(),
-        "time_s": time.time(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "writable": os.access(there, os.W_OK | os.X_OK),
         "there": there,
         "free_bytes": disk.f_bavail * disk.f_frsize,
@@ -209,13 +206,6 @@ def identity() -> str:
     return " ".join(parts)
 
 
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-
-
 def shared_bytes() -> int | None:
     """Return the bytes of /dev/shm in all, in which processes hand each other tensors; None: it is not there."""
     try:
@@ -233,13 +223,8 @@ def open_files() -> int | None:
 
 def _packages() -> dict[str, str | None]:
     """Return the versions of packages that training needs, without importing any; null where one is not there."""
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+    found = {name: next(metadata.distributions(name=name), None) for name in PACKAGES}
+    return {name: None if there is None else there.version for name, there in found.items()}
 
 
 def _installs() -> str | None:

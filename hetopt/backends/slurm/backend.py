@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hetopt.backends.backend import Prepared, RunHandle
+from hetopt.backends.backend import RunHandle
 from hetopt.backends.on_this_machine import OnHosts, SshBackend, ready
 from hetopt.backends.options import Slurm
 from hetopt.backends.processes import Program, conduct
@@ -60,14 +61,14 @@ class SlurmBackend(SshBackend):
     def prepare(self, made: Plan, wanted: Plan, options: Slurm) -> OnHosts:
         """Map the plan ``wanted`` onto the inventory's nodes and predict it; ask Slurm and the nodes nothing yet."""
         prepared = super().prepare(made, wanted, options)
-        launch, limit_s = prepared.launch, options.time_limit
-        if limit_s is not None and limit_s < launch.prediction.total_s.high:
-            said = f"the run may take {duration(launch.prediction.total_s.high)}, and a job {duration(limit_s)} at most"
-            if not launch.spec.resumes:
-                raise BadInput(f"{said}; it saves no checkpoint to go on from.", hint="give a longer `time_limit`")
-            note = f"{said}: before that it saves a checkpoint, and goes on in another job, which may wait in the queue"
-            launch = launch.model_copy(update={"notes": (*launch.notes, note)})
-        return _ordered(replace(prepared, launch=launch), {}, options)
+        takes_s, limit_s = prepared.launch.prediction.total_s.high, options.time_limit
+        if limit_s is not None and limit_s < takes_s and not prepared.launch.spec.resumes:
+            raise BadInput(
+                f"the run may take {duration(takes_s)}, and a job {duration(limit_s)} at most; "
+                "it saves no checkpoint to go on from.",
+                hint="give a longer `time_limit`",
+            )
+        return _ordered(prepared, {}, options)
 
     def prepare_resumed(self, folder: Path, options: Slurm) -> OnHosts:
         """Prepare the ended run in ``folder`` to go on in new jobs; ``options`` that are given replace earlier ones."""
@@ -75,7 +76,7 @@ class SlurmBackend(SshBackend):
         before = json.loads((folder / ORDER_FILE).read_text(encoding="utf-8"))
         return _ordered(prepared, before, options)
 
-    def check_ready(self, prepared: Prepared) -> None:
+    def check_ready(self, prepared: Any) -> None:
         """Raise BadInput if Slurm would not take the run's jobs now; submit none.
 
         Raises:
@@ -83,17 +84,16 @@ class SlurmBackend(SshBackend):
         """
         self._nodes(prepared)
 
-    def asked(self, prepared: OnHosts) -> Inventory:
-        """Ask Slurm whether it would take the jobs; return the inventory with addresses. Nodes are asked later."""
+    def asked(self, prepared: OnHosts) -> OnHosts:
+        """Ask Slurm whether it would take the jobs; return the launch with addresses. Nodes are asked later."""
         nodes, addresses = self._nodes(prepared), dict[str, str]()
         for host in prepared.inventory.hosts:
             with suppress(OSError):
                 addresses[host.name] = host.private or socket.gethostbyname(nodes[host.address].address)
-        return prepared.inventory.model_copy(update={"addresses": addresses})
+        return prepared.answered(prepared.inventory.model_copy(update={"addresses": addresses}))
 
-    def _nodes(self, prepared: Prepared) -> Mapping[str, Node]:
+    def _nodes(self, prepared: OnHosts) -> Mapping[str, Node]:
         """Return the nodes that there are, once Slurm has said that it would take the jobs."""
-        assert isinstance(prepared, OnHosts)
         options, nodes = Slurm(**json.loads(prepared.files[ORDER_FILE])), ask_nodes()
         SlurmLink(run="new", options=options).check(prepared.inventory.hosts, nodes)
         return nodes

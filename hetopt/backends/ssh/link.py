@@ -267,7 +267,6 @@ class Conversation:
         """
         argv = self.link.argv(self.host, python_command(self.host.python, _program()))
         self._complaints = open(self.errors, "w+b") if self.errors else tempfile.TemporaryFile()  # noqa: SIM115
-        self.asked_s = time.time()
         pipe = subprocess.PIPE
         try:
             self.ssh = subprocess.Popen(
