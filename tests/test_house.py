@@ -349,8 +349,6 @@ WALL_CLOCKS = {
     "hetopt/backends/ec2/renter/request.py": OTHERS,
     "hetopt/backends/ec2/renter/launcher.py": "times of other machines, and their end by the clock of AWS's scheduler",
     "hetopt/backends/ssh/conductor.py": "the hours of a host's owner, and times of other machines",
-    "hetopt/backends/ssh/link.py": OTHERS,
-    "hetopt/backends/host/entry.py": OTHERS,
     "hetopt/cli/profile.py": DATES,
     "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",
     "hetopt/reports/timeline.py": SHOWN,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +42,6 @@ from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.run_status import RunStatus
-from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.quota import account_quotas_file, keep_quotas, write_quotas
 from hetopt.optimizer.plan import Plan
@@ -185,13 +183,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
     if is_known:
         yield _quotas(edge, place)
     if loaded is not None and is_known:
-        orders = Orders(
-            edge=edge,
-            catalog=load_catalog(place),
-            billing=load_billing(),
-            options=options,
-            version=importlib.metadata.version("hetopt"),
-        )
+        orders = Orders(edge=edge, catalog=load_catalog(place), options=options)
         yield from doctor.plan_checks(orders, loaded, time.time())
 
 

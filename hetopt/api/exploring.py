@@ -7,7 +7,6 @@ import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from hetopt.api.options import Ec2, Local, Measurement, Ssh
@@ -32,7 +31,6 @@ from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.exploring import Exploration, Measured
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import places
@@ -246,11 +244,9 @@ def place_on_ec2(
         edge=connect(region),
         launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
         catalog=catalog,
-        billing=load_billing(),
         options=Ec2(),
         bundle=make_bundle(task),
         data=data,
-        version=version("hetopt"),
         gradient_bytes=measured.job.gradient_bytes,
     )
     hourly = _spot_usd_per_hour(catalog, types)

@@ -188,13 +188,15 @@ class Run:
     def last_known(self) -> tuple[RunStatus, bool]:
         """Return the run's status as known without asking a cloud, and whether nothing of it is left running."""
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-        from hetopt.backends.ec2.renter.order import is_cleared, judged, last_seen
+        from hetopt.backends.ec2.renter.order import judged, last_seen
 
         if not isinstance(self.backend, Ec2Launcher):
             status = self.status()
             return status, status.state.is_over
-        if is_cleared(self.folder):
-            return judged(self.folder, last_seen(self.folder)), True
+        with suppress(BadInput):  # nothing that can be read tells that it is over
+            seen = last_seen(self.folder)
+            if seen.cleared:
+                return judged(self.folder, seen), True
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:

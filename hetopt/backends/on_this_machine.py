@@ -321,9 +321,6 @@ def _link(link: MeasuredLink, slower: float) -> MeasuredLink:
     )
 
 
-_CHECK = "`hetopt hosts check` says what else there is to mend"
-
-
 @dataclass(frozen=True, kw_only=True)
 class OnHosts(Prepared):
     """A prepared launch on the hosts of an inventory, of which none has been asked anything yet.
@@ -505,7 +502,7 @@ def ready(
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",
-            hint=f"{host.troubles[0].hint.rstrip('.')}; {_CHECK}",
+            hint=f"{host.troubles[0].hint.rstrip('.')}; `hetopt hosts check` says what else there is to mend",
         )
         for host in checked
         if host.verdict == "bad"
@@ -552,6 +549,6 @@ def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, 
     hourly_s = at_work * hourly / SECONDS_PER_HOUR
     cost = Range(value=hourly_s * took.value, low=hourly_s * took.low, high=hourly_s * took.high)
     terms = (CostTerm(name="own machines", usd=cost.value, basis=f"${hourly:.3g} an hour, by the inventory"),)
-    update = {"cost_usd": cost, "cost_terms": terms, "data_transfer_usd": 0.0}
     notes = (f"nobody said what {', '.join(unknown)} costs, which counts as nothing",) if unknown else ()
-    return prediction.model_copy(update=update), notes
+    priced = prediction.model_copy(update={"cost_usd": cost, "cost_terms": terms, "data_transfer_usd": 0.0})
+    return priced, notes

@@ -113,7 +113,7 @@ TWO = hetopt.Local(slowdowns=(1, 1))
         (lambda _: hetopt.recommend(__file__, budget_usd=2, epochs=1), "profile it first: `hetopt profile -- .*py`"),
         (lambda _: hetopt.gpus(region="frankfurt"), "Frankfurt is eu-central-1"),
         (lambda _: Local(slowdowns=2), "`slowdowns` must be a factor for each worker, got 2"),
-        (lambda _: Local(restarts=-1), "`restarts` must be a number from 0 to 1,000,000, got -1"),
+        (lambda _: Local(restarts=-1), "`restarts` must be at least 0, got -1"),
         (lambda _: Ec2(budget_usd=[5]), r"`budget_usd` must be an amount in USD, got \[5\]"),
         (lambda _: Ec2(substitutes=["c7i.large"]), "`substitutes` must be TYPE=OTHER"),
         (lambda _: Ec2(images=["x86_64-cpu"]), "`images` must be KIND=AMI"),

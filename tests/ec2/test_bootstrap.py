@@ -463,7 +463,8 @@ def test_what_a_machine_asks_of_uv_installs_what_the_lock_names_and_nothing_else
     """The command that a machine was seen to give, given to uv itself, with a small lock in the place of its own."""
     called, _ = boot(tmp_path / "m", with_(bundle_sha256=bundle.sha256), bundle.data)
     _, *words = next(line for line in called if "-m uv pip install" in line).split()
-    (wheels := tmp_path / "m" / "root" / "wheels").mkdir(exist_ok=True)
+    (wheels := tmp_path / "wheels").mkdir()
+    words[words.index("--find-links") + 1] = str(wheels)
     lock, home = Path(words[-1]), tmp_path / "home"
     venv.EnvBuilder(with_pip=False).create(home)
     for line, code in ((wheel(wheels), 0), (f"one==1 --hash=sha256:{'0' * 64}\n", 1), ("two==1\n", 1)):

@@ -272,7 +272,7 @@ def test_an_output_that_cannot_be_written(
         ("launch --on moon plan.json", "cannot launch on 'moon'"),
         ("launch --on local none.json", "does not exist"),
         ("launch --on local --slowdown 0.5 none.json", "--slowdown must be numbers from 1"),
-        ("launch --on local --max-restarts 9999999 none.json", "must be a number from 0 to 1,000,000"),
+        ("launch --on local --max-restarts 9999999 none.json", "must be at most 1,000,000"),
         ("launch --on ec2 --image nope none.json", "--image must be KIND=AMI, got 'nope'"),
         ("predict none.json --suggest-probes=-3", "greater than or equal to 0, got '-3'"),
         ("profile -o p.json digit", "digits"),

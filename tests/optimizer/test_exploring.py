@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetopt.backends.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.exploring import Exploration, Suggested
 from tests.logs import an_event
@@ -74,8 +74,6 @@ def test_local_workers_share_the_threads() -> None:
     assert all(
         worker.threads == 1 for probe in probes for worker in probe.spec.workers if probe.configuration.workers > 1
     )
-    with pytest.raises(BadInput):
-        local_probes(PROFILE, 0)
 
 
 def test_a_sample_is_the_median_after_the_warm_up() -> None:

@@ -55,13 +55,7 @@ ExecStart=/bin/sh -c 'exec shutdown -h now'
 """The unit that shuts the machine down."""
 
 
-def end_timer(moment: str) -> str:
-    """Return the systemd timer unit that shuts a machine down at a moment.
-
-    Args:
-        moment: whole seconds since the epoch, or a shell variable that holds them.
-    """
-    return f"""\
+TIMER_UNIT = """\
 [Unit]
 Description=hetopt: when this machine ends
 
@@ -73,25 +67,20 @@ Persistent=true
 [Install]
 WantedBy=timers.target
 """
+"""The unit that starts that at a moment: whole seconds since the epoch, or a shell variable that holds them."""
 
-
-def again_service(boot_id: str) -> str:
-    """Return the systemd service unit that shuts a machine down at any boot but that with ``boot_id``.
-
-    Args:
-        boot_id: the kernel's id of the first boot, or a shell command that prints it.
-    """
-    return f"""\
+AGAIN_UNIT = f"""\
 [Unit]
 Description=hetopt: ends this machine if it boots again
 
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'grep -qx {boot_id} {BOOT_ID} || exec shutdown -h now'
+ExecStart=/bin/sh -c 'grep -qx $(cat {BOOT_ID}) {BOOT_ID} || exec shutdown -h now'
 
 [Install]
 WantedBy=multi-user.target
 """
+"""The unit that shuts the machine down at any boot but that in which a shell has read the kernel's id of it."""
 
 
 def set_timer(
@@ -106,7 +95,7 @@ def set_timer(
         clock: seconds since the epoch.
     """
     now_s = clock()
-    write_atomically(units / END_TIMER, end_timer(str(math.floor(max(end_s, now_s + _SOONEST_S)))))
+    write_atomically(units / END_TIMER, TIMER_UNIT.format(moment=math.floor(max(end_s, now_s + _SOONEST_S))))
     reloaded = run(["systemctl", "daemon-reload"])
     if not (run(["systemctl", "restart", END_TIMER]) and reloaded):
         # Without the timer, the other way that systems have to end at a time.
@@ -143,14 +132,12 @@ class NodeConfig(Terms):
         return f"runs/{self.run_id}"
 
 
-def _proxied(proxy: str) -> str:
-    """Return shell lines that send all programs through a proxy, but for addresses of the machine itself."""
-    if not proxy:
-        return ""
-    itself = f"{facts.METADATA_ENDPOINT.removeprefix('http://')},localhost,127.0.0.1"
-    return f"""export HTTP_PROXY={proxy} HTTPS_PROXY={proxy} NO_PROXY={itself}
-export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY
-"""
+_PROXIED = (
+    "export HTTP_PROXY={proxy} HTTPS_PROXY={proxy} "
+    f"NO_PROXY={facts.METADATA_ENDPOINT.removeprefix('http://')},localhost,127.0.0.1\n"
+    "export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY\n"
+)
+"""The lines that send all programs through a proxy, but for addresses of the machine itself."""
 
 
 def user_data(config: NodeConfig) -> str:
@@ -171,9 +158,9 @@ mkdir -p "${UNITS_VARIABLE}"
 cat >"${UNITS_VARIABLE}/{END_SERVICE}" <<'HETOPT'
 {END_UNIT}HETOPT
 cat >"${UNITS_VARIABLE}/{END_TIMER}" <<HETOPT
-{end_timer("$end")}HETOPT
+{TIMER_UNIT.format(moment="$end")}HETOPT
 cat >"${UNITS_VARIABLE}/{AGAIN_SERVICE}" <<HETOPT
-{again_service(f"$(cat {BOOT_ID})")}HETOPT
+{AGAIN_UNIT}HETOPT
 systemctl daemon-reload
 systemctl enable {AGAIN_SERVICE} {END_TIMER}
 systemctl restart {END_TIMER} || shutdown -h "+$(((end - $(date +%s)) / 60))"
@@ -186,7 +173,7 @@ mkdir -p "$root/code" "$root/data" "$root/run" "$TMPDIR"
 exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION={config.region}
-{_proxied(config.proxy)}
+{_PROXIED.format(proxy=config.proxy) if config.proxy else ""}
 object() {{ # get KEY FILE, or put KEY --body FILE
     aws s3api "$1-object" --bucket {config.bucket} --expected-bucket-owner {config.account_id} \\
         --key "${{@:2}}" >/dev/null

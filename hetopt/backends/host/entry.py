@@ -178,8 +178,8 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _left(folder: str) -> list[str]:
     """Return the folders of runs whose node is gone: a machine that lost power could not remove its own."""
-    roots = map(os.path.dirname, glob.glob(f"{glob.escape(folder)}/runs/*/*/{PID}"))
-    return sorted(root for root in roots if _node_of(root) is None)
+    files = glob.glob(f"{glob.escape(folder)}/runs/*/*/{PID}")
+    return sorted(root for root in map(os.path.dirname, files) if _node_of(root) is None)
 
 
 def _node_of(root: str) -> int | None:
@@ -196,14 +196,11 @@ def _node_of(root: str) -> int | None:
 
 def identity() -> str:
     """Return text that all names of this machine share: its kernel's boot and network namespace, or its host name."""
-    parts = []
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            parts.append(file.read().strip())
-        parts.append(os.readlink("/proc/self/ns/net"))
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
     except OSError:
-        parts.append(socket.gethostname())
-    return " ".join(parts)
+        return socket.gethostname()
 
 
 def shared_bytes() -> int | None:
@@ -223,7 +220,7 @@ def open_files() -> int | None:
 
 def _packages() -> dict[str, str | None]:
     """Return the versions of packages that training needs, without importing any; null where one is not there."""
-    found = {name: next(metadata.distributions(name=name), None) for name in PACKAGES}
+    found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
     return {name: None if there is None else there.version for name, there in found.items()}
 
 

@@ -114,11 +114,10 @@ def _ordered(prepared: OnHosts, before: Mapping[str, object], options: Slurm) ->
     """
     given = {name: getattr(options, name) for name in (*JOB_OPTIONS, "time_limit")}
     kept = {**before, **{name: value for name, value in given.items() if value is not None}}
-    names = listed([host.name for host in prepared.inventory.hosts])
     return replace(
         prepared,
         files={**prepared.files, ORDER_FILE: json.dumps(kept).encode()},
-        connects_to=(f"Asks Slurm for a job on each of {names}.",),
+        connects_to=(f"Asks Slurm for a job on each of {listed([host.name for host in prepared.inventory.hosts])}.",),
     )
 
 
@@ -156,7 +155,12 @@ def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: S
     told, log = set[str](), EventLog(run_dir / EVENTS_FILE)
     begun_s = first_s = time.monotonic()
     while stop_signal() is None:
-        waits = {host.name: reason for host in hosts if (reason := _why_waits(link, host)) is not None}
+        waits = dict[str, RunFailed]()
+        for host in hosts:
+            try:
+                link.running(host)
+            except RunFailed as waiting:
+                waits[host.name] = waiting
         now_s = time.monotonic()
         there = [host for host in hosts if host.name not in waits]
         first_s = first_s if there else now_s
@@ -171,14 +175,6 @@ def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: S
                 told.add(name)
         time.sleep(0.5)
     return []
-
-
-def _why_waits(link: SlurmLink, host: Host) -> RunFailed | None:
-    try:
-        link.running(host)
-    except RunFailed as waits:
-        return waits
-    return None
 
 
 if __name__ == "__main__":

@@ -190,10 +190,9 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
-    host = talk.host
-    question = {"address": host.private, "folder": host.folder, "token": token, "install": host.install}
+    about = {"address": talk.host.private, "folder": talk.host.folder, "install": talk.host.install}
     try:
-        return talk.begin(json.dumps(question).encode() + b"\n", Seen, FACTS_WITHIN_S)
+        return talk.begin(json.dumps({**about, "token": token}).encode() + b"\n", Seen, FACTS_WITHIN_S)
     except HetoptError as error:
         return error
 
@@ -429,12 +428,13 @@ def in_words(found: HostFound) -> str:
     seen = found.seen
     if seen is None:
         return ""
-    parts = [f"{seen.cpus} CPU{'s' * (seen.cpus != 1)}"]
-    if seen.memory_bytes:
-        parts.append(bytes_(seen.memory_bytes))
     names = [] if isinstance(seen.gpus, str) else [gpu[0] for gpu in seen.gpus]
-    parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
-    parts.append(f"torch {seen.packages.get('torch') or 'none'}")
+    parts = (
+        f"{seen.cpus} CPU{'s' * (seen.cpus != 1)}",
+        *([bytes_(seen.memory_bytes)] if seen.memory_bytes else []),
+        *(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)),
+        f"torch {seen.packages.get('torch') or 'none'}",
+    )
     rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
     return "; ".join([", ".join(parts), *rates])
 

@@ -136,9 +136,8 @@ def _profile(edge: Edge, instance_profile: str) -> str:
     request = read("iam", "get_instance_profile", "the machines' role", InstanceProfileName=instance_profile)
     answer = if_there(edge, request, (facts.NO_ROLE,))
     if answer is None or not answer["InstanceProfile"]["Roles"]:
-        absent = f"there is no instance profile {instance_profile}."
         raise CloudRefused(
-            absent if answer is None else f"the instance profile {instance_profile} has no role.",
+            f"there is no instance profile {instance_profile} with a role.",
             hint="an administrator makes it with the commands of `hetopt setup --print-policy --role "
             f"{instance_profile}`",
         )
@@ -346,18 +345,6 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
     # Where buckets are when nothing is said must not be said.
     place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
-    def call(
-        operation: str, parameters: dict[str, object], purpose: str, *, tolerates: frozenset[str] = frozenset()
-    ) -> Request:
-        return Request(
-            step=operation.replace("_", "-"),
-            service="s3",
-            operation=operation,
-            parameters=parameters,
-            purpose=purpose,
-            tolerates=tolerates,
-        )
-
     public = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
     rule = {
         "ID": "hetopt",
@@ -373,23 +360,29 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
     ]
     over_tls = json.dumps(policy("bucket_policy", bucket=bucket))
     encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]}
-    return (
-        call(
-            "create_bucket",
-            {"Bucket": bucket, **place},
-            "where code, checkpoints and states of runs go",
-            tolerates=frozenset({facts.BUCKET_IS_OURS}),
-        ),
-        call(
+    steps: tuple[tuple[str, dict[str, object], str], ...] = (
+        ("create_bucket", {"Bucket": bucket, **place}, "where code, checkpoints and states of runs go"),
+        (
             "put_public_access_block",
             {**target, "PublicAccessBlockConfiguration": dict.fromkeys(public, True)},
             "nobody outside the account reads it",
         ),
-        call("put_bucket_encryption", {**target, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
-        call("put_bucket_policy", {**target, "Policy": over_tls}, "over TLS only"),
-        call(
+        ("put_bucket_encryption", {**target, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
+        ("put_bucket_policy", {**target, "Policy": over_tls}, "over TLS only"),
+        (
             "put_bucket_lifecycle_configuration",
             {**target, "LifecycleConfiguration": {"Rules": runs}},
             f"runs, code and wheels go after {KEPT_DAYS} days; models and data stay",
         ),
+    )
+    return tuple(
+        Request(
+            step=operation.replace("_", "-"),
+            service="s3",
+            operation=operation,
+            parameters=parameters,
+            purpose=purpose,
+            tolerates=frozenset({facts.BUCKET_IS_OURS}),
+        )
+        for operation, parameters, purpose in steps
     )

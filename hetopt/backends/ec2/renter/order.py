@@ -19,7 +19,6 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -34,7 +33,7 @@ from hetopt.backends.host.protocol import PRICES_EVERY_S, BilledTime, spec_diges
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.errors import BudgetStop
 from hetopt.core.events.records import LogEvent, TrainingFinished
 from hetopt.core.formatting import usd
 from hetopt.core.listening import SECRET_PATTERN
@@ -52,8 +51,6 @@ BUCKET = "hetopt:bucket"
 CREATED = "hetopt:created"
 EXPIRES_AT = "hetopt:expires-at"
 VERSION = "hetopt:version"
-
-AwsTags = list[dict[str, str]]
 
 
 def filters(run_id: str | None) -> list[dict[str, object]]:
@@ -150,9 +147,7 @@ class Network(Record):
     """The network settings of machines that an organisation wants; what is absent is as hetopt makes it."""
 
     subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
-    security_group: str | None = Field(
-        default=None, pattern=r"^sg-[0-9a-z]{1,32}$", description="instead of one that is made for the run"
-    )
+    security_group: str | None = Field(default=None, description="instead of one that is made for the run")
     public_address: bool = Field(default=True, description="as the subnet gives it; else none, whatever it gives")
     proxy: str | None = Field(
         default=None, pattern=PROXY_PATTERN, description="by which machines reach S3 and packages"
@@ -204,7 +199,7 @@ class Order(Artifact):
     lifetime_s: PositiveFloat
 
     @property
-    def tags(self) -> AwsTags:
+    def tags(self) -> list[dict[str, str]]:
         """The tags on everything that is made for the run, as AWS takes them; moments are ISO 8601 in UTC."""
         values = {
             RUN_ID: self.run_id,
@@ -462,8 +457,8 @@ def ending_of(code: str) -> Ending:
 
 def price_request(names: Sequence[str], from_s: float) -> Request:
     """Return the request for the spot prices of instance types in every zone from ``from_s`` (epoch seconds) on."""
-    purpose = "what the types cost now, zone by zone"
-    return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
+    about = history_parameters(names, from_s)
+    return read("ec2", "describe_spot_price_history", "what the types cost now, zone by zone", **about)
 
 
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
@@ -562,8 +557,7 @@ def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
     except FileExistsError:
         return  # Another terminal saw it end, too.
     if pools:
-        until = datetime.datetime.fromtimestamp(seen.time_s, datetime.UTC).isoformat(timespec="seconds")
-        keep(observed_file(), pools, until=until)
+        keep(observed_file(), pools, until=iso(seen.time_s))
 
 
 def _events(lost_s: list[float]) -> int:
@@ -646,13 +640,6 @@ def last_seen(run_dir: Path) -> ClusterState:
     """
     path = run_dir / SEEN_FILE
     return ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
-
-
-def is_cleared(run_dir: Path) -> bool:
-    """Return whether all of a run was removed from AWS, as its folder tells; False if that cannot be read."""
-    with suppress(BadInput):
-        return last_seen(run_dir).cleared
-    return False
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
