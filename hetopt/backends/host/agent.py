@@ -362,17 +362,14 @@ class Checkpoints:
         The checkpoints of this machine may be newer than what the others have.
 
         Raises:
-            RunFailed: it cannot be read, or nothing of it is there.
+            RunFailed: it cannot be read, or nothing of it is listed.
         """
         folder = self.run_dir / CHECKPOINT_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         if checkpoint is None:
             return
         prefix = f"ckpt/{checkpoint}/"
-        names = self.objects.names(prefix)
-        if names is None:
-            raise RunFailed(f"the checkpoint {checkpoint} cannot be looked up.", hint="launch the run again")
-        for name in names:
+        for name in self.objects.names(prefix) or ():
             part = name.removeprefix(prefix)
             if not _PARTS.fullmatch(part):
                 continue  # nothing that a checkpoint has
