@@ -14,7 +14,7 @@ from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import cluster, count, counted, duration, round_up_s, round_up_usd, usd
 from hetopt.core.memory import Precision
-from hetopt.core.profile import Profile
+from hetopt.core.profile import LearningRateRule, Profile
 from hetopt.core.run_spec import Compression, RunSpec, Settings, StopRule, Synchronization
 
 Market = Literal["spot", "on-demand"]
@@ -44,7 +44,7 @@ EVIDENCE_IN_WORDS: Mapping[Evidence, str] = MappingProxyType(
 Objective = Literal["balanced", "fastest", "cheapest"]
 """What is wanted within the limits. ``balanced`` stops paying where a tenth less time would cost over a fifth more."""
 
-ScalingRule = Literal["none", "linear", "sqrt"]
+ScalingRule = LearningRateRule
 """How the learning rate follows the global batch size: not at all, in proportion, or by the square root."""
 
 
@@ -94,7 +94,9 @@ class ObservedLosses(Record):
     losses: NonNegativeInt
     lost_together: float = Field(default=1.0, ge=1, description="machines lost at a time")
     outages: NonNegativeInt = Field(default=0, description="lost machines in whose place another came")
-    outage_hours: NonNegativeFloat = Field(default=0, description="from their loss to the next machine, together")
+    outage_hours: NonNegativeFloat = Field(
+        default=0, description="from losses to the next machine, or to the end of a run that got none, together"
+    )
     until: str = Field(description="when the last of it was seen, ISO 8601")
 
     @property
@@ -316,6 +318,11 @@ class Candidate(RecordLeavingOut):
         return f"<Candidate {self}>"
 
     @property
+    def usd_per_hour(self) -> float:
+        """The hourly price of all machines together, USD."""
+        return math.fsum(group.machines * group.price_usd_per_hour for group in self.groups)
+
+    @property
     def in_words(self) -> str:
         """The machines in words: '2 × g5.xlarge + 1 × g4dn.xlarge (spot)'."""
         terms = sorted({group.terms for group in self.groups})
@@ -374,8 +381,7 @@ class Choice(Record):
     @property
     def usd_per_hour(self) -> float:
         """The hourly price of all machines together, USD."""
-        groups = () if self.candidate is None else self.candidate.groups
-        return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
+        return 0.0 if self.candidate is None else self.candidate.usd_per_hour
 
 
 class Goal(Record):

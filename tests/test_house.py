@@ -227,6 +227,7 @@ OURS = {
     "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
     "hetopt/core/artifact.py: path.with_name(f'.{path.name}.{secrets.token_hex(8)}.partial')": "as given",
     "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
+    "hetopt/api/run.py: self.folder / name": "a constant",
     "hetopt/cli/report.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/runs.py: out.with_name(f'.{out.name}.partial')": "as typed",
     "hetopt/backends/host/bundle.py: folder / first": "a module that the person's own code imports",

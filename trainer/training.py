@@ -38,7 +38,7 @@ from hetopt.core.comm.cost import BUCKETWISE
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.run_folder import ConditionsReader
+from hetopt.core.run_folder import conditions_in
 from hetopt.core.run_rules import why_not_sharded
 from hetopt.core.run_spec import Compression, RunSpec, Sharding
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
@@ -381,7 +381,7 @@ def make_worker_pace(context: WorkerContext) -> Slowdown:
     return make_pace(
         context.worker,
         context.device,
-        conditions=ConditionsReader(context.run_dir),
+        conditions=conditions_in(context.run_dir),
         own_core=len(context.spec.workers) <= len(os.sched_getaffinity(0)),  # paced workers share one machine,
     )
 

@@ -370,7 +370,8 @@ class Estimate:
         job: as it was counted.
         fits: what the GPUs of the ways to go hold.
         timed: the training by which it was foretold, such as '3d on 1 x A10G'; None: by its operations alone.
-        beside: what is known of the machines that it was not taken from, one's own or rented ones.
+        beside: the sentence that one's own machines, or rented ones, do not keep the limits, where both were looked at;
+            None: they do, and stand among the plan's choices, or were not looked at.
         presumed: whether nothing is known of what the account may rent.
     """
 
@@ -408,7 +409,7 @@ class Estimate:
         if job.assumed:
             yield f"Assumed: {', '.join(job.assumed)}."
         yield (
-            f"Memory: {bytes_(job.state_bytes)} for weights, gradients and {job.recipe.optimizer}, "
+            f"Memory: {bytes_(job.memory.kept_bytes)} for weights, gradients and {job.recipe.optimizer}, "
             f"{bytes_(job.sample_bytes)} a sample; samples that fit at once: {', '.join(map(str, self.fits))}."
         )
         if any(fit.scheme.shards > 1 for fit in self.fits):
@@ -467,11 +468,6 @@ class DescribedJob:
         memory = self.profile.devices[0].memory
         assert memory is not None
         return memory
-
-    @property
-    def state_bytes(self) -> int:
-        """Return bytes of weights, gradients and the optimizer's state of a replica."""
-        return self.memory.kept_bytes
 
     @property
     def sample_bytes(self) -> float:
@@ -619,12 +615,13 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     steps = math.ceil(job.samples / job.batch_size)
     goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=steps)
     plan = _planned(job.profile, goal, limits, asked, places, report)
+    is_beside = any({"own", "rented"} & {*way.names} for way in plan.choices)
     return Estimate(
         plan=plan,
         job=job,
         fits=tuple(_fits(plan, job)),
         presumed=presumed,
-        beside=next(iter(plan.reasons), None) if places.hosts and asked.market != "own" else None,
+        beside=None if not places.hosts or asked.market == "own" or is_beside else plan.reasons[0],
         timed=None if asked.took is None else f"a training of {duration(asked.took)} on {asked.on}",
     )
 

@@ -17,7 +17,7 @@ from hetopt.api.options import Ec2
 from hetopt.cli import render
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
 from hetopt.cli.options import Json, with_options
-from hetopt.core.artifact import write_atomically
+from hetopt.cli.parse import save
 from hetopt.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -194,8 +194,7 @@ def slurm(
     if output is None:
         render.line(text.rstrip("\n"))
     else:
-        write_atomically(output, text)
-        render.note(f"wrote {output}")
+        save(output, text)
 
 
 def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:

@@ -155,7 +155,7 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
         now = dict(zip(progress.latest_places, times, strict=False))
     reports = []
     for place, worker in enumerate(progress.roster.workers):
-        means = (worker.mean_compute_s, worker.wait_s / worker.steps) if worker.steps else (None, None)
+        means = (worker.compute_s / worker.steps, worker.wait_s / worker.steps) if worker.steps else (None, None)
         compute_s, wait_s = now.get(place, means)
         reports.append(
             WorkerReport(
@@ -230,7 +230,7 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
             changes=progress.exchange_changes,
         ),
         together=_together([row.sync for row in history.steps if row.sync is not None]),
-        hourly_usd=launch.hourly_usd,
+        hourly_usd=launch.plan.chosen.usd_per_hour,
         within_tolerance=within if finished else None,
         verdict=(
             *(
@@ -290,7 +290,7 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
     startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
     total_s = startup_s + progress.training_s + progress.recovery_s
     is_own = launch.on in OWN_PLACES
-    hourly = launch.running_usd_per_hour if is_own else launch.hourly_usd
+    hourly = launch.running_usd_per_hour if is_own else launch.plan.chosen.usd_per_hour
     return (
         step_time,
         _held("steps", "steps", said.steps, max(0, progress.step - progress.first_step)),
@@ -320,10 +320,10 @@ def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float 
 
 
 def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Interrupted | None:
-    if progress.sessions <= 1 and not progress.restarts:
+    if progress.clock.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(
-        sessions=progress.sessions,
+        sessions=progress.clock.sessions,
         launches=launches,
         idle_s=progress.clock.idle_s,
         recoveries=progress.restarts,

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hetopt.api.run import RunRecord
+from hetopt.api.run import Run, RunRecord
 from hetopt.backends.emulation.conductor import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
@@ -420,7 +420,7 @@ def test_no_damage_ends_a_command(
     read: list[tuple[RunRecord, list[LogEvent]]] = []
 
     def all_that_is_read() -> None:
-        record = RunRecord.of(folder)
+        record = Run.in_folder(folder).record()
         events = read_with_decisions(folder)[0]
         everything(folder, started, record, events)
         read.append((record, events))

@@ -157,6 +157,9 @@ def test_the_precision_is_that_of_the_machines_in_a_cluster(tmp_path: Path) -> N
     inventory.write_text(hosts, encoding="utf-8")
     alone, beside = (hetopt.estimate(inventory=inventory, market=market, **job) for market in ("own", "any"))
     assert (alone.plan.chosen.precision, beside.plan.chosen.precision) == ("fp32", "bf16")
+    hurried = hetopt.estimate(inventory=inventory, market="any", deadline="3h", **job)
+    sentences = [estimate.beside for estimate in (alone, beside, hurried)]
+    assert sentences == [None, None, "Your own machines do not keep these limits."]
 
 
 TIMES = st.builds(

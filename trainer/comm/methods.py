@@ -24,7 +24,7 @@ from hetopt.core.comm.composition import (
     Method,
     combine,
 )
-from hetopt.core.comm.payload_bytes import Shapes, gathered_bits, kept_elements, summed_bits
+from hetopt.core.comm.payload_bytes import LARGEST_GATHERED, Shapes, kept_elements, summed_bits
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import Compression
@@ -97,7 +97,7 @@ def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
     def make(asked: Asked) -> Compressor[Any]:
         bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
         if asked.chosen.collective == GATHER:
-            width, fitting = gathered_bits(bits=bits, levels=levels)
+            width, fitting = summed_bits(1, bits=bits, levels=levels, largest=LARGEST_GATHERED)
             return Packed(bits=width, levels=fitting, at_random=at_random)
         summed_bits(asked.workers, bits=bits, levels=levels)  # refuses what cannot be, before the first step
         return Quantised(scales=scales, bits=bits, levels=levels, at_random=at_random)

@@ -19,8 +19,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 
-from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import DeclaredTime, WorkerSpec
+from hetopt.core.run_spec import Conditions, DeclaredTime, WorkerSpec
 
 
 class CpuMark(NamedTuple):
@@ -148,7 +147,7 @@ class Declared(Slowdown):
         self,
         declared: DeclaredTime,
         host: str,
-        conditions: ConditionsReader,
+        conditions: Callable[[], Conditions],
         *,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] | None = None,
@@ -165,7 +164,7 @@ class Declared(Slowdown):
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Set the declared seconds of a step of ``samples``, begun ``read_s`` seconds ago, by the conditions now."""
-        now = self._conditions.now()
+        now = self._conditions()
         plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
         self._declared_s = plain_s * now.slowdown / now.speed_factors.get(self._host, 1.0)
         self._waited_s = 0.0
@@ -212,7 +211,9 @@ def precisely(seconds: float) -> None:
         os.sched_yield()
 
 
-def make_pace(worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, own_core: bool) -> Slowdown:
+def make_pace(
+    worker: WorkerSpec, device: torch.device, *, conditions: Callable[[], Conditions], own_core: bool
+) -> Slowdown:
     """Make the slowdown of a worker on a device: to its declared time, else by its factor, else none.
 
     On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever

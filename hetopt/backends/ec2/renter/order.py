@@ -517,10 +517,13 @@ TOGETHER_S = 300.0
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
     """Return hours, losses, loss events and outages of each spot pool, by machines begun in this life that have ended.
 
-    Machines of earlier lives of the run are left out.
+    An outage that no machine has ended lasted at least until the run's last machine ended: so long is counted, as
+    time in which no other came. Machines of earlier lives of the run are left out.
     """
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
-    waited_s: dict[tuple[str, str], list[float]] = defaultdict(list)
+    ended: dict[tuple[str, str], int] = defaultdict(int)
+    waited_s: dict[tuple[str, str], float] = defaultdict(float)
+    last_s = max((machine.until_s or seen.time_s for machine in seen.machines), default=0.0)
     for machine in seen.machines:
         if not machine.on_demand and machine.since_s >= order.created_s and machine.until_s is not None:
             pool = machine.instance_type, machine.zone or seen.zone
@@ -530,8 +533,9 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
                 for other in seen.machines
                 if other.host == machine.host and other.since_s >= machine.until_s
             ]
-            if machine.ending == "interrupted" and later_s:
-                waited_s[pool].append(min(later_s) - machine.until_s)
+            if machine.ending == "interrupted":
+                ended[pool] += bool(later_s)
+                waited_s[pool] += min(later_s, default=last_s) - machine.until_s
     return tuple(
         ObservedPool(
             instance_type=name,
@@ -542,8 +546,8 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
                 lost := sorted(machine.until_s or 0.0 for machine in machines if machine.ending == "interrupted")
             ),
             events=_events(lost),
-            outages=len(waited_s[name, zone]),
-            outage_hours=sum(waited_s[name, zone]) / 3600,
+            outages=ended[name, zone],
+            outage_hours=waited_s[name, zone] / 3600,
         )
         for (name, zone), machines in sorted(pools.items())
         if any((machine.until_s or machine.since_s) > machine.since_s for machine in machines)
