@@ -140,7 +140,7 @@ WRITES_COMMAND_LINES = {
     "hetopt/backends/slurm/jobs.py": "the command lines of Slurm",
     "hetopt/backends/host/entry.py": "the command lines of nvidia-smi and pip",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
-    "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",
+    "hetopt/reports/exports.py": "files for torchrun, SkyPilot, dstack and Kubernetes",
     "hetopt/reports/html.py": "variables of a style sheet",
     "hetopt/reports/plan_plots.py": "variables of a style sheet",
     "hetopt/reports/plan_document.py": "the command that starts a plan",
@@ -224,11 +224,10 @@ def test_a_name_of_a_module_means_one_thing(path: Path) -> None:
 FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")
 
 OURS = {
-    "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
+    "hetopt/api/run.py: self.folder / name": "a constant",
     "hetopt/core/artifact.py: path.with_name(f'.{path.name}.{secrets.token_hex(8)}.partial')": "as given",
     "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
-    "hetopt/api/run.py: self.folder / name": "a constant",
-    "hetopt/cli/report.py: skypilot.parent / name": "the wheel of this hetopt",
+    "hetopt/cli/report.py: path.parent / name": "the wheel of this hetopt",
     "hetopt/cli/runs.py: out.with_name(f'.{out.name}.partial')": "as typed",
     "hetopt/backends/host/bundle.py: folder / first": "a module that the person's own code imports",
     "hetopt/backends/host/bundle.py: folder / f'{first}.py'": "likewise",
