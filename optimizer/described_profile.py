@@ -45,19 +45,32 @@ class Timed:
         Raises:
             BadInput: no rates of the GPU are published, or it was above its peak.
         """
-        gpu = gpu_of(self.gpus)
-        if gpu is None:
-            raise BadInput(f"no rates of the {self.gpus.name} are published.", hint="leave `took` and `on` out")
         flops = recipe.passes * samples * (count.forward_flops - count.attention_flops / 2)
-        share = flops / (self.took_s * self.gpus.count * 1e12 * gpu.tflops(precision))
+        most = self._most_flops(precision)
+        share = flops / most
         if share > 1:
             raise BadInput(
                 f"{duration(self.took_s)} on {self.gpus.count} x {self.gpus.name} would mean a "
                 f"utilisation of {100 * share:,.0f} % of its peak, "
-                f"{gpu.tflops(precision):g} TFLOP/s in {precision}.",
+                f"{most / self.took_s / self.gpus.count / 1e12:g} TFLOP/s in {precision}.",
                 hint="correct `took`, `on`, or what was trained",
             )
         return share
+
+    def usual_flops(self, precision: Precision) -> float:
+        """Return the operations that the training had if it used its GPUs as much as most do.
+
+        Raises:
+            BadInput: no rates of the GPU are published.
+        """
+        return utilisation_prior().transformer.usual * self._most_flops(precision)
+
+    def _most_flops(self, precision: Precision) -> float:
+        """Return the operations that the GPUs can do in that time, at their peak rate."""
+        gpu = gpu_of(self.gpus)
+        if gpu is None:
+            raise BadInput(f"no rates of the {self.gpus.name} are published.", hint="leave `took` and `on` out")
+        return self.took_s * self.gpus.count * 1e12 * gpu.tflops(precision)
 
     def remarks(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> Iterator[str]:
         """Yield a warning sentence if the timed training used less than 5 % of its GPUs' peak rate; else nothing."""

@@ -121,7 +121,7 @@ class Fields:
                 continue
             if isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST:
                 return value
-            self.wrong.append(f"{name} must be a whole number from {least} to {LARGEST:,}")
+            self.wrong.append(f"{name} must be a whole number from {least} to {LARGEST:,}, got {repr(value)[:40]}")
             return least or 1
         if default is None:
             self.wrong.append(f"{names[0]} is missing")
@@ -148,6 +148,20 @@ class Fields:
         if len(numbers) != count:
             self.wrong.append(f"{name} must have {count} numbers")
         return (*numbers, *(default,) * count)[:count]
+
+    def stages(self, **defaults: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the whole numbers of each stage of a network from fields that list one for each; faults are noted."""
+        listed = {name: self.wholes(name, default) for name, default in defaults.items()}
+        if len(set(map(len, listed.values()))) > 1:
+            self.wrong.append(f"{' and '.join(listed)} must list as many numbers")
+        return list(zip(*listed.values(), strict=False))
+
+    def patches(self, side: str, pixels: int, *, default: int) -> tuple[int, int]:
+        """Return a patch's side and how many lie along a picture's ``side`` of ``pixels``; faults are noted."""
+        patch = self.whole("patch_size", default=default)
+        if patch > pixels:
+            self.wrong.append(f"patch_size must be at most {side}, {pixels}, got {patch}")
+        return patch, max(1, pixels // patch)
 
     def texts(self, name: str, count: int, *, default: str) -> tuple[str, ...]:
         """Return a field's list of ``count`` strings; ``default`` repeated where it is absent or at fault."""

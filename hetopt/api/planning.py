@@ -25,7 +25,8 @@ from hetopt.core.hosts import Host, read_hosts
 from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
-from hetopt.core.paths import inside, read_json
+from hetopt.core.paths import read_json
+from hetopt.core.plain_text import known
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
@@ -205,10 +206,10 @@ def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) ->
     if isinstance(given, Profile):
         return given
     path = Path(given)
-    shipped = None if path.exists() else inside(PROFILES, f"{path.name}.json", what="profile", any_text=True)
-    if shipped is not None and shipped.exists() and path.name == str(given):
-        path, told = shipped, reporter or Reporter()
-        told.note(f"{given} ships with hetopt: `here` is the machine on which it was measured.")
+    if not path.exists() and not path.suffix and path.name == str(given):
+        shipped = {file.stem: file for file in PROFILES.glob("*.json")}
+        path = shipped[known(path.name, shipped, "profile", hint="make one with `hetopt profile TASK -o FILE`")]
+        (reporter or Reporter()).note(f"{given} ships with hetopt; `here` is where it was measured.")
     if kind_in(path) == StepSamples.KIND:
         raise BadInput(
             f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "
@@ -331,6 +332,9 @@ BATCH_SIZE = 256
 CONFIG_BYTES = 1_000_000
 """A configuration is no larger; those of models have a few kilobytes."""
 
+MOST_GPUS = 100_000
+"""Of one training: as many as the largest that were told of."""
+
 LEAST_PARAMETERS = 1000
 """Fewer is a slip, such as a 5 for 5B: a layer that is 16 wide has 3,000."""
 
@@ -392,7 +396,8 @@ class Estimate:
         title = ", ".join([counted, *limits_of(self.plan.goal)])
         blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
         lacking = [Line(text, "warning") for text in quota_notes(self.plan, presumed=True) if self.presumed]
-        return Document(kind="hetopt estimate", title=title, about=[*warnings(self.plan), *lacking], blocks=blocks)
+        about = [*warnings(self.plan), *(Line(text, "warning") for text in job.remarks), *lacking]
+        return Document(kind="hetopt estimate", title=title, about=about, blocks=blocks)
 
     def _sentences(self) -> Iterator[str]:
         from hetopt.reports.plan_document import chosen_way, region_notes
@@ -404,7 +409,6 @@ class Estimate:
             f"{basis}: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
             "times the time shown (90 %); profiling narrows that."
         )
-        yield from job.remarks
         if job.assumed:
             yield f"Assumed: {', '.join(job.assumed)}."
         yield (
@@ -494,12 +498,12 @@ def described(
         BadInput: something is missing, or contradicts the rest.
     """
     assumed: list[str] = []
-    model, samples = _counted(asked, assumed)
+    timed = _timed(asked, catalogs[0])
+    model, samples = _counted(asked, timed, assumed)
     batch = min(asked.batch_size or BATCH_SIZE, samples)
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    recipe, timed = _recipe(asked, assumed), _timed(asked, catalogs[0])
-    precisions = _precisions(asked, catalogs, hosts, now)
+    recipe, precisions = _recipe(asked, assumed), _precisions(asked, catalogs, hosts, now)
     profile = described_profile(
         model, samples=samples, batch_size=batch, precisions=precisions, now=now, recipe=recipe, timed=timed
     )
@@ -538,7 +542,8 @@ def _precisions(
     return tuple(dict.fromkeys(["bf16", *map(quickest_precision, named)]))
 
 
-_ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
+_ON = re.compile(r"(?:(-?\d{1,9})\s*[x×*]\s*)?([^\s:][^:]*?)\s*(?::\s*(-?\d{1,9}))?")
+"""As in '8 x A100', or as `gpus` has it, 'A100:8'."""
 
 
 def _timed(asked: Described, catalog: Catalog) -> Timed | None:
@@ -552,10 +557,10 @@ def _timed(asked: Described, catalog: Catalog) -> Timed | None:
     if asked.took is None or asked.on is None:
         raise BadInput("`took` and `on` belong together.", hint='for example `took="3d"` and `on="1 x A10G"`')
     written = _ON.fullmatch(asked.on.strip())
-    count = int(written.group(1) or 1) if written else 0
-    if written is None or count < 1:
-        raise BadInput(f"`on` must be so many GPUs, got {asked.on!r}.", hint='for example `on="8 x A100"`')
-    return Timed(took_s=asked.took, gpus=replace(gpu_named(catalog, written.group(2)), count=count))
+    count = int(written[1] or written[3] or 1) if written else 0
+    if written is None or not 1 <= count <= MOST_GPUS:
+        raise BadInput(f"`on` must be 1 to {MOST_GPUS:,} GPUs, got {asked.on!r}.", hint='for example `on="8 x H100"`')
+    return Timed(took_s=asked.took, gpus=replace(gpu_named(catalog, written[2]), count=count))
 
 
 def _recipe(asked: Described, assumed: list[str]) -> Recipe:
@@ -646,9 +651,14 @@ def _fits(plan: Plan, job: DescribedJob) -> Iterator[Fit]:
     yield from fits
 
 
-def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
-    """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``."""
+def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple[ModelCount, int]:
+    """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``.
+
+    Of a training that was timed, and of which nothing else is known, its operations are those of most.
+    """
     params, config, flops, samples = asked.params, asked.config, asked.flops, asked.samples
+    if timed is not None and {params, config, flops, samples} == {None}:
+        flops = timed.usual_flops("bf16" if asked.precision == "auto" else asked.precision)
     tokens = asked.tokens
     if params is not None and config is not None:
         raise BadInput("`params` and `config` exclude each other.", hint="keep the one that describes your model")
@@ -670,10 +680,11 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
         if tokens is None:
             tokens = TOKENS
             assumed.append(f"{TOKENS:,} tokens a sample (`tokens`)")
-        if params is not None and params < LEAST_PARAMETERS:
+        if params is not None and not LEAST_PARAMETERS <= params <= MOST_PARAMETERS:
             raise BadInput(
-                f"`params` must be at least {LEAST_PARAMETERS:,}, got {params:g}: no transformer has fewer.",
-                hint=f"with its unit: `params={params:g}M` or `params={params:g}B`",
+                f"`params` must be from {LEAST_PARAMETERS:,} to {MOST_PARAMETERS:g}, got {params:g}: no transformer "
+                "has fewer, or more.",
+                hint="with its unit: `params=70M` or `params=7B`",
             )
         model = of_parameters(max(1.0, of_flops(flops or 0.0) if params is None else params), tokens)
         if params is None:

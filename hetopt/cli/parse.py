@@ -62,8 +62,8 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
         raise BadInput(f"{path} exists already.", hint="add --force to replace it, or name another file")
 
 
-def save(path: Path, text: str) -> None:
-    """Write a text file atomically, and note its path on stderr."""
+def save(path: Path, text: str | bytes) -> None:
+    """Write a file atomically, and note its path on stderr."""
     from hetopt.cli import render
 
     write_atomically(path, text)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 import hetopt
-from hetopt.cli import render, terminal
+from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import Explain, NewestRun
-from hetopt.cli.parse import ready_to_write
-from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.listening import new_secret
 from hetopt.core.profile import Profile
@@ -41,8 +39,8 @@ def report(
     """
     from hetopt.reports.run_document import document
 
-    ready_to_write(output, force=force, replaces="report")
-    ready_to_write(html, force=force, replaces="hetopt run")
+    parse.ready_to_write(output, force=force, replaces="report")
+    parse.ready_to_write(html, force=force, replaces="hetopt run")
     followed = hetopt.Run.find(run)
     comparison = hetopt.report(followed)
     record = followed.record()
@@ -50,8 +48,7 @@ def report(
     if record.unread.sentence is not None:
         render.note(record.unread.sentence)
     if output is not None:
-        comparison.save(output)
-        render.note(f"wrote {output}")
+        parse.save(output, comparison.to_json())
     if learn is not None:
         _learn(learn, record.launch, record.history)
     if html is not None:
@@ -130,7 +127,6 @@ def _write(texts: dict[Path, str | bytes], *, force: bool) -> None:
         except OSError as error:
             raise BadInput(f"{folder} cannot be made: {error.strerror}.", hint="name another folder") from None
     for path in texts:
-        ready_to_write(path, force=force)
+        parse.ready_to_write(path, force=force)
     for path, text in texts.items():
-        write_atomically(path, text)
-        render.note(f"wrote {path}")
+        parse.save(path, text)

@@ -37,7 +37,6 @@ def logs(
         terminal.write(f"{line.text}\n" if events else f"[{line.source}] {line.text}\n")
         if follow:
             terminal.flush()
-    terminal.flush()
 
 
 def stop(
@@ -65,8 +64,9 @@ def stop(
             raise
     after = stopping.status()
     if json_:
-        was, now = before.state.value, after.state.value
-        render.print_json({"run": stopping.name, "was": was, "is": now, "reason": after.reason})
+        render.print_json(
+            {"run": stopping.name, "was": before.state.value, "is": after.state.value, "reason": after.reason}
+        )
     elif over:
         render.line(f"{stopping.name} was already {before.state.value}.")
     else:

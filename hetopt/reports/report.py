@@ -233,14 +233,7 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
         verdict=(
-            *(
-                _verdict(by_name, within, happened, progress, interrupted, contention.measured)
-                if finished
-                else (
-                    "The run has not finished; only step time can be held against its prediction.",
-                    *_of_interruptions(interrupted),
-                )
-            ),
+            *_verdict(by_name, within, happened, progress, interrupted, contention.measured),
             *([of_audits] if of_audits else []),
             *([_batch(progress)] if launch.spec.batch_policy == "critical" else []),
         ),
@@ -365,10 +358,15 @@ def _verdict(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> tuple[str, ...]:
-    run_time = figures.get("run time")
+    run_time, step_time = figures.get("run time"), figures["step time"]
+    kinds = {happening.kind for happening in happenings}
+    changes = [text for kind, text in _CHANGES.items() if kind in kinds]
     if run_time is None or run_time.error is None:
+        logged = list(_logged("step time", changes, progress, interrupted, contention))
+        is_slower = step_time.measured > step_time.high
         return (
-            "The run was resumed or stopped, so its total time has no prediction to be held against.",
+            "The run has not finished, or was resumed: only step time can be held against its prediction.",
+            *([f"Steps are slower than predicted: {'; '.join(logged) or _UNKNOWN}."] if is_slower else []),
             *_of_interruptions(interrupted),
         )
     inside = run_time.low <= run_time.measured <= run_time.high
@@ -379,8 +377,6 @@ def _verdict(
         f"{'in' if inside else 'outside'} the 90 % interval, {formatting.duration(run_time.low)} to "
         f"{formatting.duration(run_time.high)}."
     ]
-    kinds = {happening.kind for happening in happenings}
-    changes = [text for kind, text in _CHANGES.items() if kind in kinds]
     if not within:
         # Name the part that explains most seconds, so that the reader knows what to measure again.
         apart_s = run_time.measured - run_time.predicted
@@ -389,7 +385,7 @@ def _verdict(
         logged = list(_logged(worst, changes, progress, interrupted, contention if apart_s > 0 else None))
         sentences.append(
             f"The largest part of the difference is in the {worst} ({formatting.difference(parts_s[worst])}; "
-            f"{formatting.difference(apart_s)} in all): {'; '.join(logged) or 'no event of the run says why'}."
+            f"{formatting.difference(apart_s)} in all): {'; '.join(logged) or _UNKNOWN}."
         )
     if changes:
         sentences.append(f"The prediction does not count: {'; '.join(changes)}.")
@@ -403,6 +399,8 @@ _CHANGES: dict[Kind, str] = {
     "exchange_changed": "what the workers sent changed",
 }
 """Kinds of events that change how long a step takes."""
+
+_UNKNOWN = "no event of the run says why"
 
 _SHARED = 1.15
 """Contention that is worth saying: what the processor time of two runs on a free machine differs by."""

@@ -145,6 +145,10 @@ def test_a_gpu_that_was_hardly_used_may_not_be_what_takes_the_time() -> None:
     assert "was used at" not in str(used)
     gpus = len(told.plan.run.workers)
     assert told.plan.chosen.prediction.training_s.high * gpus > 3 * 86400, "as long as with no faster GPU"
+    alone = small(
+        params=None, samples=None, tokens=None, batch_size=None, took="3 days", on="A10G:2", gpus="A10G", types=()
+    )
+    assert "as suits so many FLOPs (`params`)" in " ".join(alone.job.assumed)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +157,18 @@ def test_a_gpu_that_was_hardly_used_may_not_be_what_takes_the_time() -> None:
         ({**BERT, "max_position_embeddings": 512}, "`tokens` must be at most 512"),
         ({**BERT, "model_type": "qwen3_moe"}, "num_experts is missing.*what a token passes"),
         ({**BERT, "model_type": "mixtral"}, "num_local_experts is missing.*what a token passes"),
+        (
+            {**BERT, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9},
+            "num_experts_per_tok must be at most num_local_experts, 8, got 9",
+        ),
+        (
+            {**BERT, "model_type": "falcon", "hidden_size": "768"},
+            "hidden_size must be a whole number from 1 to 10,000,000, got '768'",
+        ),
+        ({**BERT, "model_type": "vit", "patch_size": 500}, "patch_size must be at most image_size, 224, got 500"),
+        ({"model_type": "resnet", "depths": [3, 4]}, "hidden_sizes and depths must list as many numbers"),
+        ({"model_type": "swin", "depths": [3, 4]}, "depths and num_heads must list as many numbers"),
+        ({"model_type": "convnext", "depths": [3, 4]}, "hidden_sizes and depths must list as many numbers"),
     ],
 )
 def test_a_configuration_says_what_it_lacks(config: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -182,11 +198,18 @@ def test_a_configuration_is_counted(tmp_path: Path) -> None:
         ({"params": "many"}, "`params` must be a number"),
         ({"params": -1}, "`params` must be a positive number"),
         ({"params": math.inf}, "`params` must be a number"),
-        ({"params": 5}, "`params` must be at least 1,000, got 5"),
-        ({"params": 1e18}, "no more than 1e\\+15"),
+        ({"params": 5}, "`params` must be from 1,000 to 1e\\+15, got 5"),
+        ({"params": 1e18}, "`params` must be from 1,000 to 1e\\+15, got 1e\\+18"),
+        ({"params": "1e308"}, "`params` must be from 1,000 to 1e\\+15, got 1e\\+308"),
         ({"samples": 1e300}, "no more than 1e\\+15"),
         ({"tokens": 0}, "`tokens` must be at least 1"),
         ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"batch_size": 2.5}, "`batch_size` must be a whole number, got 2.5"),
+        ({"took": "3h", "on": "100000000 x A10G"}, "`on` must be 1 to 100,000 GPUs"),
+        ({"took": "3h", "on": "-1 x A10G"}, "`on` must be 1 to 100,000 GPUs"),
+        ({"took": "3h", "on": "8 x A100"}, "A100 is made with 40 GiB or 80 GiB.*write 'A100 40 GiB'"),
+        ({"params": None, "config": "/dev/zero"}, "a device"),
+        ({"params": None, "config": "none.json"}, "does not exist"),
         ({"precision": "int8"}, "no precision called 'int8'"),
         ({"deadline": "3"}, "`deadline` needs a unit"),
         ({"gpus": "A11"}, "A11"),
@@ -223,10 +246,6 @@ def test_hostile_configurations_are_refused(tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         with pytest.raises(BadInput, match=said):
             small(params=None, config=path)
-    with pytest.raises(BadInput, match="a device"):
-        small(params=None, config="/dev/zero")
-    with pytest.raises(BadInput, match="does not exist"):
-        small(params=None, config=tmp_path / "none.json")
 
 
 def test_a_model_that_no_machine_holds_is_refused_with_the_reason() -> None:

@@ -93,7 +93,7 @@ TWO = hetopt.Local(slowdowns=(1, 1))
         (lambda _: hetopt.profile(3), "`task` must be the name of a task or script, got 3"),
         (lambda plan: hetopt.launch(plan, on="moon"), "cannot launch on 'moon'"),
         (lambda plan: hetopt.launch(plan, on="local", steps=0), "`steps` must be at least 1, got 0"),
-        (lambda plan: hetopt.launch(plan, on="local", steps="many"), "`steps` must be a number, got 'many'"),
+        (lambda plan: hetopt.launch(plan, on="local", steps="many"), "`steps` must be a whole number, got 'many'"),
         (lambda plan: hetopt.launch(plan, on="local", steps=10**30), "`steps` must be at most 1,000,000,000,000, got"),
         (lambda plan: hetopt.launch(plan, on="local", batch_policy="rate"), "follows streams"),
         (
@@ -114,7 +114,7 @@ TWO = hetopt.Local(slowdowns=(1, 1))
         (lambda _: hetopt.gpus(region="frankfurt"), "Frankfurt is eu-central-1"),
         (lambda _: Local(slowdowns=2), "`slowdowns` must be a factor for each worker, got 2"),
         (lambda _: Local(restarts=-1), "`restarts` must be a number from 0 to 1,000,000, got -1"),
-        (lambda _: Ec2(budget_usd=[5]), r"`budget_usd` must be an amount in USD, got \[5\]"),
+        (lambda _: Ec2(budget_usd=[5]), r"`budget_usd` must be an amount in USD, got '\[5\]'"),
         (lambda _: Ec2(substitutes=["c7i.large"]), "`substitutes` must be TYPE=OTHER"),
         (lambda _: Ec2(images=["x86_64-cpu"]), "`images` must be KIND=AMI"),
         (lambda _: options_at("local", {"hosts": "1"}), '`hosts` is for `on="rehearsal"` or `on="ssh"`'),

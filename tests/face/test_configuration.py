@@ -221,7 +221,7 @@ def _refused(answer: Answer, code: int, said: str) -> None:
         (["--budget", "5", "--epochs", "3", "--steps", "9"], "exclude each other"),
         (["--budget", "5", "--steps", "0"], "--steps must be at least 1"),
         (["--budget", "5", "--steps", "9" * 30], "--steps must be at most 1,000,000,000,000, got 999"),
-        (["--budget", "5", "--epochs", "1e300"], "--epochs must be at most 1,000,000,000.0, got 1e+300"),
+        (["--budget", "5", "--epochs", "1e300"], "--epochs must be at most 1,000,000,000, got 1e300"),
         (["--budget", "5", "--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--budget", "5", "--seed", "9" * 30], "--seed must be at most 9,223,372,036,854,775,807, got 999"),
         (["--deadline", "2026-12-01"], "write 6h or 1h30m, not a date"),

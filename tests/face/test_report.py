@@ -95,6 +95,8 @@ def test_only_the_step_time_of_half_a_run_is_compared(launch: Launch, change: di
     report = report_of(launch, plain_log(launch, **change))  # type: ignore[arg-type]  # one keyword of several types
     assert [figure.name for figure in report.compared] == ["step time"]
     assert report.within_tolerance is None
+    slow = report_of(launch, plain_log(launch, slowdown=30.0, **change))  # type: ignore[arg-type]  # likewise
+    assert slow.verdict[1] == "Steps are slower than predicted: no event of the run says why."
 
 
 @pytest.mark.parametrize(
