@@ -77,8 +77,8 @@ class Timed:
         share = self.utilisation(count, recipe, samples, precision)
         if share < HARDLY_USED:
             yield (
-                f"Then the {self.gpus.name} was used at {100 * share:.2g} %: if loading or Python is the reason, "
-                "faster GPUs will not help, which the range allows for."
+                f"The {self.gpus.name} was used at {100 * share:.2g} % of its peak: if loading or Python is the "
+                "reason, faster GPUs will not help. The range allows for that."
             )
 
     def by_time(

@@ -205,9 +205,12 @@ class Fields:
 
 
 def _short(number: float) -> str:
-    """Return a number in short, such as '110 M' or '70 B'."""
-    unit, name = (1e9, " B") if number >= 1e9 else (1e6, " M") if number >= 1e6 else (1, "")
+    """Return a number in short, such as '98.2 k', '110 M' or '70 B'."""
+    unit, name = next(((unit, name) for unit, name in _UNITS.items() if number >= unit), (1.0, ""))
     return f"{number / unit:.3g}{name}"
+
+
+_UNITS = {1e9: " B", 1e6: " M", 1e3: " k"}
 
 
 def sequence(tokens: int) -> str:

@@ -676,6 +676,7 @@ def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple
     if config is not None:
         model = of_config(_config(config), tokens, whole=asked.method == "full")
         assumed += [f"{model.sample} a sample (`tokens`)"] * (tokens is None and "tokens" in model.sample)
+        assumed += ["images are loaded as fast as they are computed"] * model.sample.startswith("an image")
     else:
         if tokens is None:
             tokens = TOKENS
@@ -691,11 +692,15 @@ def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple
             assumed.append(f"a model of {model.name}, as suits so many FLOPs (`params`)")
     if model.parameters > MOST_PARAMETERS:
         raise BadInput(
-            f"the model has {model.parameters:.3g} parameters, and no more than {MOST_PARAMETERS:.0e} can be."
+            f"the model has {model.parameters:.3g} parameters, and no more than {MOST_PARAMETERS:.0e} can be.",
+            hint="correct the number, or give `params`",
         )
     count = samples if samples is not None else (flops or 0.0) / (CONTRIBUTION * model.forward_flops)
     if count > MOST_SAMPLES:
-        raise BadInput(f"the training has {count:.3g} samples, and no more than {MOST_SAMPLES:.0e} can be.")
+        raise BadInput(
+            f"the training has {count:.3g} samples, and no more than {MOST_SAMPLES:.0e} can be.",
+            hint="for example `samples=3M`",
+        )
     return model, max(1, math.ceil(count))
 
 

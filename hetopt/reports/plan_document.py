@@ -31,7 +31,7 @@ from hetopt.reports.html import cell, parts_bar
 AS_SURE = 0.02
 """Chances that differ by no more are as high."""
 
-STOPS_PAYING = ": a tenth less time would cost over a fifth more"
+STOPS_PAYING = "; a tenth less time would cost over a fifth more"
 """Why a balanced plan is not the fastest."""
 
 EVIDENCE_IN_SHORT = {
@@ -97,7 +97,7 @@ def answer(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None 
         why = STOPS_PAYING if "balanced" in way.names and "fastest" not in way.names else ""
         sure = f"{formatting.chance(way.chance or 0.0)} of simulated runs keep {' and '.join(kept)}"
         figures = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
-        head.append(Line(f"{chosen.in_words}: {figures}. It is the {label} plan{why}; {sure}."))
+        head.append(Line(f"{chosen.in_words}: {figures}. It is the {label} plan{why}. {sure}."))
     names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)

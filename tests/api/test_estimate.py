@@ -141,7 +141,7 @@ def test_a_training_that_cannot_have_been_is_refused(params: str, took: str, on:
 def test_a_gpu_that_was_hardly_used_may_not_be_what_takes_the_time() -> None:
     job = {"samples": 3e6, "types": (), "gpus": "A100", "on": "A10G"}
     told, used = (small(**job, took=took) for took in ("3 days", "2 hours"))
-    assert "Then the A10G was used at 1.3 %: if loading or Python is the reason" in " ".join(str(told).split())
+    assert "The A10G was used at 1.3 % of its peak: if loading or Python is the reason" in " ".join(str(told).split())
     assert "was used at" not in str(used)
     gpus = len(told.plan.run.workers)
     assert told.plan.chosen.prediction.training_s.high * gpus > 3 * 86400, "as long as with no faster GPU"
