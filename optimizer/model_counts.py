@@ -171,14 +171,6 @@ class Fields:
         self.wrong.append(f"{name} must be a list of {count} names")
         return (default,) * count
 
-    def ratio(self, name: str, default: float) -> float:
-        """Return a field that is a ratio in (0, 64]; ``default`` where it is absent, or at fault, which is noted."""
-        value = self.values.get(name, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 64:
-            return float(value)
-        self.wrong.append(f"{name} must be a number above 0, at most 64")
-        return default
-
     def flag(self, name: str, *, default: bool) -> bool:
         """Return a field that is true or false; ``default`` where it is absent or something else."""
         value = self.values.get(name)

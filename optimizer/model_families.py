@@ -428,7 +428,7 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
     pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
     stages = fields.stages(depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
-    window, ratio = fields.whole("window_size", default=7), fields.ratio("mlp_ratio", 4.0)
+    window = fields.whole("window_size", default=7)
     side, parameters = math.ceil(pixels / patch), _linear(colours * patch * patch, width)
     flops, kept = 2.0 * parameters * side * side, 0.0
     for stage, (depth, heads_here) in enumerate(stages):
@@ -436,11 +436,10 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
             side, width = math.ceil(side / 2), 2 * width
             parameters += 2 * width * width + 4 * width
             flops += 2.0 * 2 * width * width * side * side
-        inner = int(ratio * width)
-        weights = 4 * width * width + 2 * width * inner
-        parameters += depth * (weights + 9 * width + inner + (2 * window - 1) ** 2 * heads_here)
+        weights = 12 * width * width  # of attention, and of inner matrices four times as wide
+        parameters += depth * (weights + 13 * width + (2 * window - 1) ** 2 * heads_here)
         flops += depth * side * side * (2.0 * weights + 4.0 * window * window * width)
-        kept += depth * side * side * (18.0 * width + 4 * inner)
+        kept += depth * side * side * 34.0 * width
     head = _linear(width, fields.labels)
     return ModelCount(
         name="swin",
