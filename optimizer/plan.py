@@ -15,7 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.formatting import cluster, count, counted, duration, round_up_s, round_up_usd, usd
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import Compression, RunSpec, Settings, StopRule, Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, Settings, Sharding, StopRule, Synchronization
 
 Market = Literal["spot", "on-demand"]
 
@@ -48,16 +48,20 @@ ScalingRule = Literal["none", "linear", "sqrt"]
 """How the learning rate follows the global batch size: not at all, in proportion, or by the square root."""
 
 
-class Assumptions(Record):
+class Assumptions(RecordLeavingOut):
     """Step-time line (s by samples) and link of each worker of a group of machines, as a plan predicted them.
 
     A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``; where that is more than a micro-batch,
     each of them takes that for its samples, but for ``once_s``, which a step takes once.
     """
 
+    LEFT_OUT = ("shard", "recomputes")
+
     fixed_s: NonNegativeFloat
     per_sample_s: PositiveFloat
     floor_s: NonNegativeFloat = 0.0
+    shard: Sharding = Field(default="none", description="what the workers of a machine share of the model")
+    recomputes: bool = Field(default=False, description="activations are computed again in the backward pass")
     max_samples: PositiveInt | None = Field(default=None, description="what a worker's memory holds")
     micro_batch: PositiveInt | None = Field(
         default=None, description="samples that are computed together at most; absent: all of a local batch"
@@ -195,18 +199,21 @@ class Group(Record):
         return "your own" if self.is_own else self.market
 
     @property
-    def micro_batch_in_words(self) -> str | None:
+    def memory_in_words(self) -> str | None:
         """'takes micro-batches of 32 samples, to fit 16 GiB', where memory does not hold a whole local batch at once.
 
-        None: it does.
+        'shares the model over 8 devices' where it does not hold that. None: it holds both.
         """
-        part = None if self.assumed is None else self.assumed.micro_batch
-        if part is None or max(self.local_batch_sizes) <= part:
+        if self.assumed is None:
             return None
-        has = self.hardware
+        part, has, words = self.assumed.micro_batch, self.hardware, []
+        if self.assumed.shard != "none":
+            words.append(f"shares the model over {self.workers_per_machine} devices")
+        if part is not None and max(self.local_batch_sizes) > part:
+            words.append(f"takes micro-batches of {part} sample{'s' * (part != 1)}")
         size = None if has is None else has.memory_gib if has.gpu is None else has.gpu_memory_gib
         fits = "its memory" if size is None else f"{size:.3g} GiB"
-        return f"takes micro-batches of {part} sample{'s' * (part != 1)}, to fit {fits}"
+        return f"{' and '.join(words)}, to fit {fits}" if words else None
 
 
 class Range(Record):

@@ -318,11 +318,6 @@ class Engine:
         self.log.resume()
 
     @property
-    def gathers_now(self) -> bool:
-        """True where the control row is to be sent before the next step, and travels under it."""
-        return self._done == self._told < self._steps
-
-    @property
     def look_at(self) -> Sequence[float]:
         """Ratios to tell the kept energy at in the next step; few steps look."""
         steering = self.exchange.steering

@@ -336,9 +336,8 @@ def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards
         return build_model(task, context.device, spec.seed), WHOLE
     model = build_model(task, torch.device("cpu"), spec.seed)
     if wish == "auto":
-        own_bytes = device_bytes(context.device, sum(host == context.worker.host for host in hosts))
-        fits = gather_numbers([float(replica_bytes(model) <= own_bytes)], context.world_size)
-        if all(row[0] for row in fits):
+        own_bytes = device_bytes(context.device, hosts.count(context.worker.host))
+        if all(row[0] for row in gather_numbers([float(replica_bytes(model) <= own_bytes)], context.world_size)):
             return model.to(context.device), WHOLE
     if (reason := why_not_sharded(spec)) is not None:
         raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
@@ -766,7 +765,7 @@ class Training(Engine):
         self.begin(steps, all_meet=all_meet)
         gathering: Gathering | None = None
         while not self.is_over:
-            if self.gathers_now:
+            if self._done == self._told < self._steps:  # the row travels under the next step
                 gathering = self.gather_all(checkpoint_s)
             self.train_step(learning_rate_scale)
         return gathering or self.gather_all(checkpoint_s)

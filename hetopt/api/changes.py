@@ -85,10 +85,7 @@ def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
         BadInput: they do not go with the rest of the run.
     """
     update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject, "shard": changes.shard}
-    update = {name: value for name, value in update.items() if value is not None}
-    if not update and not run.is_local:
-        return run
-    run = run.model_copy(update=update)
+    run = run.model_copy(update={name: value for name, value in update.items() if value is not None})
     chooses = changes.sync is not None and not (changes.compression or changes.ratio_policy or changes.collective)
     if run.shard not in (None, "none") and (reason := why_not_sharded(run)) is not None:
         raise BadInput(reason, hint='leave it out, or choose `shard="none"`')

@@ -13,7 +13,7 @@ from hetopt.api.options import Changes
 from hetopt.api.run import Run
 from hetopt.api.script_text import lost_files, read_script, resumes, several_workers
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of, takes
 from hetopt.core.plain_text import converted_script, known, typed, typed_script
@@ -100,8 +100,8 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     wanted = wanted.model_copy(update={"run": synchronized(changes, exchanged(changes, wanted.run))})
     if wanted.run.script and not stands_in:
         check_for_script(wanted.run)
-    if changes.shard not in (None, "none"):
-        remarks += ("The plan reckons with whole replicas: what sharding adds to a step is not in it.",)
+    if changes.shard not in (None, "none", planned.run.shard):
+        remarks += (f"The plan reckons with {setting('shard', planned.run.shard or 'none')}.",)
     prepared = where.prepare(planned, wanted, place)
     record = prepared.launch
     if changes.stream is not None:

@@ -269,7 +269,7 @@ class Changes(Options):
         Sharding | None,
         Option(
             help="Tasks: what devices of a machine share of the model: none, grads (gradients and optimizer state), "
-            "full (weights as well) or auto (full where one device cannot hold it). Default: the task's.",
+            "full (weights as well) or auto (full where one device cannot hold it). Default: the plan's or task's.",
             names=("hetopt.core.run_spec:Sharding",),
         ),
     ] = None

@@ -50,7 +50,6 @@ from hetopt.optimizer.plan import AWS, UNLIKE, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.places import better_of, on_own_machines, plan_in_regions
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision
 from hetopt.optimizer.step_time.model import RENTED
 from hetopt.optimizer.step_time.observed import observe
@@ -343,19 +342,22 @@ MOST_SAMPLES = 1e15
 class Fit:
     """The most samples that a GPU holds at once; any number where ``samples`` is absent.
 
-    ``scheme`` says how many GPUs of a machine share one replica of the model, and whether activations are recomputed.
+    Attributes:
+        shards: GPUs of a machine that share one replica of the model.
+        recomputes: whether activations are recomputed.
     """
 
     gpu: str
     memory_gib: float
     samples: int | None
-    scheme: Scheme = REPLICATED
+    shards: int = 1
+    recomputes: bool = False
 
     def __str__(self) -> str:
         """Return the GPU and the samples, as in '4 on H100 80 GiB (8 share the model)'."""
         samples = "any number" if self.samples is None else f"{self.samples:,}"
-        how = [f"{self.scheme.shards} share the model"] if self.scheme.shards > 1 else []
-        how += ["activations recomputed"] if self.scheme.recomputes else []
+        how = [f"{self.shards} share the model"] if self.shards > 1 else []
+        how += ["activations recomputed"] if self.recomputes else []
         together = ", ".join(how)
         memory = "" if UNLIKE in self.gpu else f" {self.memory_gib:.0f} GiB"
         return f"{samples} on {self.gpu}{memory}{together and f' ({together})'}"
@@ -411,7 +413,7 @@ class Estimate:
             f"Memory: {bytes_(job.state_bytes)} for weights, gradients and {job.recipe.optimizer}, "
             f"{bytes_(job.sample_bytes)} a sample; samples that fit at once: {', '.join(map(str, self.fits))}."
         )
-        if any(fit.scheme.shards > 1 for fit in self.fits):
+        if any(fit.shards > 1 for fit in self.fits):
             yield (
                 "Sharing a model is FSDP's: `hetopt launch` runs a script that calls torch's `fully_shard`, and a task "
                 "with `shard`."
@@ -622,27 +624,30 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     return Estimate(
         plan=plan,
         job=job,
-        fits=tuple(_fits(plan, job)),
+        fits=tuple(_fits(plan)),
         presumed=presumed,
         beside=next(iter(plan.reasons), None) if places.hosts and asked.market != "own" else None,
         timed=None if asked.took is None else f"a training of {duration(asked.took)} on {asked.on}",
     )
 
 
-def _fits(plan: Plan, job: DescribedJob) -> Iterator[Fit]:
-    """Yield the most samples that each GPU among the plan's choices holds, once for each GPU and scheme."""
-    devices = {device.precision: device for device in job.profile.devices}
+def _fits(plan: Plan) -> Iterator[Fit]:
+    """Yield the most samples that each GPU among the plan's choices holds, once for each GPU and memory scheme."""
     ways = [way.candidate for way in plan.choices if way.candidate is not None]
     fits: dict[Fit, None] = {}
-    for group, device in ((group, devices[way.precision]) for way in ways for group in way.groups):
-        has, memory, described = group.hardware, device.memory, device.counted
-        assert memory is not None
-        assert described is not None
+    for group in (group for way in ways for group in way.groups):
+        has, assumed = group.hardware, group.assumed
+        assert assumed is not None
         if has is not None and has.gpu is not None and has.gpu_memory_gib is not None:
-            usable = usable_on_gpu(has.gpu_memory_gib * 2**30)
-            scheme = scheme_of(memory, described, devices=group.workers_per_machine, usable_bytes=usable)
-            samples = scheme.held(memory, described).largest_micro_batch(usable)
-            fits[Fit(gpu=has.gpu, memory_gib=has.gpu_memory_gib, samples=samples, scheme=scheme)] = None
+            shards = 1 if assumed.shard == "none" else group.workers_per_machine
+            fit = Fit(
+                gpu=has.gpu,
+                memory_gib=has.gpu_memory_gib,
+                samples=assumed.together,
+                shards=shards,
+                recomputes=assumed.recomputes,
+            )
+            fits[fit] = None
     yield from fits
 
 

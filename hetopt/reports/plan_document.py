@@ -300,9 +300,9 @@ def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
 
 
 def _memory_bound(candidate: Candidate) -> Iterator[str]:
-    """Yield the micro-batch of each machine type whose memory does not hold its local batch at once."""
-    words = [(group.instance_type, group.micro_batch_in_words) for group in candidate.groups]
-    bound = dict.fromkeys(f"{name} {micro_batch}" for name, micro_batch in words if micro_batch)
+    """Yield how each machine type trains whose memory does not hold the model or its local batch at once."""
+    words = [(group.instance_type, group.memory_in_words) for group in candidate.groups]
+    bound = dict.fromkeys(f"{name} {how}" for name, how in words if how)
     if bound:
         yield f"{'; '.join(bound)}."
 

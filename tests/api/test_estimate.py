@@ -32,7 +32,7 @@ from hetopt.cli.main import app
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.interruption import Reporter
 from hetopt.optimizer.model_counts import FULL, STATE_BYTES, Recipe, of_parameters
-from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of
+from hetopt.optimizer.step_time.device_memory import REPLICATED, blocks_of, schemes
 from hetopt.optimizer.step_time.gpu_transfer import Gpu
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
 from hetopt.reports import plan_document
@@ -241,20 +241,15 @@ def test_a_model_that_one_gpu_does_not_hold_is_shared_by_those_of_a_machine() ->
 
 
 @pytest.mark.parametrize("parameters", [1e8, 1.3e9, 7e9, 70e9])
-def test_memory_schemes_hold_less_and_the_quicker_comes_first(parameters: float) -> None:
+def test_memory_schemes_hold_less_and_the_most_saving_is_last(parameters: float) -> None:
     model = of_parameters(parameters, 2048)
     memory, described = FULL.memory(model, 8, half=True), utilisation_prior().counted(model, "bf16")
-    schemes = [Scheme(shards=shards, recomputes=recomputes) for recomputes in (False, True) for shards in (1, 8)]
-    held = {scheme: scheme.held(memory, described) for scheme in schemes}
-    for scheme in schemes:
-        assert held[scheme].kept_bytes == pytest.approx(memory.kept_bytes / scheme.shards, rel=1e-6)
-        assert held[scheme].peak_bytes(8) <= memory.peak_bytes(8)
-    for scheme in schemes:
-        needed = held[scheme].peak_bytes(1)
-        found = scheme_of(memory, described, devices=8, usable_bytes=needed)
-        assert held[found].peak_bytes(1) <= needed
-        assert schemes.index(found) <= schemes.index(scheme)
-    assert scheme_of(memory, described, devices=8, usable_bytes=1e15) == REPLICATED
+    held = {scheme: scheme.held(memory, blocks_of(described)) for scheme in schemes(described, 8)}
+    for scheme, part in held.items():
+        assert part.kept_bytes == pytest.approx(memory.kept_bytes / scheme.shards, rel=1e-6)
+        assert part.peak_bytes(8) <= memory.peak_bytes(8)
+    assert next(iter(held)) == REPLICATED
+    assert min(held, key=lambda scheme: held[scheme].peak_bytes(1)) == [*held][-1]
 
 
 def test_an_estimate_is_refused_before_anything_is_asked_or_written(

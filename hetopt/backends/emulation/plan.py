@@ -367,6 +367,7 @@ def in_its_place(plan: Plan, processors: int) -> Plan:
             "precision": "fp32",
             "micro_batch_size": None,
             "learning_rate_scale": 1.0,
+            "shard": None,
         }
     )
     changed = {"profile": _profile(plan.profile, processors), "run": run}
