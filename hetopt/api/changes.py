@@ -89,7 +89,7 @@ def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
     chooses = changes.sync is not None and not (changes.compression or changes.ratio_policy or changes.collective)
     if run.shard not in (None, "none") and (reason := why_not_sharded(run)) is not None:
         raise BadInput(reason, hint='leave it out, or choose `shard="none"`')
-    if not run.sync.is_local:
+    if (not run.is_local and changes.sync is None) or not run.sync.is_local:
         return run
     if chooses:
         plain = {"compression": Compression(), "ratio_policy": "fixed", "collective_policy": "fixed"}

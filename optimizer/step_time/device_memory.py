@@ -47,18 +47,13 @@ class Scheme:
 
     Attributes:
         shards: devices of the machine that share the replica's weights, gradients and optimizer state.
-        regathers: whether they free weights after forward and gather them again for backward.
+        shard: what that is as a run is told it: with "grads", weights stay gathered from forward to backward.
         recomputes: whether a layer's activations are computed anew for its backward pass.
     """
 
     shards: int = 1
-    regathers: bool = True
+    shard: Sharding = "none"
     recomputes: bool = False
-
-    @property
-    def shard(self) -> Sharding:
-        """What a run is told of it."""
-        return "none" if self.shards == 1 else "full" if self.regathers else "grads"
 
     @property
     def gatherings(self) -> int:
@@ -66,13 +61,13 @@ class Scheme:
 
         (Zhao et al. 2023, "PyTorch FSDP", section 3.2.)
         """
-        return 0 if self.shards == 1 else 2 + self.regathers
+        return {"none": 0, "grads": 2, "full": 3, "auto": 3}[self.shard]
 
     def held(self, memory: TrainingMemory, blocks: Blocks) -> TrainingMemory:
         """Return the bytes that one device holds under this scheme, from those of a whole replica (``memory``)."""
         if self == REPLICATED:
             return memory
-        return memory.shared(blocks, self.shards, regathers=self.regathers, recomputes=self.recomputes)
+        return memory.shared(blocks, self.shards, regathers=self.shard != "grads", recomputes=self.recomputes)
 
 
 REPLICATED = Scheme()
@@ -100,8 +95,8 @@ def schemes(described: Counted | None, devices: int) -> list[Scheme]:
     A task is told what its devices share. A described job is taken to be a script as they are written: weights are
     freed between forward and backward, and layers of a transformer are recomputed where memory asks for it.
     """
-    shared = [Scheme(shards=devices, regathers=again) for again in (False, True) if again or described is None]
-    ways = [REPLICATED, *(shared if devices > 1 else [])]
+    shared = [Scheme(shards=devices, shard="grads"), Scheme(shards=devices, shard="full")] if devices > 1 else []
+    ways = [REPLICATED, *(shared if described is None else shared[1:])]
     if described is not None and described.moved_bytes is not None:  # a transformer: layers that are all alike
         ways += [replace(scheme, recomputes=True) for scheme in ways]
     return ways
@@ -228,14 +223,13 @@ def room(
     splits = not job.script and (most is None or most >= 2 * least - 1)
     if memory is None:
         return Room(device_bytes=device_bytes, usable_bytes=usable, micro_batch=most, splits=splits)
-    step = memory.peak_bytes(most) - memory.kept_bytes if most is not None else 0.0
     return Room(
         device_bytes=device_bytes,
         usable_bytes=usable,
         micro_batch=most,
         splits=splits,
         free_bytes=usable - memory.kept_bytes,
-        step_bytes=step,
+        step_bytes=0.0 if most is None else memory.peak_bytes(most) - memory.kept_bytes,
         fresh_bytes=memory.fresh_bytes,
         scheme=scheme,
     )
