@@ -70,7 +70,7 @@ def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
     cells: list[Cell] = []
     device = torch.device("cpu")
     for numel in request.gradients:
-        network = Network.of(measure_network(4 * numel, device=device))
+        network = Network.of(measure_network(4 * numel, device=device), dist.get_world_size())
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(rank))
         for way in request.ways:
             cells.append(_timed(way, gradient, network, request, world_size))

@@ -24,7 +24,7 @@ from benchmarks._in_process import train_here
 from benchmarks._plain_ddp import HookName, train_plainly
 from benchmarks._plain_script import train_in_session
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.run_folder import ConditionsReader, read_spec
+from hetopt.core.run_folder import conditions_in, read_spec
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.steps.stopwatch import make_pace
@@ -92,7 +92,7 @@ def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
     if side not in DDP_SIDES:
         train_here(spec, run_dir, rank=rank, world_size=world_size)
         return
-    conditions = ConditionsReader(run_dir)
+    conditions = conditions_in(run_dir)
     pace = make_pace(spec.workers[rank], torch.device("cpu"), conditions=conditions, own_core=False)
     with closing(EventLog(run_dir / EVENTS_FILE if rank == 0 else None)) as events:
         train_plainly(spec, rank, events, pace, DDP_SIDES[side])

@@ -70,13 +70,13 @@ def load_characters(folder: Path | None) -> TaskData:
     Read once for all runs of a process.
     """
     files = find_corpus(folder)
-    texts = [file.read_text(encoding="utf-8") for file in (files.train, files.evaluation)]
+    texts = [file.read_text(encoding="utf-8") for file in files]
     numbers = {letter: number for number, (letter, _) in enumerate(Counter(texts[0]).most_common(CHARACTERS - 1), 1)}
     train, evaluation = (
-        windows(torch.tensor([numbers.get(letter, 0) for letter in text]), CHARACTER_WINDOW, source=files.train)
+        windows(torch.tensor([numbers.get(letter, 0) for letter in text]), CHARACTER_WINDOW, source=files[0])
         for text in (texts[0], texts[1][: (EVALUATED_WINDOWS + 1) * CHARACTER_WINDOW])
     )
-    return TaskData(train=train, evaluation=evaluation, description=f"{CHARACTERS} characters of {files.train.name}")
+    return TaskData(train=train, evaluation=evaluation, description=f"{CHARACTERS} characters of {files[0].name}")
 
 
 def plain_convnet(classes: int, width: int = 16) -> nn.Module:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._plain_ddp import StretchedBackward
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.run_folder import ConditionsReader, read_spec
+from hetopt.core.run_folder import conditions_in, read_spec
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch
 from hetopt.trainer.steps.stopwatch import make_pace
@@ -44,7 +44,7 @@ def main(run_dir: Path, every_s: float) -> None:
     step = _load(run_dir, model, optimizer)
     local = spec.global_batch_size // world_size
     cursor = SampleCursor(len(data.train), spec.seed, position=step * local * world_size)
-    conditions = ConditionsReader(run_dir)
+    conditions = conditions_in(run_dir)
     pace = make_pace(spec.workers[rank], torch.device("cpu"), conditions=conditions, own_core=False)
     StretchedBackward(task, model, fetch(data.train, range(local)), pace)
     parallel = DistributedDataParallel(model)

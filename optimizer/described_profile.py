@@ -12,7 +12,7 @@ from hetopt.core.formatting import bytes_, duration
 from hetopt.core.profile import Counted, Device, Host, Job, Profile, StepTime
 from hetopt.optimizer.market.instance_type import Accelerator
 from hetopt.optimizer.model_counts import FULL, MASTER_BYTES, ModelCount, Recipe
-from hetopt.optimizer.step_time.device_memory import scheme_of, usable_on_gpu
+from hetopt.optimizer.step_time.device_memory import blocks_of, schemes, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of, is_half
 from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
@@ -45,27 +45,40 @@ class Timed:
         Raises:
             BadInput: no rates of the GPU are published, or it was above its peak.
         """
-        gpu = gpu_of(self.gpus)
-        if gpu is None:
-            raise BadInput(f"no rates of the {self.gpus.name} are published.", hint="leave `took` and `on` out")
         flops = recipe.passes * samples * (count.forward_flops - count.attention_flops / 2)
-        share = flops / (self.took_s * self.gpus.count * 1e12 * gpu.tflops(precision))
+        most = self._most_flops(precision)
+        share = flops / most
         if share > 1:
             raise BadInput(
                 f"{duration(self.took_s)} on {self.gpus.count} x {self.gpus.name} would mean a "
                 f"utilisation of {100 * share:,.0f} % of its peak, "
-                f"{gpu.tflops(precision):g} TFLOP/s in {precision}.",
+                f"{most / self.took_s / self.gpus.count / 1e12:g} TFLOP/s in {precision}.",
                 hint="correct `took`, `on`, or what was trained",
             )
         return share
+
+    def usual_flops(self, precision: Precision) -> float:
+        """Return the operations that the training had if it used its GPUs as much as most do.
+
+        Raises:
+            BadInput: no rates of the GPU are published.
+        """
+        return utilisation_prior().transformer.usual * self._most_flops(precision)
+
+    def _most_flops(self, precision: Precision) -> float:
+        """Return the operations that the GPUs can do in that time, at their peak rate."""
+        gpu = gpu_of(self.gpus)
+        if gpu is None:
+            raise BadInput(f"no rates of the {self.gpus.name} are published.", hint="leave `took` and `on` out")
+        return self.took_s * self.gpus.count * 1e12 * gpu.tflops(precision)
 
     def remarks(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> Iterator[str]:
         """Yield a warning sentence if the timed training used less than 5 % of its GPUs' peak rate; else nothing."""
         share = self.utilisation(count, recipe, samples, precision)
         if share < HARDLY_USED:
             yield (
-                f"Then the {self.gpus.name} was used at {100 * share:.2g} %: if loading or Python is the reason, "
-                "faster GPUs will not help, which the range allows for."
+                f"The {self.gpus.name} was used at {100 * share:.2g} % of its peak: if loading or Python is the "
+                "reason, faster GPUs will not help. The range allows for that."
             )
 
     def by_time(
@@ -79,7 +92,7 @@ class Timed:
         share, gpu, gpus = self.utilisation(count, recipe, samples, precision), gpu_of(self.gpus), self.gpus.count
         assert gpu is not None
         memory, usable = recipe.memory(count, 1, half=is_half(precision)), usable_on_gpu(self.gpus.memory_bytes)
-        needed = scheme_of(memory, counted, devices=gpus, usable_bytes=usable).held(memory, counted).peak_bytes(1)
+        needed = min(way.held(memory, blocks_of(counted)).peak_bytes(1) for way in schemes(counted, gpus))
         if needed > usable:
             raise BadInput(
                 f"{self.gpus.name} has {bytes_(self.gpus.memory_bytes)} of memory, and a step of one sample takes "

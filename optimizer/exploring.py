@@ -27,19 +27,6 @@ FIRST_LAYOUTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Step samples of one probe, which measures one cluster layout, and their price in USD.
-
-    Attributes:
-        samples: steps of one layout.
-        usd: what they cost.
-    """
-
-    samples: tuple[StepSample, ...]
-    usd: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Suggested:
     """Probe that is worth its price: the configuration to measure next, its worth in USD, and the reason.
 
@@ -54,76 +41,71 @@ class Suggested:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exploration:
-    """Candidate configurations to probe, the price of each probe, and the budget of all probes, in USD.
+def suggest(
+    known: Sequence[StepSample],
+    spent_usd: float,
+    *,
+    candidates: Sequence[Configuration],
+    price_usd: Callable[[Configuration, float | None], float],
+    budget_usd: float,
+    catalog: Mapping[str, InstanceType],
+) -> Suggested | str:
+    """Return the next probe, given the steps measured so far; or a sentence on why no probe is worth it.
 
-    Attributes:
+    Args:
+        known: steps that were measured so far.
+        spent_usd: what measuring them cost.
         candidates: configurations that are to be predicted, and may be measured.
         price_usd: price of measuring a configuration, by the seconds of its step; None: not known yet.
         budget_usd: for all probes together.
         catalog: instance types by name, to relate machine types to each other.
     """
+    layouts = {sample.layout for sample in known}
+    rest = [candidate for candidate in candidates if candidate.layout not in layouts]
+    if not rest:
+        return "every layout was measured"
+    left = budget_usd - spent_usd
+    # A model of one layout cannot tell computing from exchanging, and none tells of a type that nothing relates to.
+    strange = [
+        candidate
+        for candidate in rest
+        if not all(_is_related(candidate.kind(node), known, catalog) for node in candidate.nodes)
+    ]
+    if len(layouts) < FIRST_LAYOUTS or strange:
+        first = min(strange if len(layouts) >= FIRST_LAYOUTS else rest, key=_size)
+        if price_usd(first, None) > left:
+            return f"what is left of {usd(budget_usd)} pays for no other layout"
+        is_begun = len(layouts) >= FIRST_LAYOUTS
+        reason = "a type of machine that nothing else tells about" if is_begun else "the smallest layout, to begin with"
+        return Suggested(configuration=first, worth_usd=None, reason=reason)
+    model = StepTimeModel.fit(observe(known), catalog)
+    predictions = model.predict(candidates)
+    prices = [
+        price_usd(candidate, step.step_time_s) if candidate.layout not in layouts else math.inf
+        for candidate, step in zip(candidates, predictions, strict=True)
+    ]
+    within = [price if price <= left else math.inf for price in prices]
+    if not any(math.isfinite(price) for price in within):
+        return f"what is left of {usd(budget_usd)} pays for no other layout"
+    best = next(iter(model.suggest(candidates, 1, within)), None)
+    if best is None or best.usd is None:
+        return "nothing is left to learn"
+    price = within[best.row]
+    worth = JOB_OVER_PROBES * budget_usd * best.removed * best.variance / 2
+    if worth < price:
+        return f"the next probe would cost {usd(price)} and be worth {usd(worth)}"
+    reason = f"expected to remove {100 * best.removed:.0f} % of the uncertainty, mostly about {best.about}"
+    return Suggested(configuration=candidates[best.row], worth_usd=worth, reason=reason)
 
-    candidates: Sequence[Configuration]
-    price_usd: Callable[[Configuration, float | None], float]
-    budget_usd: float
-    catalog: Mapping[str, InstanceType]
 
-    def suggest(self, known: Sequence[StepSample], spent_usd: float) -> Suggested | str:
-        """Return the next probe, given the steps measured so far; or a sentence on why no probe is worth it.
-
-        Args:
-            known: steps that were measured so far.
-            spent_usd: what measuring them cost.
-        """
-        layouts = {sample.layout for sample in known}
-        rest = [candidate for candidate in self.candidates if candidate.layout not in layouts]
-        if not rest:
-            return "every layout was measured"
-        left = self.budget_usd - spent_usd
-        # A model of one layout cannot tell computing from exchanging, and none tells of a type that nothing relates to.
-        strange = [
-            candidate
-            for candidate in rest
-            if not all(self._is_related(candidate.kind(node), known) for node in candidate.nodes)
-        ]
-        if len(layouts) < FIRST_LAYOUTS or strange:
-            first = min(strange if len(layouts) >= FIRST_LAYOUTS else rest, key=_size)
-            if self.price_usd(first, None) > left:
-                return f"what is left of {usd(self.budget_usd)} pays for no other layout"
-            is_begun = len(layouts) >= FIRST_LAYOUTS
-            reason = (
-                "a type of machine that nothing else tells about" if is_begun else "the smallest layout, to begin with"
-            )
-            return Suggested(configuration=first, worth_usd=None, reason=reason)
-        model = StepTimeModel.fit(observe(known), self.catalog)
-        predictions = model.predict(self.candidates)
-        prices = [
-            self.price_usd(candidate, step.step_time_s) if candidate.layout not in layouts else math.inf
-            for candidate, step in zip(self.candidates, predictions, strict=True)
-        ]
-        within = [price if price <= left else math.inf for price in prices]
-        if not any(math.isfinite(price) for price in within):
-            return f"what is left of {usd(self.budget_usd)} pays for no other layout"
-        best = next(iter(model.suggest(self.candidates, 1, within)), None)
-        if best is None or best.usd is None:
-            return "nothing is left to learn"
-        price = within[best.row]
-        worth = JOB_OVER_PROBES * self.budget_usd * best.removed * best.variance / 2
-        if worth < price:
-            return f"the next probe would cost {usd(price)} and be worth {usd(worth)}"
-        reason = f"expected to remove {100 * best.removed:.0f} % of the uncertainty, mostly about {best.about}"
-        return Suggested(configuration=self.candidates[best.row], worth_usd=worth, reason=reason)
-
-    def _is_related(self, name: str, known: Sequence[StepSample]) -> bool:
-        """Return whether the measured steps say anything about a machine type."""
-        types = sorted({sample.kind(node) for sample in known for node in sample.nodes})
-        try:
-            kinship(name, types, self.catalog)
-        except BadInput:
-            return False
-        return True
+def _is_related(name: str, known: Sequence[StepSample], catalog: Mapping[str, InstanceType]) -> bool:
+    """Return whether the measured steps say anything about a machine type."""
+    types = sorted({sample.kind(node) for sample in known for node in sample.nodes})
+    try:
+        kinship(name, types, catalog)
+    except BadInput:
+        return False
+    return True
 
 
 def _size(configuration: Configuration) -> tuple[int, int, int]:

@@ -52,18 +52,13 @@ class Launch(Artifact):
         return (self.started_s, *self.resumed_s)
 
     @property
-    def hourly_usd(self) -> float:
-        """The hourly price of the plan's machines, USD, at the plan's prices."""
-        return sum(group.machines * group.price_usd_per_hour for group in self.plan.chosen.groups)
-
-    @property
     def running_usd_per_hour(self) -> float:
         """The hourly cost of this run while it trains, USD: by their owner on one's own machines, 0 on this one.
 
         Machines that are rented, or rehearsed, cost what the plan says.
         """
         if self.on in ("ec2", "rehearsal"):
-            return self.hourly_usd
+            return self.plan.chosen.usd_per_hour
         said = self.prediction
         working_s = said.total_s.value - said.closed_s - said.unavailable_s
         return said.cost_usd.value / working_s * SECONDS_PER_HOUR if working_s > 0 else 0.0

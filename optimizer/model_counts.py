@@ -121,7 +121,7 @@ class Fields:
                 continue
             if isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST:
                 return value
-            self.wrong.append(f"{name} must be a whole number from {least} to {LARGEST:,}")
+            self.wrong.append(f"{name} must be a whole number from {least} to {LARGEST:,}, got {repr(value)[:40]}")
             return least or 1
         if default is None:
             self.wrong.append(f"{names[0]} is missing")
@@ -149,6 +149,20 @@ class Fields:
             self.wrong.append(f"{name} must have {count} numbers")
         return (*numbers, *(default,) * count)[:count]
 
+    def stages(self, **defaults: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the whole numbers of each stage of a network from fields that list one for each; faults are noted."""
+        listed = {name: self.wholes(name, default) for name, default in defaults.items()}
+        if len(set(map(len, listed.values()))) > 1:
+            self.wrong.append(f"{' and '.join(listed)} must list as many numbers")
+        return list(zip(*listed.values(), strict=False))
+
+    def patches(self, side: str, pixels: int, *, default: int) -> tuple[int, int]:
+        """Return a patch's side and how many lie along a picture's ``side`` of ``pixels``; faults are noted."""
+        patch = self.whole("patch_size", default=default)
+        if patch > pixels:
+            self.wrong.append(f"patch_size must be at most {side}, {pixels}, got {patch}")
+        return patch, max(1, pixels // patch)
+
     def texts(self, name: str, count: int, *, default: str) -> tuple[str, ...]:
         """Return a field's list of ``count`` strings; ``default`` repeated where it is absent or at fault."""
         value = self.values.get(name, [default] * count)
@@ -156,14 +170,6 @@ class Fields:
             return tuple(value)
         self.wrong.append(f"{name} must be a list of {count} names")
         return (default,) * count
-
-    def ratio(self, name: str, default: float) -> float:
-        """Return a field that is a ratio in (0, 64]; ``default`` where it is absent, or at fault, which is noted."""
-        value = self.values.get(name, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 64:
-            return float(value)
-        self.wrong.append(f"{name} must be a number above 0, at most 64")
-        return default
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return a field that is true or false; ``default`` where it is absent or something else."""
@@ -191,9 +197,12 @@ class Fields:
 
 
 def _short(number: float) -> str:
-    """Return a number in short, such as '110 M' or '70 B'."""
-    unit, name = (1e9, " B") if number >= 1e9 else (1e6, " M") if number >= 1e6 else (1, "")
+    """Return a number in short, such as '98.2 k', '110 M' or '70 B'."""
+    unit, name = next(((unit, name) for unit, name in _UNITS.items() if number >= unit), (1.0, ""))
     return f"{number / unit:.3g}{name}"
+
+
+_UNITS = {1e9: " B", 1e6: " M", 1e3: " k"}
 
 
 def sequence(tokens: int) -> str:

@@ -131,10 +131,11 @@ def dit(fields: Fields, _: int | None) -> ModelCount:
     """Return the counts of a diffusion transformer (``DiTTransformer2DModel``) from the fields of its configuration."""
     heads, each = fields.whole("num_attention_heads", default=16), fields.whole("attention_head_dim", default=72)
     width, count = heads * each, fields.whole("num_layers", default=28)
-    side, patch = fields.whole("sample_size", default=32), fields.whole("patch_size", default=2)
+    side = fields.whole("sample_size", default=32)
+    patch, along = fields.patches("sample_size", side, default=2)
     channels = fields.whole("in_channels", default=4)
     outputs = fields.whole("out_channels", default=2 * channels)
-    places, classes = max(1, side // patch) ** 2, fields.whole("num_embeds_ada_norm", default=1000)
+    places, classes = along**2, fields.whole("num_embeds_ada_norm", default=1000)
     parts = _Parts(parameters=(classes + 1) * width)
     parts.matrix(channels * patch * patch, width, times=places)
     parts.matrix(256, width, times=1)
@@ -272,7 +273,10 @@ class Transformer:
         query, key = heads * each, keys * each
         keys_of_experts, least = (self.mixes,) * bool(self.mixes), None if self.mixes else 1
         experts = fields.whole(*keys_of_experts, "num_local_experts", "num_experts", default=least)
-        chosen = min(experts, fields.whole("num_experts_per_tok", default=least))
+        chosen = fields.whole("num_experts_per_tok", default=least)
+        if self.mixes and chosen > experts:
+            fields.wrong.append(f"num_experts_per_tok must be at most {self.mixes}, {experts}, got {chosen}")
+        chosen = min(experts, chosen)
         inner = fields.whole("moe_intermediate_size", default=inner) if experts > 1 else inner
         shared_inner = fields.whole("shared_expert_intermediate_size", default=0, least=0)
         attention = 2 * width * (query + key) + (width * experts if experts > 1 else 0)
@@ -409,8 +413,9 @@ def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
 
 def _vit(fields: Fields, _: int | None) -> ModelCount:
     """Count a vision transformer: patches and one token for the class, with the head that tells classes apart."""
-    pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=16)
-    patches = max(1, pixels // patch) ** 2
+    pixels = fields.whole("image_size", default=224)
+    patch, along = fields.patches("image_size", pixels, default=16)
+    patches = along**2
     body = Transformer().layers(fields)
     embedding = _linear(fields.whole("num_channels", default=3) * patch * patch, body.width)
     parameters = embedding + (patches + 4) * body.width + body.count * body.parameters
@@ -422,20 +427,19 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
     """Count a Swin (Liu et al. 2021): attention within windows, and stages of half the side and twice the width."""
     pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
-    depths, heads = fields.wholes("depths", (2, 2, 6, 2)), fields.wholes("num_heads", (3, 6, 12, 24))
-    window, ratio = fields.whole("window_size", default=7), fields.ratio("mlp_ratio", 4.0)
+    stages = fields.stages(depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
+    window = fields.whole("window_size", default=7)
     side, parameters = math.ceil(pixels / patch), _linear(colours * patch * patch, width)
     flops, kept = 2.0 * parameters * side * side, 0.0
-    for stage, (depth, heads_here) in enumerate(zip(depths, heads, strict=False)):
+    for stage, (depth, heads_here) in enumerate(stages):
         if stage > 0:  # four neighbours become one of twice the width
             side, width = math.ceil(side / 2), 2 * width
             parameters += 2 * width * width + 4 * width
             flops += 2.0 * 2 * width * width * side * side
-        inner = int(ratio * width)
-        weights = 4 * width * width + 2 * width * inner
-        parameters += depth * (weights + 9 * width + inner + (2 * window - 1) ** 2 * heads_here)
+        weights = 12 * width * width  # of attention, and of inner matrices four times as wide
+        parameters += depth * (weights + 13 * width + (2 * window - 1) ** 2 * heads_here)
         flops += depth * side * side * (2.0 * weights + 4.0 * window * window * width)
-        kept += depth * side * side * (18.0 * width + 4 * inner)
+        kept += depth * side * side * 34.0 * width
     head = _linear(width, fields.labels)
     return ModelCount(
         name="swin",
@@ -443,7 +447,7 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
         parameters=parameters + head,
         forward_flops=flops + 2.0 * head,
         activation_bytes=kept,
-        layers=sum(depths),
+        layers=sum(depth for depth, _ in stages),
         sample=image(pixels),
     )
 
@@ -452,11 +456,11 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
     """Count a ResNet (He et al. 2016), with the stride in the convolution of three by three."""
     pixels = side = fields.whole("image_size", default=224)
     inputs = fields.whole("embedding_size", default=64)
-    sizes, depths = fields.wholes("hidden_sizes", (256, 512, 1024, 2048)), fields.wholes("depths", (3, 4, 6, 3))
+    stages = fields.stages(hidden_sizes=(256, 512, 1024, 2048), depths=(3, 4, 6, 3))
     bottleneck = fields.values.get("layer_type", "bottleneck") == "bottleneck"
     convolutions = [(fields.whole("num_channels", default=3), inputs, 7, math.ceil(side / 2))]
     side = math.ceil(side / 4)
-    for stage, (outputs, depth) in enumerate(zip(sizes, depths, strict=False)):
+    for stage, (outputs, depth) in enumerate(stages):
         for layer in range(min(depth, 1000)):
             before, side = side, math.ceil(side / 2) if stage > 0 and layer == 0 else side
             if bottleneck:
@@ -477,9 +481,9 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
 def _convnext(fields: Fields, _: int | None) -> ModelCount:
     """Count a ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, then inner ones of four times the width."""
     pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
-    sizes, depths = fields.wholes("hidden_sizes", (96, 192, 384, 768)), fields.wholes("depths", (3, 3, 9, 3))
+    stages = fields.stages(hidden_sizes=(96, 192, 384, 768), depths=(3, 3, 9, 3))
     inputs, side, convolutions = fields.whole("num_channels", default=3), pixels, []
-    for width, depth in zip(sizes, depths, strict=False):
+    for width, depth in stages:
         side = math.ceil(side / shrinks)
         convolutions.append((inputs, width, shrinks, side))
         block = [(1, width, 7, side), (width, 4 * width, 1, side), (4 * width, width, 1, side)]

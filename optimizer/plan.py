@@ -14,8 +14,8 @@ from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import cluster, count, counted, duration, round_up_s, round_up_usd, usd
 from hetopt.core.memory import Precision
-from hetopt.core.profile import Profile
-from hetopt.core.run_spec import Compression, RunSpec, Settings, StopRule, Synchronization
+from hetopt.core.profile import LearningRateRule, Profile
+from hetopt.core.run_spec import Compression, RunSpec, Settings, Sharding, StopRule, Synchronization
 
 Market = Literal["spot", "on-demand"]
 
@@ -44,20 +44,24 @@ EVIDENCE_IN_WORDS: Mapping[Evidence, str] = MappingProxyType(
 Objective = Literal["balanced", "fastest", "cheapest"]
 """What is wanted within the limits. ``balanced`` stops paying where a tenth less time would cost over a fifth more."""
 
-ScalingRule = Literal["none", "linear", "sqrt"]
+ScalingRule = LearningRateRule
 """How the learning rate follows the global batch size: not at all, in proportion, or by the square root."""
 
 
-class Assumptions(Record):
+class Assumptions(RecordLeavingOut):
     """Step-time line (s by samples) and link of each worker of a group of machines, as a plan predicted them.
 
     A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``; where that is more than a micro-batch,
     each of them takes that for its samples, but for ``once_s``, which a step takes once.
     """
 
+    LEFT_OUT = ("shard", "recomputes")
+
     fixed_s: NonNegativeFloat
     per_sample_s: PositiveFloat
     floor_s: NonNegativeFloat = 0.0
+    shard: Sharding = Field(default="none", description="what the workers of a machine share of the model")
+    recomputes: bool = Field(default=False, description="activations are computed again in the backward pass")
     max_samples: PositiveInt | None = Field(default=None, description="what a worker's memory holds")
     micro_batch: PositiveInt | None = Field(
         default=None, description="samples that are computed together at most; absent: all of a local batch"
@@ -94,7 +98,9 @@ class ObservedLosses(Record):
     losses: NonNegativeInt
     lost_together: float = Field(default=1.0, ge=1, description="machines lost at a time")
     outages: NonNegativeInt = Field(default=0, description="lost machines in whose place another came")
-    outage_hours: NonNegativeFloat = Field(default=0, description="from their loss to the next machine, together")
+    outage_hours: NonNegativeFloat = Field(
+        default=0, description="from losses to the next machine, or to the end of a run that got none, together"
+    )
     until: str = Field(description="when the last of it was seen, ISO 8601")
 
     @property
@@ -195,18 +201,21 @@ class Group(Record):
         return "your own" if self.is_own else self.market
 
     @property
-    def micro_batch_in_words(self) -> str | None:
+    def memory_in_words(self) -> str | None:
         """'takes micro-batches of 32 samples, to fit 16 GiB', where memory does not hold a whole local batch at once.
 
-        None: it does.
+        'shares the model over 8 devices' where it does not hold that. None: it holds both.
         """
-        part = None if self.assumed is None else self.assumed.micro_batch
-        if part is None or max(self.local_batch_sizes) <= part:
+        if self.assumed is None:
             return None
-        has = self.hardware
+        part, has, words = self.assumed.micro_batch, self.hardware, []
+        if self.assumed.shard != "none":
+            words.append(f"shares the model over {self.workers_per_machine} devices")
+        if part is not None and max(self.local_batch_sizes) > part:
+            words.append(f"takes micro-batches of {part} sample{'s' * (part != 1)}")
         size = None if has is None else has.memory_gib if has.gpu is None else has.gpu_memory_gib
         fits = "its memory" if size is None else f"{size:.3g} GiB"
-        return f"takes micro-batches of {part} sample{'s' * (part != 1)}, to fit {fits}"
+        return f"{' and '.join(words)}, to fit {fits}" if words else None
 
 
 class Range(Record):
@@ -316,6 +325,11 @@ class Candidate(RecordLeavingOut):
         return f"<Candidate {self}>"
 
     @property
+    def usd_per_hour(self) -> float:
+        """The hourly price of all machines together, USD."""
+        return math.fsum(group.machines * group.price_usd_per_hour for group in self.groups)
+
+    @property
     def in_words(self) -> str:
         """The machines in words: '2 × g5.xlarge + 1 × g4dn.xlarge (spot)'."""
         terms = sorted({group.terms for group in self.groups})
@@ -374,8 +388,7 @@ class Choice(Record):
     @property
     def usd_per_hour(self) -> float:
         """The hourly price of all machines together, USD."""
-        groups = () if self.candidate is None else self.candidate.groups
-        return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
+        return 0.0 if self.candidate is None else self.candidate.usd_per_hour
 
 
 class Goal(Record):

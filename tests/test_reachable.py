@@ -18,7 +18,6 @@ STARTED = {
     "hetopt.trainer.host.agent": "a host of a run",
     "hetopt.trainer.torchrun": "what the script of `hetopt export` starts",
     "hetopt.backends.ec2.node.agent": "the agent of a rented machine",
-    "hetopt.backends.ec2.node.unpack": "what installs the packages of a rented machine",
     "hetopt.trainer.session": "what a script of one's own imports",
     "hetopt.trainer.task": "what a task imports",
     "hetopt.catalogs.build": "`python -m hetopt.catalogs.build`, which makes the bundled catalogue",

@@ -95,13 +95,13 @@ class Gathering:
     is begun in that order, and keeps the messages of each apart.
     """
 
-    def __init__(self, row: Sequence[float], world_size: int) -> None:
+    def __init__(self, row: Sequence[float], world_size: int, group: dist.ProcessGroup | None = None) -> None:
         self._row = list(row)
         self._work: dist.Work | None = None
         if world_size > 1:
             numbers = torch.tensor(self._row, dtype=torch.float64)
             self._rows = [torch.empty_like(numbers) for _ in range(world_size)]
-            self._work = dist.all_gather(self._rows, numbers, async_op=True)
+            self._work = dist.all_gather(self._rows, numbers, group=group, async_op=True)
 
     def wait(self) -> list[list[float]]:
         """Wait for the rows of all workers, and return them, [workers][numbers], in rank order."""
@@ -116,8 +116,5 @@ def gather_texts(text: str, world_size: int, group: dist.ProcessGroup | None = N
     """Return all workers' texts by rank, cut to 256 bytes; every worker of ``group`` (None: all) must call it."""
     if world_size == 1:
         return [text]
-    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    rows = [torch.empty_like(packed) for _ in range(world_size)]
-    dist.all_gather(rows, packed, group=group)
-    return [bytes(gathered.tolist()).rstrip(b"\0").decode(errors="ignore") for gathered in rows]
+    rows = Gathering(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), world_size, group).wait()
+    return [bytes(map(int, row)).rstrip(b"\0").decode(errors="ignore") for row in rows]

@@ -6,6 +6,7 @@ Each finding names the line of the user's files that it is about.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,10 @@ from torch import nn
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
+from hetopt.trainer.failure import reason_of
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.task import Task, TaskData, is_judged_by_loss, make_model, make_optimizer, mean_of
-from hetopt.trainer.tasks.load import first_line, line_in, load_task
+from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import TOLERANCE, probe_loss
 
 T = TypeVar("T")
@@ -72,12 +74,11 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
         raise
     except Exception as failed:
         file = place(part).rpartition(":")[0]
-        line = line_in(file, failed) if file else None
-        location = f"{file}:{line}" if line else where or place(part)
+        lines = [frame.lineno for frame in traceback.extract_tb(failed.__traceback__) if frame.filename == file]
+        location = f"{file}:{lines[-1]}" if lines else where or place(part)
         if isinstance(failed, HetoptError):
             raise Ended(failed.message, hint=failed.hint or "correct that line", where=location) from failed
-        text = f"{what} raised {type(failed).__name__}: {first_line(failed)}"
-        raise Ended(text, hint="correct that line", where=location) from failed
+        raise Ended(f"{what} raised {reason_of(failed)}", hint="correct that line", where=location) from failed
 
 
 def place(*written: object) -> str:

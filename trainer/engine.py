@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hetopt.core.artifact import Record
-from hetopt.core.batch_partition import first_shares, largest_remainder, micro_batch_size, within_memory
+from hetopt.core.batch_partition import first_shares, largest_remainder, within_memory
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec, StopRule
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
@@ -64,16 +65,13 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
 
 def options_of(optimizer: Any) -> list[tuple[str, float]]:
     """Return the numeric options (learning rates, momenta, ...) of all an optimizer's groups, as (name, value)."""
-    numbers = []
-    for index, group in enumerate(optimizer.param_groups):
-        for key in sorted(group.keys() - {"params"}):
-            values = group[key] if isinstance(group[key], (tuple, list)) else (group[key],)
-            if all(
-                isinstance(value, (bool, int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
-                for value in values
-            ):
-                numbers += [(f"{key} of parameter group {index}", float(value)) for value in values]
-    return numbers
+    return [
+        (f"{key} of parameter group {index}", float(value))
+        for index, group in enumerate(optimizer.param_groups)
+        for key in sorted(group.keys() - {"params"})
+        for value in tree_leaves(group[key])
+        if isinstance(value, (bool, int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+    ]
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
@@ -155,9 +153,9 @@ class Balance:
             return
         if policy != "rate" and (state.get("given") or sum(shares)) != spec.global_batch_size:
             return
-        if spec.batch_policy == "allocation" and any(share % (micro_batch_size(spec) or 1) for share in shares):
-            return
-        self._state = type(self._policy.initial()).model_validate(state)
+        kind = type(self._policy.initial())
+        # What another version of the policy remembered besides means nothing to this one.
+        self._state = kind.model_validate({key: value for key, value in state.items() if key in kind.model_fields})
         if len(shares) != workers:  # of as large a batch, as those that are left were planned
             shares = largest_remainder(
                 self.shares, sum(shares), minimum=[self._minimum] * workers, maximum=[None] * workers
@@ -318,11 +316,6 @@ class Engine:
         self.log.resume()
 
     @property
-    def gathers_now(self) -> bool:
-        """True where the control row is to be sent before the next step, and travels under it."""
-        return self._done == self._told < self._steps
-
-    @property
     def look_at(self) -> Sequence[float]:
         """Ratios to tell the kept energy at in the next step; few steps look."""
         steering = self.exchange.steering
@@ -352,7 +345,7 @@ class Engine:
         if self.synchroniser is not None:
             trace = self.synchroniser.after(self.step, trace, samples)
         if counts:
-            self.log.add(trace)
+            self.log.add(replace(trace, loss_sum=trace.loss_sum / max(1, sum(samples))))
         else:
             self.log.resume()
         self._done += 1
@@ -479,7 +472,7 @@ def announce(
         resumed_step=step,
     )
     if exchange.timings:
-        hop = Network.of(exchange.timings).hop
+        hop = Network.of(exchange.timings, context.world_size).hop
         context.events.write(
             "network_measured",
             step=step,
@@ -488,8 +481,8 @@ def announce(
             measured_s=round(exchange.measured_s, 3),
             timings=[
                 {
-                    "collective": timed.operation.primitive,
-                    "payload_bytes": int(timed.operation.payload_bytes),
+                    "collective": timed.primitive,
+                    "payload_bytes": timed.payload_bytes,
                     "time_s": round(timed.time_s, 7),
                 }
                 for timed in exchange.timings

@@ -58,15 +58,21 @@ def held(tensor: Tensor) -> Tensor:
     return tensor.detach().to_local() if is_sharded([tensor]) else tensor  # type: ignore[attr-defined]  # of a DTensor
 
 
-def viewed_as(parameter: Tensor, part: Tensor) -> Tensor:
+def viewed_as(parameter: Any, part: Tensor) -> Tensor:
     """Return ``part``, a piece of a flat vector, in the shape of a parameter, sharded as that is; shares the memory."""
     view = part.view_as(held(parameter))
     if not is_sharded([parameter]):
         return view
     from torch.distributed.tensor import DTensor
 
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]  # of a DTensor
-    return DTensor.from_local(view, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        view,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
@@ -91,14 +97,15 @@ def gathered(value: Any, *, keep: bool = True) -> Any:
     return tree_map_only(Tensor, whole, value)
 
 
-def cut_like(tensor: Tensor, reference: Tensor) -> Tensor:
+def cut_like(tensor: Tensor, reference: Any) -> Tensor:
     """Return this device's shard of a whole tensor, cut as ``reference`` is; whole if that is, or has another shape."""
     if not is_sharded([reference]) or tensor.shape != reference.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, placements = reference.device_mesh, reference.placements  # type: ignore[attr-defined]  # of a DTensor
-    return distribute_tensor(tensor.to(reference.device), mesh, placements, src_data_rank=None)
+    return distribute_tensor(
+        tensor.to(reference.device), reference.device_mesh, reference.placements, src_data_rank=None
+    )
 
 
 def cut_states(
@@ -124,9 +131,6 @@ def cut_states(
     return weights, {**updates, "state": states}
 
 
-_LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
-
-
 def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.Module]:
     """Return a model's blocks to shard, the modules of class ``kind``; None: the repeated class with most parameters.
 
@@ -142,7 +146,8 @@ def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.
         modules.setdefault(type(module), []).append(module)
     sizes = {found: sum(each.numel() for one in same for each in one.parameters()) for found, same in modules.items()}
     # Lists of modules repeat, too: what they hold counts for itself.
-    repeated = [found for found in sizes if len(modules[found]) > 1 and sizes[found] and found not in _LISTS]
+    lists = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
+    repeated = [found for found in sizes if len(modules[found]) > 1 and sizes[found] and found not in lists]
     chosen = kind or max(repeated, key=lambda found: sizes[found], default=None)
     if chosen is None or chosen not in modules:
         named = "that occurs twice" if kind is None else f"of class {kind.__name__}"
@@ -151,6 +156,19 @@ def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.
             hint="name the class of its blocks with `blocks`, or leave `shard` out",
         )
     return modules[chosen]
+
+
+def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[str, Any]:
+    """Return the number of a model's ``blocks`` (`blocks_of`), and the ``block_share`` of all weights in the largest.
+
+    Empty where the model has no blocks.
+    """
+    try:
+        blocks = blocks_of(model, kind)
+    except BadInput:
+        return {}
+    weights = [sum(parameter.nbytes for parameter in module.parameters()) for module in (*blocks, model)]
+    return {"blocks": len(blocks), "block_share": max(weights[:-1]) / weights[-1]}
 
 
 def recompute(blocks: Iterable[nn.Module]) -> None:

@@ -74,7 +74,7 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether evaluation metrics, by name, are at least as good as the target (NaN never is).
+        """Return whether metrics, by name, are at least as good as the target; False for NaN, and without a target.
 
         Raises:
             BadInput: the target's metric is not among them.
@@ -85,16 +85,12 @@ class Target:
                 hint=f"It computes: {', '.join(sorted(metrics)) or 'none'}.",
             )
         value = metrics[self.metric]
-        return value >= self.value if self.higher_is_better else value <= self.value
+        is_good = value >= self.value if self.higher_is_better else value <= self.value
+        return is_good and self != NO_TARGET
 
 
 NO_TARGET = Target(metric="loss", value=0.0, higher_is_better=False)
 """Of a task that is trained for a time, not to a value."""
-
-
-def judged_by_loss(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    """Raise NotImplementedError: the default of `Task.evaluate`, which every task replaces by its own summed loss."""
-    raise NotImplementedError("a task replaces it")
 
 
 def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
@@ -192,7 +188,7 @@ class Task:
     loss: Callable[[nn.Module, Batch], Loss]
     optimizer: OptimizerFactory
     batch_size: int
-    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] = judged_by_loss
+    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] = None  # type: ignore[assignment]  # its summed loss
     metrics: Callable[[Mapping[str, float], int], dict[str, float]] = mean_loss
     target: Target = NO_TARGET
     learning_rate_rule: LearningRateRule = "sqrt"
@@ -204,7 +200,7 @@ class Task:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
-        if self.evaluate is judged_by_loss:
+        if self.evaluate is None:
             object.__setattr__(self, "evaluate", partial(_summed_loss, self.loss))
         if not self.name or ":" in self.name:
             raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")

@@ -16,7 +16,6 @@ nothing is compared.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import os
@@ -37,8 +36,8 @@ from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.cost import BUCKETWISE
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
-from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.run_folder import ConditionsReader
+from hetopt.core.errors import BadInput
+from hetopt.core.run_folder import conditions_in
 from hetopt.core.run_rules import why_not_sharded
 from hetopt.core.run_spec import Compression, RunSpec, Sharding
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
@@ -88,7 +87,6 @@ from hetopt.trainer.steps.step import (
     StepTrace,
     Switch,
     half_of,
-    initial_loss_scale,
     parts_of,
     remembered,
     switch_between,
@@ -121,6 +119,18 @@ differences of some percent."""
 
 MOST_SAMPLES = 16
 """That are tried; enough for sequences to have unequal lengths."""
+
+_WHY_PARTS_DIFFER = {
+    True: (
+        "the loss couples samples or is a mean over something else than samples",
+        "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large",
+    ),
+    False: (
+        "layers normalise each worker's samples by themselves, as under DistributedDataParallel",
+        "use GroupNorm or LayerNorm where that matters; else keep shares large",
+    ),
+}
+"""Why parts of a batch differ from the whole, and what helps, by whether it is the loss that couples samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +168,7 @@ class LossTest:
         """A sentence on how far shares are from one machine, and why; empty where they are not."""
         if self.off <= TOLERANCE:
             return ""
-        why = "the loss couples samples or is a mean over something else than samples"
-        if self.kind != "coupled":
-            why = "layers normalise each worker's samples by themselves, as under DistributedDataParallel"
+        why, _ = _WHY_PARTS_DIFFER[self.kind == "coupled"]
         return (
             f"shares differ from one machine by {100 * self.off:.1f} % (parts of {self.first} and {self.second} "
             f"samples): {why}"
@@ -169,9 +177,7 @@ class LossTest:
     @property
     def hint(self) -> str:
         """The advice that brings the parts together, or at least nearer."""
-        if self.kind == "coupled":
-            return "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large"
-        return "use GroupNorm or LayerNorm where that matters; else keep shares large"
+        return _WHY_PARTS_DIFFER[self.kind == "coupled"][1]
 
 
 def probe_loss(
@@ -336,39 +342,26 @@ def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards
         return build_model(task, context.device, spec.seed), WHOLE
     model = build_model(task, torch.device("cpu"), spec.seed)
     if wish == "auto":
-        own_bytes = device_bytes(context.device, sum(host == context.worker.host for host in hosts))
-        fits = gather_numbers([float(replica_bytes(model) <= own_bytes)], context.world_size)
-        if all(row[0] for row in fits):
+        own_bytes = device_bytes(context.device, hosts.count(context.worker.host))
+        if all(row[0] for row in gather_numbers([float(replica_bytes(model) <= own_bytes)], context.world_size)):
             return model.to(context.device), WHOLE
     if (reason := why_not_sharded(spec)) is not None:
         raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
     blocks = blocks_of(model, task.blocks)
-    if context.is_leader:
-        said = f"{replica_devices(hosts)} devices share a model, by {len(blocks)} blocks of {type(blocks[0]).__name__}"
-        print(f"hetopt: {said}.", file=sys.stderr, flush=True)
     return model, Shards.of(model, blocks, hosts, context.device, whole=wish != "grads")
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
-    """Return a cursor at the start of the training data: of one order, parts or a stream; every worker must call it.
+    """Return a cursor at the start of the training data: of one order, parts or a stream.
 
     Raises:
         BadInput: the data cannot be partitioned like that.
-        RunFailed: the workers see other labels, or arrive at other parts.
     """
     spec, size, rank, workers = context.spec, len(dataset), context.rank, context.world_size
     weights, parts = first_shares(spec), None
     if workers > 1 and spec.partition.name != "global":
         labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
         parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
-    if parts is not None:
-        digest = hashlib.sha256()
-        for worker in range(workers):
-            digest.update(parts(worker, 0).tobytes())
-        if len(set(gather_texts(digest.hexdigest(), workers))) > 1:
-            raise RunFailed(
-                "the workers divide the training data in different ways.", hint="give all workers the same data"
-            )
     if spec.stream is not None:
         everything = every_nth_of_all(size, spec.seed, rank, workers)
         order = everything if parts is None else partial(parts, rank)
@@ -381,7 +374,7 @@ def make_worker_pace(context: WorkerContext) -> Slowdown:
     return make_pace(
         context.worker,
         context.device,
-        conditions=ConditionsReader(context.run_dir),
+        conditions=conditions_in(context.run_dir),
         own_core=len(context.spec.workers) <= len(os.sched_getaffinity(0)),  # paced workers share one machine,
     )
 
@@ -418,15 +411,15 @@ def make_step(
     """
     spec, device, is_alone = context.spec, context.device, context.spec.is_local
     parameters = trainable_parameters(module.model)
-    numel = sum(parameter.numel() for parameter in parameters)
+    pieces = [held(parameter) for parameter in parameters]
+    parts, numel = parts_of(pieces), sum(piece.numel() for piece in pieces)
     # What the workers do next depends on these: those that disagree would wait for each other for ever.
     if context.world_size > 1:
         policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
         asked = compression.model_dump_json(exclude={"name", "ratio"})
-        meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}")
+        size = f"{sum(parameter.numel() for parameter in parameters)} elements, {feed.cursor.dataset_size} samples"
+        meet(f"{way_name(compression)}, {policies} ({size}, {spec.precision}) {asked}")
     group, devices = shards.counterparts, shards.devices
-    parts = parts_of(pieces := [held(parameter) for parameter in parameters])
-    numel = sum(piece.numel() for piece in pieces)
     # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
     samples = max(samples, FEWEST_TRIED)
     # Held by no name, as its gradient is as large as that of the step which follows.
@@ -629,7 +622,7 @@ class Training(Engine):
             ),
         )
         self.unfinished: tuple[dict[str, int], Generators] | None = None
-        self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
+        self.loss_scale: LossScale | None = LossScale() if spec.precision == "fp16" else None
         self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
         self._saver = saver
         self.memory_bounds = (0,) * context.world_size
@@ -766,7 +759,7 @@ class Training(Engine):
         self.begin(steps, all_meet=all_meet)
         gathering: Gathering | None = None
         while not self.is_over:
-            if self.gathers_now:
+            if self._done == self._told < self._steps:  # the row travels under the next step
                 gathering = self.gather_all(checkpoint_s)
             self.train_step(learning_rate_scale)
         return gathering or self.gather_all(checkpoint_s)
@@ -819,8 +812,6 @@ class Training(Engine):
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
-        if computed != shares:  # losses are told as of the local batches
-            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(computed)))
         self.after(trace, computed)
         if self.shards.devices > 1 and self.step == 1 and (names := whole_states(self.optimizer)):
             raise BadInput(
@@ -901,7 +892,7 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
                 prepared = residual.prepare(step.flat)
                 sent = selection.encode(prepared, Turn(Channel()))
                 step.flat.copy_(sent.dense())
-                residual.commit(prepared, sent)
+                residual.commit(sent)
             optimizer.step()
         return losses / samples
 

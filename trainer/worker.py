@@ -435,7 +435,7 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
     """
     from hetopt.trainer.ddp.script import unequal
     from hetopt.trainer.failure import Lines, OthersFailed, is_peer_loss
-    from hetopt.trainer.script.batches import REGISTRY, SessionPlan, Stopped
+    from hetopt.trainer.script.batches import REGISTRY, Stopped
 
     os.environ.update(surroundings(os.environ, _prepared(spec, place)))
     for name in _DISPLAYS:
@@ -450,7 +450,7 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
     reason, ended_at = "script", script
     try:
         try:
-            with unequal(SessionPlan(spec=spec), run_dir) as ddp_run:
+            with unequal(spec, run_dir) as ddp_run:
                 run_script(script)
         except SystemExit as stop:
             ended_at = lines.of(stop)

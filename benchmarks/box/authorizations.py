@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from benchmarks.box.iam import Asked
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.doctor import Asked
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.request import Request, instance_types_of
 
@@ -28,7 +28,6 @@ _OF_OBJECTS = {
 _OF_BUCKETS = {
     "head_bucket": "s3:ListBucket",
     "list_objects_v2": "s3:ListBucket",
-    "get_bucket_policy": "s3:GetBucketPolicy",
     "get_bucket_versioning": "s3:GetBucketVersioning",
     "get_bucket_lifecycle_configuration": "s3:GetLifecycleConfiguration",
     "get_object_lock_configuration": "s3:GetBucketObjectLockConfiguration",

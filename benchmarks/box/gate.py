@@ -20,8 +20,7 @@ from moto.core.utils import get_service_model
 from werkzeug.datastructures import MultiDict
 
 from benchmarks.box.authorizations import Place, authorizations, keys_of_headers
-from benchmarks.box.iam import allows
-from hetopt.backends.ec2.renter.doctor import Asked, Policy, concerns, statements
+from benchmarks.box.iam import Asked, Policy, allows, concerns, several
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.request import Request
 
@@ -159,7 +158,7 @@ class Gate:
         place = Place(who=who, region=call.region, tags={}, role=self.role)
         for authorization in authorizations(call.request, place):
             question = self._with_tags(replace(authorization, context={**authorization.context, **call.keys}))
-            if question is not None and call.service == "s3" and self._keeps_out(question):
+            if question is not None and call.service == "s3" and self.keeps_out(question):
                 self.refused.append(question)
                 return question
             if self.policies is None or question is None or question.action in ALWAYS:
@@ -171,10 +170,10 @@ class Gate:
             self.allowed.setdefault(question.action.lower(), question)
         return None
 
-    def _keeps_out(self, asked: Asked) -> bool:
+    def keeps_out(self, asked: Asked) -> bool:
         """Return whether a bucket's own policy denies the request, whoever asks."""
-        policy = self.policy_of(asked.resource.removeprefix("arn:aws:s3:::").partition("/")[0])
-        denials = [statement for statement in statements(policy or {"Statement": []}) if statement["Effect"] == "Deny"]
+        policy = self.policy_of(asked.resource.removeprefix("arn:aws:s3:::").partition("/")[0]) or {"Statement": []}
+        denials = [statement for statement in several(policy["Statement"]) if statement["Effect"] == "Deny"]
         return any(concerns(statement, asked) is not False for statement in denials)
 
     def _with_tags(self, asked: Asked) -> Asked | None:
@@ -189,12 +188,12 @@ class Gate:
         return replace(asked, context={**asked.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
 
 
-def told(asked: Asked, who: Identity, *, organisation: bool) -> str:
-    """Return the message of AWS for a denial."""
+def told(asked: Asked, who: Identity, *, denier: str | None) -> str:
+    """Return the message of AWS for a denial by a kind of policy; None: no policy allows it."""
     because = (
-        "with an explicit deny in a service control policy"
-        if organisation
-        else f"because no identity-based policy allows the {asked.action} action"
+        f"because no identity-based policy allows the {asked.action} action"
+        if denier is None
+        else f"with an explicit deny in a {denier} policy"
     )
     return (
         f"You are not authorized to perform this operation. User: {who.arn} is not authorized to perform: "

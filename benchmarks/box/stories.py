@@ -517,7 +517,8 @@ class _Telling:
         """Run `hetopt gc`; return whether it says that nothing is left."""
         self.account.log_in()
         try:
-            searched = account.search(remove=True)
+            searched = account.Search(remove=True)
+            searched.look_everywhere()
         except HetoptError as error:
             self._words("gc", error)
             return False

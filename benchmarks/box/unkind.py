@@ -514,8 +514,9 @@ class Unkind:
         if denied is None:
             return None
         code = "UnauthorizedOperation" if call.service == "ec2" else "AccessDenied"
-        organisation = denied.action in temper.gate.forbidden
-        return code, gate.told(denied, temper.who, organisation=organisation), 403
+        by_bucket = "resource-based" if call.service == "s3" and temper.gate.keeps_out(denied) else None
+        denier = "service control" if denied.action in temper.gate.forbidden else by_bucket
+        return code, gate.told(denied, temper.who, denier=denier), 403
 
     def _mishap(self, call: Call) -> str | None:
         temper = self._temper

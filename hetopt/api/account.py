@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from hetopt.api.options import REGION
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter import doctor, ordering as accounts, removal
@@ -40,10 +40,9 @@ from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration, usd
 from hetopt.core.option import names
-from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
+from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, shown
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.run_status import RunStatus
-from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.quota import account_quotas_file, keep_quotas, write_quotas
 from hetopt.optimizer.plan import Plan
@@ -63,7 +62,7 @@ def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) ->
         BadInput: it is known here already, or there is no such run.
         CloudRefused: it cannot be read.
     """
-    folder = inside(runs_home(), run_name(run), what="run")
+    folder = inside(runs_home(), run, what="run")
     if folder.exists():
         raise BadInput(f"{run} is known here.", hint=f"look at it with `hetopt status {run}`")
     edge = connect(region)
@@ -185,13 +184,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
     if is_known:
         yield _quotas(edge, place)
     if loaded is not None and is_known:
-        orders = Orders(
-            edge=edge,
-            catalog=load_catalog(place),
-            billing=load_billing(),
-            options=options,
-            version=importlib.metadata.version("hetopt"),
-        )
+        orders = Orders(edge=edge, catalog=load_catalog(place), options=options)
         yield from doctor.plan_checks(orders, loaded, time.time())
 
 
@@ -211,10 +204,6 @@ def _quotas(edge: Edge, region: str) -> Check:
         said=f"vCPUs in {region}: {write_quotas(some) or 'none'}; `hetopt recommend` plans with them",
         hint=None if some else f"ask for some in the Service Quotas console of {region}, Amazon EC2",
     )
-
-
-_FIRST_REGION = "us-east-1"
-"""Which is asked for the others; every account has it."""
 
 
 def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
@@ -254,26 +243,38 @@ class Search:
     """A search of AWS regions for what runs left behind, and what it has found so far.
 
     Attributes:
-        home: hetopt's folder on this machine.
-        runs: what this machine knows of runs, by name.
         run_id: only this run, even if it goes on.
         everything: also what belongs to runs that go on may be removed.
         everybody: also what belongs to other people.
         remove: do it.
+        runs: what this machine knows of runs, by name.
         found: the things.
         looked_in: the regions that could be looked at as a whole.
         refused: what could not be looked at, or not be removed.
     """
 
-    home: Path
-    runs: Mapping[str, LocalRun]
     run_id: str | None = None
     everything: bool = False
     everybody: bool = False
     remove: bool = False
+    runs: Mapping[str, LocalRun] = field(default_factory=lambda: removal.local_runs(RunFolders(home=runs_home()).all()))
     found: list[Leftover] = field(default_factory=list)
     looked_in: list[str] = field(default_factory=list)
     refused: list[CloudRefused] = field(default_factory=list)
+
+    def look_everywhere(self, more_regions: Sequence[str] = ()) -> None:
+        """Search the AWS regions used from here, or all where none was, and ``more_regions``.
+
+        Raises:
+            CloudRefused: nobody says who is asking, or which regions the account has.
+        """
+        configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
+        asked = {*(run.region for run in self.runs.values()), *known_regions(runs_home().parent), *more_regions}
+        places = sorted({*(asked or regions(connect(next(iter(configured), REGION)))), *configured})
+        who = identity(connect(places[0]))
+        removal.settle(self.runs, time.time(), time.sleep)
+        for region in places:
+            self.look(region, who)
 
     def look(self, region: str, who: Identity) -> None:
         """Search a region for resources that runs left, into ``found``; with ``remove``, delete those that may go."""
@@ -309,7 +310,7 @@ class Search:
         known = self.runs.get(name)
         ledger = Made()
         if known is not None:
-            edge = connect_run(region, known.folder, self.home)
+            edge = connect_run(region, known.folder, runs_home().parent)
             ledger = made(read_ledger(known.folder / LEDGER_FILE), time.time())
         try:
             remover = Remover(edge=edge, sleep=time.sleep, made=ledger)
@@ -319,39 +320,6 @@ class Search:
             self.refused.append(error)
             return False
         return True
-
-
-def search(
-    *,
-    more_regions: Sequence[str] = (),
-    run_id: str | None = None,
-    everything: bool = False,
-    everybody: bool = False,
-    remove: bool = False,
-) -> Search:
-    """Search the AWS regions used from here, or all where none was, for runs' resources; ``remove`` deletes them.
-
-    Args:
-        more_regions: to look in as well.
-        run_id: see `Search`.
-        everything: see there.
-        everybody: see there.
-        remove: see there.
-
-    Raises:
-        CloudRefused: nobody says who is asking, or which regions the account has.
-    """
-    home = runs_home().parent
-    runs = removal.local_runs(RunFolders(home=runs_home()).all())
-    begun = Search(home=home, runs=runs, run_id=run_id, everything=everything, everybody=everybody, remove=remove)
-    configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
-    asked = {*(run.region for run in runs.values()), *known_regions(home), *more_regions}
-    places = sorted({*(asked or regions(connect(next(iter(configured), _FIRST_REGION)))), *configured})
-    who = identity(connect(places[0]))
-    removal.settle(runs, time.time(), time.sleep)
-    for region in places:
-        begun.look(region, who)
-    return begun
 
 
 def rental_of(prepared: Prepared) -> Rental:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,19 +104,12 @@ def _alone(home: Path) -> Iterator[None]:
     """Hold the lock of a folder of catalogues: two refreshes would write into one partial file.
 
     Raises:
-        BadInput: there is another, or the folder cannot be written.
+        BadInput: there is another.
     """
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise BadInput(
-            f"{home} cannot be written: {error.strerror}.", hint="set HETOPT_HOME to a folder that can"
-        ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"another refresh writes to {home}.", hint="wait until it is done") from None
         yield
-    except BlockingIOError:
-        raise BadInput(f"another refresh writes to {home}.", hint="wait until it is done") from None
-    finally:
-        os.close(descriptor)

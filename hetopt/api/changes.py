@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 
 from hetopt.api.options import Changes
-from hetopt.core.artifact import faults
+from hetopt.core.artifact import AnyRecord, faults
 from hetopt.core.comm.composition import AUTO, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput
@@ -68,9 +67,8 @@ def _check_exchange(run: RunSpec) -> None:
     if policy not in WEIGHS_WAYS or compression.name != IDENTITY:
         reason = why_not_controlled(compression.name, policy, compression.collective)
         if reason is not None:
-            is_able = why_not_controlled(compression.name, policy) is None
             less = "name a compressor that can send less, for example `compression=topk(0.01)`"
-            raise BadInput(reason, hint="leave `collective` out, or say all_gather" if is_able else less)
+            raise BadInput(reason, hint=f"{less}, and leave `collective` out, or say all_gather")
     if policy not in WEIGHS_WAYS:
         check_ratio_controller(policy, compression.ratio)
 
@@ -85,14 +83,11 @@ def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
         BadInput: they do not go with the rest of the run.
     """
     update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject, "shard": changes.shard}
-    update = {name: value for name, value in update.items() if value is not None}
-    if not update and not run.is_local:
-        return run
-    run = run.model_copy(update=update)
+    run = run.model_copy(update={name: value for name, value in update.items() if value is not None})
     chooses = changes.sync is not None and not (changes.compression or changes.ratio_policy or changes.collective)
     if run.shard not in (None, "none") and (reason := why_not_sharded(run)) is not None:
         raise BadInput(reason, hint='leave it out, or choose `shard="none"`')
-    if not run.sync.is_local:
+    if (not run.is_local and changes.sync is None) or not run.sync.is_local:
         return run
     if chooses:
         plain = {"compression": Compression(), "ratio_policy": "fixed", "collective_policy": "fixed"}
@@ -127,17 +122,14 @@ def parse_stream(text: str) -> Stream:
     item = call(text, "`stream`")
     if item.name != "replay":
         raise BadInput(f"`stream` must be a replay of the task's data, got {text!r}.", hint=_EXAMPLE)
-    said = fields(item, _KEYS, first=("rates",))
-    for field in _SECONDS:
-        if field in said:
-            said[field] = repr(quantity(said[field], DURATION, f"`stream`: {field}"))
-    if "rates" not in said:
+    given = fields(item, _KEYS, first=("rates",))
+    if "rates" not in given:
         raise BadInput("`stream` of replay needs rates.", hint=_EXAMPLE)
-    factor = quantity(said.pop("factor", "1"), NUMBER, "`stream`: factor")
-    each = split(said.pop("rates"), "/", "`stream`")
+    factor = quantity(given.pop("factor", "1"), NUMBER, "`stream`: factor")
+    each = split(given.pop("rates"), "/", "`stream`")
     rates = tuple(factor * quantity(part, NUMBER, "`stream`: each of its rates") for part in each)
-    with _faults_told():
-        return Stream.model_validate({**said, "rates": rates}, strict=False)
+    seconds = {name: quantity(given[name], DURATION, f"`stream`: {name}") for name in _SECONDS if name in given}
+    return _valid(Stream, {**given, **seconds, "rates": rates})
 
 
 def on_stream(stream: Stream, run: RunSpec, policy: str | None) -> RunSpec:
@@ -154,15 +146,17 @@ def on_stream(stream: Stream, run: RunSpec, policy: str | None) -> RunSpec:
         "batch_interval_s": stream.batch_interval_s * factor,
         "max_age_s": stream.max_age_s * factor,
     }
-    with _faults_told():
-        return RunSpec.model_validate(
-            {**run.model_dump(), "stream": {**stream.model_dump(), **slowed}, "batch_policy": policy or "rate"}
-        )
+    changes = {"stream": {**stream.model_dump(), **slowed}, "batch_policy": policy or "rate"}
+    return _valid(RunSpec, {**run.model_dump(), **changes})
 
 
-@contextmanager
-def _faults_told() -> Iterator[None]:
+def _valid(kind: type[AnyRecord], values: Mapping[str, object]) -> AnyRecord:
+    """Return a record of class ``kind`` of the values; refuse what cannot be as a fault of a stream.
+
+    Raises:
+        BadInput: the first fault.
+    """
     try:
-        yield
+        return kind.model_validate(values)
     except ValidationError as error:
         raise BadInput(f"`stream`: {faults(error)[0].removeprefix('stream.')}.", hint=_EXAMPLE) from None

@@ -21,7 +21,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.interruption import Reporter
 from hetopt.core.paths import home, inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.run_folder import SPEC_VARIABLE
+from hetopt.core.run_folder import SPEC_FILE, SPEC_VARIABLE
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 
@@ -34,8 +34,6 @@ DIFFERS = 1e-4
 PATIENCE_S = 600.0
 SHARES = (3, 1)
 """Of the two workers that share a batch."""
-
-_SPEC_FILE = "spec.json"
 
 _RAISED = re.compile(r"^(?:\[rank\d+\]: )?((?!hetopt:)[A-Za-z_][\w.]*: .+)", re.MULTILINE)
 """An exception and what it says, as Python ends a traceback."""
@@ -66,11 +64,6 @@ class ShareCheck:
     def step(self) -> int | None:
         """The first step, from 1, at which shares differ by more than rounding; None: they do not."""
         return next((number for number, apart in enumerate(self.shares, 1) if apart > DIFFERS), None)
-
-    @property
-    def differs(self) -> bool:
-        """Return whether unequal local batch sizes compute something else than one machine."""
-        return self.step is not None or self.rates is not None
 
     @property
     def cause(self) -> str:
@@ -123,7 +116,7 @@ def check_script(
     workers = len(SHARES)
     with tempfile.TemporaryDirectory(prefix="hetopt-check-") as name:
         folder = Path(name)
-        spec = folder / _SPEC_FILE
+        spec = folder / SPEC_FILE
         spec.write_text(unequal().model_dump_json(), encoding="utf-8")
         reporter("two workers in shares of 3 to 1", 0.0)
         failed: RunFailed | None = None

@@ -7,7 +7,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 
 from hetopt.api.options import Ec2, Local, Measurement, Ssh
@@ -32,8 +32,7 @@ from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.cost.bill import load_billing
-from hetopt.optimizer.exploring import Exploration, Measured
+from hetopt.optimizer.exploring import suggest
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import places
 from hetopt.optimizer.step_time.prediction import PROBE_STEPS
@@ -55,7 +54,7 @@ class Place:
 
     probes: Sequence[ProbeRun]
     price_usd: Callable[[Configuration, float | None], float]
-    measure: Callable[[Sequence[ProbeRun], float], Measured]
+    measure: Callable[[Sequence[ProbeRun], float], tuple[Sequence[StepSample], float]]
 
 
 def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
@@ -69,21 +68,22 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
         by_layout.setdefault(probe.configuration.layout, []).append(probe)
     samples: list[StepSample] = []
     begun_s, spent_usd = time.monotonic(), 0.0
-    search = Exploration(
+    next_probe = partial(
+        suggest,
         candidates=[probe.configuration for probe in place.probes],
         price_usd=place.price_usd,
         budget_usd=budget_usd,
         catalog=load_catalog().instance_types,
     )
-    while not isinstance(suggested := search.suggest(samples, spent_usd), str):
+    while not isinstance(suggested := next_probe(samples, spent_usd), str):
         asked = suggested.configuration
         tell(f"{_layout(asked)}: measuring", None)
-        probed = place.measure(by_layout[asked.layout], budget_usd - spent_usd)
-        samples += probed.samples
-        spent_usd += probed.usd
-        steps = ", ".join(formatting.duration(sample.step_time_s) for sample in probed.samples)
-        tell.note(f"{_layout(asked)}: steps of {steps} for {formatting.usd(probed.usd)} ({suggested.reason})")
-        if all(sample.layout != asked.layout for sample in probed.samples):
+        probed, usd = place.measure(by_layout[asked.layout], budget_usd - spent_usd)
+        samples += probed
+        spent_usd += usd
+        steps = ", ".join(formatting.duration(sample.step_time_s) for sample in probed)
+        tell.note(f"{_layout(asked)}: steps of {steps} for {formatting.usd(usd)} ({suggested.reason})")
+        if all(sample.layout != asked.layout for sample in probed):
             suggested = "a probe brought no step of its layout"
             break
     tell.note(f"explored for {formatting.usd(spent_usd)} of {formatting.usd(budget_usd)}: {suggested}")
@@ -97,8 +97,7 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
 
 
 def _layout(asked: Configuration) -> str:
-    workers, nodes = asked.workers, len(asked.nodes)
-    text = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+    text = f"{formatting.counted(asked.workers, 'worker')} on {formatting.counted(len(asked.nodes), 'host')}"
     types = [node.type for node in asked.nodes if node.type != LOCAL]
     return text + (f" ({', '.join(types)})" if types else "")
 
@@ -191,11 +190,10 @@ def _place(
         runs = sum(probe.configuration.layout == asked.layout for probe in probes)
         return usd_per_hour(asked) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
 
-    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> tuple[Sequence[StepSample], float]:
         begun_s = time.monotonic()
-        samples = tuple(_run(launcher, run, tell) for run in runs)
-        spent = usd_per_hour(runs[0].configuration) * (time.monotonic() - begun_s) / 3600
-        return Measured(samples=samples, usd=spent)
+        samples = [_run(launcher, run, tell) for run in runs]
+        return samples, usd_per_hour(runs[0].configuration) * (time.monotonic() - begun_s) / 3600
 
     return Place(probes=probes, price_usd=price_usd, measure=measure)
 
@@ -246,11 +244,9 @@ def place_on_ec2(
         edge=connect(region),
         launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
         catalog=catalog,
-        billing=load_billing(),
         options=Ec2(),
         bundle=make_bundle(task),
         data=data,
-        version=version("hetopt"),
         gradient_bytes=measured.job.gradient_bytes,
     )
     hourly = _spot_usd_per_hour(catalog, types)
@@ -259,7 +255,7 @@ def place_on_ec2(
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
         return probe_price_usd(hourly, asked, step_time_s)
 
-    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> tuple[Sequence[StepSample], float]:
         samples, spent = [], 0.0
         for run in runs:
             # Whatever happens, `hetopt gc` knows of a run's folder.
@@ -276,7 +272,7 @@ def place_on_ec2(
             samples.append(sample)
             completed.append(run)
             spent += usd
-        return Measured(samples=tuple(samples), usd=spent)
+        return samples, spent
 
     return Place(probes=probes, price_usd=price_usd, measure=measure)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from hetopt.api.options import Changes
 from hetopt.api.run import Run
 from hetopt.api.script_text import lost_files, read_script, resumes, several_workers
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of, takes
 from hetopt.core.plain_text import converted_script, known, typed, typed_script
@@ -94,14 +94,15 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     wanted = planned.adjusted(steps=changes.steps, policy=policy, batch_settings=batch_settings)
     remarks: tuple[str, ...] = ()
     if stands_in:
-        _refuse_what_would_train(changes)
+        names = ["script", "partition", "inject", "stream", "shard", *["batch_policy"] * (policy == "critical")]
+        _refuse(changes, names, "what is trained, and a stand-in trains nothing")
     else:
         wanted, remarks = _scripted(wanted, changes, place)
     wanted = wanted.model_copy(update={"run": synchronized(changes, exchanged(changes, wanted.run))})
     if wanted.run.script and not stands_in:
         check_for_script(wanted.run)
-    if changes.shard not in (None, "none"):
-        remarks += ("The plan reckons with whole replicas: what sharding adds to a step is not in it.",)
+    if changes.shard not in (None, "none", planned.run.shard):
+        remarks += (f"The plan reckons with {setting('shard', planned.run.shard or 'none')}.",)
     prepared = where.prepare(planned, wanted, place)
     record = prepared.launch
     if changes.stream is not None:
@@ -131,18 +132,15 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     return where.prepare_resumed(run.folder, place)
 
 
-def _refuse_what_would_train(changes: Changes) -> None:
-    """Refuse changes that a stand-in, which has neither code nor samples of its own, cannot make.
+def _refuse(changes: Changes, names: Sequence[str], reason: str) -> None:
+    """Refuse changes of these names; ``reason`` says what they are for.
 
     Raises:
-        BadInput: something was asked for that needs them.
+        BadInput: one of them was asked for.
     """
-    follows_noise = changes.batch_policy is not None and changes.batch_policy[0] == "critical"
-    for name in ("script", "partition", "inject", "stream", "shard", *(["batch_policy"] if follows_noise else [])):
+    for name in names:
         if getattr(changes, name):
-            raise BadInput(
-                f"`{name}` is for what is trained, and a stand-in trains nothing.", hint=f"leave `{name}` out"
-            )
+            raise BadInput(f"`{name}` is for {reason}.", hint=f"leave `{name}` out")
 
 
 def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tuple[str, ...]]:
@@ -161,12 +159,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
             )
         return plan, ()
     script = said or plan.run.script
-    for name in ("partition", "inject", "stream", "steps"):
-        if getattr(changes, name) is not None:
-            raise BadInput(
-                f"`{name}` is for tasks: a script has its own data and loop.",
-                hint="leave it out",
-            )
+    _refuse(changes, ("partition", "inject", "stream", "steps"), "tasks: a script has its own data and loop")
     path = Path(script[0])
     files = read_script(path)
     if not several_workers(files):

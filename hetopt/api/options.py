@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, pairs, path
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import DURATION, FRACTION, NUMBER, SIZE, arguments, fields, quantity
+from hetopt.core.grammar import COUNT, DURATION, FRACTION, NUMBER, SIZE, WHOLE, Unit, arguments, fields, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ __all__ = [
 
 MOST_STEPS = 10**12
 """Of one training; at 20 microseconds each, the shortest that a step takes, they are most of a year."""
-MOST_EPOCHS = 1e9
+MOST_EPOCHS = 10**9
 LARGEST_SEED = 2**63 - 1
 """What every generator of random numbers and every file takes."""
 
@@ -165,6 +165,7 @@ def region(given: str, name: str) -> str:
 
 
 at_least_one = partial(within, least=1, most=10_000_000, example="128")
+SAMPLES_OR_AUTO = replace(WHOLE, what="a number of samples, or auto")
 
 
 def batch_size(given: Any, name: str) -> int | str:
@@ -173,16 +174,11 @@ def batch_size(given: Any, name: str) -> int | str:
     Raises:
         BadInput: it is neither.
     """
-    if given == "auto":
-        return "auto"
-    if isinstance(given, str) and not given.isdecimal():
-        raise BadInput(
-            f"`{name}` must be a number of samples, or auto, got {given!r}.", hint=f"for example `{name}=256`"
-        )
-    return int(at_least_one(int(given), name))
+    number: int | str = given if given == "auto" else at_least_one(given, name, written=SAMPLES_OR_AUTO)
+    return number
 
 
-epochs = partial(within, least=1e-9, most=MOST_EPOCHS, example="5", written=NUMBER)
+epochs = partial(within, least=1e-9, most=MOST_EPOCHS, example="5", written=replace(COUNT, example="5, 0.5 or 10k"))
 
 
 @options
@@ -269,14 +265,14 @@ class Changes(Options):
         Sharding | None,
         Option(
             help="Tasks: what devices of a machine share of the model: none, grads (gradients and optimizer state), "
-            "full (weights as well) or auto (full where one device cannot hold it). Default: the task's.",
+            "full (weights as well) or auto (full where one device cannot hold it). Default: the plan's or task's.",
             names=("hetopt.core.run_spec:Sharding",),
         ),
     ] = None
     steps: Annotated[
         int | None,
         Option(
-            help="Stop after so many steps instead of at the plan's end.",
+            help="Stop after so many steps.",
             read=partial(within, least=1, most=MOST_STEPS, example="500"),
         ),
     ] = None
@@ -338,6 +334,7 @@ MOST_WORKERS = 4096
 LARGEST_DISK_GB = 16_384
 """Of a gp3 volume, by the EBS user guide of 2025; larger ones are new and not in every region."""
 workers = partial(within, least=1, most=MOST_WORKERS, example="16")
+GIGABYTES = Unit(what="a size in GB", example="100 or 100GB", scales={"": 1.0, "gb": 1.0, "tb": 1000.0})
 
 
 @options
@@ -357,9 +354,16 @@ class Sought(Rentable):
     ] = REGION
     budget_usd: Annotated[
         float | None,
-        Option(help="Total USD, a hard cap on the whole bill.", flag="budget", read=partial(positive, unit="USD")),
+        Option(
+            help="Total USD, a hard cap on the whole bill.",
+            flag="budget",
+            metavar="USD",
+            read=partial(positive, unit="USD"),
+        ),
     ] = None
-    deadline: Annotated[float | None, Option(help="Longest total time, such as 6h.", read=duration_s)] = None
+    deadline: Annotated[
+        float | None, Option(help="Longest total time, such as 6h.", metavar="TIME", read=duration_s)
+    ] = None
     objective: Annotated[
         str,
         Option(
@@ -434,7 +438,7 @@ class Search(Sought):
         float | None,
         Option(
             help="Keep the limits with this probability, by simulated runs: 0.9.",
-            read=partial(within, least=0.0001, most=0.9999, example="0.9", written=NUMBER),
+            read=partial(within, least=0.0001, most=0.9999, example="0.9", written=FRACTION),
         ),
     ] = None
     zone: Annotated[str | None, Option(help="Availability zone of all machines, such as us-east-1a.")] = None
@@ -458,7 +462,7 @@ class Search(Sought):
             help="Of each machine. Default: what it needs.",
             flag="disk",
             metavar="GB",
-            read=partial(within, least=1, most=LARGEST_DISK_GB, example="100"),
+            read=partial(within, least=1, most=LARGEST_DISK_GB, example="100", written=GIGABYTES),
         ),
     ] = None
     provisioning: Annotated[
@@ -583,7 +587,7 @@ class Described(Sought):
         float | None,
         Option(help="What this training took, such as 3d, on the GPUs of `on`.", metavar="TIME", read=duration_s),
     ] = None
-    on: Annotated[str | None, Option(help="Where it took that: '1 x A10G', '8 x A100'.", metavar="GPUS")] = None
+    on: Annotated[str | None, Option(help="Where it took that: '1 x A10G', '8 x H100'.", metavar="GPUS")] = None
     method: Annotated[
         Method,
         Option(

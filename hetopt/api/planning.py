@@ -25,7 +25,8 @@ from hetopt.core.hosts import Host, read_hosts
 from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
-from hetopt.core.paths import inside, read_json
+from hetopt.core.paths import read_json
+from hetopt.core.plain_text import known
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
@@ -50,7 +51,6 @@ from hetopt.optimizer.plan import AWS, UNLIKE, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.places import better_of, on_own_machines, plan_in_regions
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision
 from hetopt.optimizer.step_time.model import RENTED
 from hetopt.optimizer.step_time.observed import observe
@@ -205,10 +205,10 @@ def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) ->
     if isinstance(given, Profile):
         return given
     path = Path(given)
-    shipped = None if path.exists() else inside(PROFILES, f"{path.name}.json", what="profile", any_text=True)
-    if shipped is not None and shipped.exists() and path.name == str(given):
-        path, told = shipped, reporter or Reporter()
-        told.note(f"{given} ships with hetopt: `here` is the machine on which it was measured.")
+    if not path.exists() and not path.suffix and path.name == str(given):
+        shipped = {file.stem: file for file in PROFILES.glob("*.json")}
+        path = shipped[known(path.name, shipped, "profile", hint="make one with `hetopt profile TASK -o FILE`")]
+        (reporter or Reporter()).note(f"{given} ships with hetopt; `here` is where it was measured.")
     if kind_in(path) == StepSamples.KIND:
         raise BadInput(
             f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "
@@ -331,6 +331,9 @@ BATCH_SIZE = 256
 CONFIG_BYTES = 1_000_000
 """A configuration is no larger; those of models have a few kilobytes."""
 
+MOST_GPUS = 100_000
+"""Of one training: as many as the largest that were told of."""
+
 LEAST_PARAMETERS = 1000
 """Fewer is a slip, such as a 5 for 5B: a layer that is 16 wide has 3,000."""
 
@@ -343,19 +346,22 @@ MOST_SAMPLES = 1e15
 class Fit:
     """The most samples that a GPU holds at once; any number where ``samples`` is absent.
 
-    ``scheme`` says how many GPUs of a machine share one replica of the model, and whether activations are recomputed.
+    Attributes:
+        shards: GPUs of a machine that share one replica of the model.
+        recomputes: whether activations are recomputed.
     """
 
     gpu: str
     memory_gib: float
     samples: int | None
-    scheme: Scheme = REPLICATED
+    shards: int = 1
+    recomputes: bool = False
 
     def __str__(self) -> str:
         """Return the GPU and the samples, as in '4 on H100 80 GiB (8 share the model)'."""
         samples = "any number" if self.samples is None else f"{self.samples:,}"
-        how = [f"{self.scheme.shards} share the model"] if self.scheme.shards > 1 else []
-        how += ["activations recomputed"] if self.scheme.recomputes else []
+        how = [f"{self.shards} share the model"] if self.shards > 1 else []
+        how += ["activations recomputed"] if self.recomputes else []
         together = ", ".join(how)
         memory = "" if UNLIKE in self.gpu else f" {self.memory_gib:.0f} GiB"
         return f"{samples} on {self.gpu}{memory}{together and f' ({together})'}"
@@ -370,7 +376,8 @@ class Estimate:
         job: as it was counted.
         fits: what the GPUs of the ways to go hold.
         timed: the training by which it was foretold, such as '3d on 1 x A10G'; None: by its operations alone.
-        beside: what is known of the machines that it was not taken from, one's own or rented ones.
+        beside: the sentence that one's own machines, or rented ones, do not keep the limits, where both were looked at;
+            None: they do, and stand among the plan's choices, or were not looked at.
         presumed: whether nothing is known of what the account may rent.
     """
 
@@ -392,7 +399,8 @@ class Estimate:
         title = ", ".join([counted, *limits_of(self.plan.goal)])
         blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
         lacking = [Line(text, "warning") for text in quota_notes(self.plan, presumed=True) if self.presumed]
-        return Document(kind="hetopt estimate", title=title, about=[*warnings(self.plan), *lacking], blocks=blocks)
+        about = [*warnings(self.plan), *(Line(text, "warning") for text in job.remarks), *lacking]
+        return Document(kind="hetopt estimate", title=title, about=about, blocks=blocks)
 
     def _sentences(self) -> Iterator[str]:
         from hetopt.reports.plan_document import chosen_way, region_notes
@@ -404,14 +412,13 @@ class Estimate:
             f"{basis}: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
             "times the time shown (90 %); profiling narrows that."
         )
-        yield from job.remarks
         if job.assumed:
             yield f"Assumed: {', '.join(job.assumed)}."
         yield (
-            f"Memory: {bytes_(job.state_bytes)} for weights, gradients and {job.recipe.optimizer}, "
+            f"Memory: {bytes_(job.memory.kept_bytes)} for weights, gradients and {job.recipe.optimizer}, "
             f"{bytes_(job.sample_bytes)} a sample; samples that fit at once: {', '.join(map(str, self.fits))}."
         )
-        if any(fit.scheme.shards > 1 for fit in self.fits):
+        if any(fit.shards > 1 for fit in self.fits):
             yield (
                 "Sharing a model is FSDP's: `hetopt launch` runs a script that calls torch's `fully_shard`, and a task "
                 "with `shard`."
@@ -469,11 +476,6 @@ class DescribedJob:
         return memory
 
     @property
-    def state_bytes(self) -> int:
-        """Return bytes of weights, gradients and the optimizer's state of a replica."""
-        return self.memory.kept_bytes
-
-    @property
     def sample_bytes(self) -> float:
         """Return bytes of a sample's activations."""
         return self.memory.peak_bytes(2) - self.memory.peak_bytes(1)
@@ -494,12 +496,12 @@ def described(
         BadInput: something is missing, or contradicts the rest.
     """
     assumed: list[str] = []
-    model, samples = _counted(asked, assumed)
+    timed = _timed(asked, catalogs[0])
+    model, samples = _counted(asked, timed, assumed)
     batch = min(asked.batch_size or BATCH_SIZE, samples)
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    recipe, timed = _recipe(asked, assumed), _timed(asked, catalogs[0])
-    precisions = _precisions(asked, catalogs, hosts, now)
+    recipe, precisions = _recipe(asked, assumed), _precisions(asked, catalogs, hosts, now)
     profile = described_profile(
         model, samples=samples, batch_size=batch, precisions=precisions, now=now, recipe=recipe, timed=timed
     )
@@ -538,7 +540,8 @@ def _precisions(
     return tuple(dict.fromkeys(["bf16", *map(quickest_precision, named)]))
 
 
-_ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
+_ON = re.compile(r"(?:(-?\d{1,9})\s*[x×*]\s*)?([^\s:][^:]*?)\s*(?::\s*(-?\d{1,9}))?")
+"""As in '8 x A100', or as `gpus` has it, 'A100:8'."""
 
 
 def _timed(asked: Described, catalog: Catalog) -> Timed | None:
@@ -552,10 +555,10 @@ def _timed(asked: Described, catalog: Catalog) -> Timed | None:
     if asked.took is None or asked.on is None:
         raise BadInput("`took` and `on` belong together.", hint='for example `took="3d"` and `on="1 x A10G"`')
     written = _ON.fullmatch(asked.on.strip())
-    count = int(written.group(1) or 1) if written else 0
-    if written is None or count < 1:
-        raise BadInput(f"`on` must be so many GPUs, got {asked.on!r}.", hint='for example `on="8 x A100"`')
-    return Timed(took_s=asked.took, gpus=replace(gpu_named(catalog, written.group(2)), count=count))
+    count = int(written[1] or written[3] or 1) if written else 0
+    if written is None or not 1 <= count <= MOST_GPUS:
+        raise BadInput(f"`on` must be 1 to {MOST_GPUS:,} GPUs, got {asked.on!r}.", hint='for example `on="8 x H100"`')
+    return Timed(took_s=asked.took, gpus=replace(gpu_named(catalog, written[2]), count=count))
 
 
 def _recipe(asked: Described, assumed: list[str]) -> Recipe:
@@ -619,36 +622,45 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     steps = math.ceil(job.samples / job.batch_size)
     goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=steps)
     plan = _planned(job.profile, goal, limits, asked, places, report)
+    is_beside = any({"own", "rented"} & {*way.names} for way in plan.choices)
     return Estimate(
         plan=plan,
         job=job,
-        fits=tuple(_fits(plan, job)),
+        fits=tuple(_fits(plan)),
         presumed=presumed,
-        beside=next(iter(plan.reasons), None) if places.hosts and asked.market != "own" else None,
+        beside=None if not places.hosts or asked.market == "own" or is_beside else plan.reasons[0],
         timed=None if asked.took is None else f"a training of {duration(asked.took)} on {asked.on}",
     )
 
 
-def _fits(plan: Plan, job: DescribedJob) -> Iterator[Fit]:
-    """Yield the most samples that each GPU among the plan's choices holds, once for each GPU and scheme."""
-    devices = {device.precision: device for device in job.profile.devices}
+def _fits(plan: Plan) -> Iterator[Fit]:
+    """Yield the most samples that each GPU among the plan's choices holds, once for each GPU and memory scheme."""
     ways = [way.candidate for way in plan.choices if way.candidate is not None]
     fits: dict[Fit, None] = {}
-    for group, device in ((group, devices[way.precision]) for way in ways for group in way.groups):
-        has, memory, described = group.hardware, device.memory, device.counted
-        assert memory is not None
-        assert described is not None
+    for group in (group for way in ways for group in way.groups):
+        has, assumed = group.hardware, group.assumed
+        assert assumed is not None
         if has is not None and has.gpu is not None and has.gpu_memory_gib is not None:
-            usable = usable_on_gpu(has.gpu_memory_gib * 2**30)
-            scheme = scheme_of(memory, described, devices=group.workers_per_machine, usable_bytes=usable)
-            samples = scheme.held(memory, described).largest_micro_batch(usable)
-            fits[Fit(gpu=has.gpu, memory_gib=has.gpu_memory_gib, samples=samples, scheme=scheme)] = None
+            shards = 1 if assumed.shard == "none" else group.workers_per_machine
+            fit = Fit(
+                gpu=has.gpu,
+                memory_gib=has.gpu_memory_gib,
+                samples=assumed.together,
+                shards=shards,
+                recomputes=assumed.recomputes,
+            )
+            fits[fit] = None
     yield from fits
 
 
-def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
-    """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``."""
+def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple[ModelCount, int]:
+    """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``.
+
+    Of a training that was timed, and of which nothing else is known, its operations are those of most.
+    """
     params, config, flops, samples = asked.params, asked.config, asked.flops, asked.samples
+    if timed is not None and {params, config, flops, samples} == {None}:
+        flops = timed.usual_flops("bf16" if asked.precision == "auto" else asked.precision)
     tokens = asked.tokens
     if params is not None and config is not None:
         raise BadInput("`params` and `config` exclude each other.", hint="keep the one that describes your model")
@@ -666,25 +678,31 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
     if config is not None:
         model = of_config(_config(config), tokens, whole=asked.method == "full")
         assumed += [f"{model.sample} a sample (`tokens`)"] * (tokens is None and "tokens" in model.sample)
+        assumed += ["images are loaded as fast as they are computed"] * model.sample.startswith("an image")
     else:
         if tokens is None:
             tokens = TOKENS
             assumed.append(f"{TOKENS:,} tokens a sample (`tokens`)")
-        if params is not None and params < LEAST_PARAMETERS:
+        if params is not None and not LEAST_PARAMETERS <= params <= MOST_PARAMETERS:
             raise BadInput(
-                f"`params` must be at least {LEAST_PARAMETERS:,}, got {params:g}: no transformer has fewer.",
-                hint=f"with its unit: `params={params:g}M` or `params={params:g}B`",
+                f"`params` must be from {LEAST_PARAMETERS:,} to {MOST_PARAMETERS:g}, got {params:g}: no transformer "
+                "has fewer, or more.",
+                hint="with its unit: `params=70M` or `params=7B`",
             )
         model = of_parameters(max(1.0, of_flops(flops or 0.0) if params is None else params), tokens)
         if params is None:
             assumed.append(f"a model of {model.name}, as suits so many FLOPs (`params`)")
     if model.parameters > MOST_PARAMETERS:
         raise BadInput(
-            f"the model has {model.parameters:.3g} parameters, and no more than {MOST_PARAMETERS:.0e} can be."
+            f"the model has {model.parameters:.3g} parameters, and no more than {MOST_PARAMETERS:.0e} can be.",
+            hint="correct the number, or give `params`",
         )
     count = samples if samples is not None else (flops or 0.0) / (CONTRIBUTION * model.forward_flops)
     if count > MOST_SAMPLES:
-        raise BadInput(f"the training has {count:.3g} samples, and no more than {MOST_SAMPLES:.0e} can be.")
+        raise BadInput(
+            f"the training has {count:.3g} samples, and no more than {MOST_SAMPLES:.0e} can be.",
+            hint="for example `samples=3M`",
+        )
     return model, max(1, math.ceil(count))
 
 

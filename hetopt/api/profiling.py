@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetopt.api.options import MOST_MEASURED, Measurement
-from hetopt.api.profiling_script import profile_script
+from hetopt.api.profiling_script import kept_on_failure, profile_script
 from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.backends.processes import LocalLauncher
+from hetopt.core.comm.composition import AUTO
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_ways, tried_ways
 from hetopt.core.errors import BadInput, RunFailed, setting
@@ -22,7 +22,6 @@ from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.interruption import Reporter, stopping, usable_processors
 from hetopt.core.memory import Precision
 from hetopt.core.option import takes
-from hetopt.core.paths import temporary_folder
 from hetopt.core.plain_text import typed_script
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_folder import LOG_FOLDER
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S = 3.0
 """A probe has nothing to save, so it need not be waited for long."""
-
-AUTO = "auto"
 
 
 @takes(Measurement)
@@ -304,7 +301,7 @@ def measured(
     told: Reporter,
     look: Callable[[Path], None] = lambda folder: None,
 ) -> Iterator[Path]:
-    """Run a measurement and yield the folder with its results; it is removed afterwards, unless the measurement failed.
+    """Run a measurement and yield the folder with its results; it is removed afterwards, unless `RunFailed` is raised.
 
     Args:
         launcher: where it is made.
@@ -317,29 +314,20 @@ def measured(
     Raises:
         RunFailed: it ended otherwise.
     """
-    folder = temporary_folder("measure")
-    handle, keep = RunHandle(run_dir=folder), False
-    try:
-        folder.mkdir(mode=0o700)
+    with kept_on_failure("measure") as folder:
+        handle = RunHandle(run_dir=folder)
         try:
             launcher.start(spec, folder, environment)
-            while True:
-                status = launcher.poll(handle)
+            while not (status := launcher.poll(handle)).state.is_over:
                 look(folder)
-                if status.state.is_over:
-                    break
                 time.sleep(POLL_S)
         except BaseException:
             with stopping(f"the workers of {what}", None, told):
                 launcher.stop(handle)
             raise
         if status.state is not RunState.FINISHED:
-            keep = True
             raise RunFailed(
                 f"{what} failed: {status.reason or 'it was stopped from outside'}",
                 hint=status.next_step(f"read what the workers printed in {folder / LOG_FOLDER}"),
             )
         yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +23,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.interruption import THREADS_VARIABLE, Reporter, openmp_environment, usable_processors
 from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.core.paths import inside, temporary_folder
+from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
 from hetopt.core.profile import Host, Job, Profile
 from hetopt.core.run_spec import CompressorProbe, ProbeSchedule
@@ -103,52 +105,65 @@ def profile_script(
         accelerators=accelerators,
         time_budget_s=time_budget_s,
     )
-    folder = temporary_folder("profile")
-    keep = False
+    with kept_on_failure("profile") as folder:
+        try:
+            began_s: list[float] = []
+
+            def start(order: ScriptOrder) -> Events:
+                place = inside(folder, str(len(began_s)))
+                place.mkdir()
+                began_s.append(time.time())
+                return _run(order, place, accelerators=accelerators)
+
+            told("running it alone, untouched", 0.0)
+            asks = any(word in file.text for file in text for word in (*PLACES, "init_process_group"))
+            as_torchrun, is_timed = _untouched(start, starts[0], asks_for_place=asks)
+            told("running it alone", 1 / (1 + len(starts)))
+            chosen = {"as_torchrun": as_torchrun, "watch": "every-size"}
+            chosen["watch"], log = _watched(start, starts[0].model_copy(update=chosen), is_timed, told)
+            logs, is_watched = [log], chosen["watch"] != "steps"
+            started_at_s = began_s[-1]
+            for order in starts[1:] if is_watched else ():
+                beside = f"running it beside {workers - 1} cop{'y' if workers == 2 else 'ies'} of itself"
+                told(beside, 2 / (1 + len(starts)))
+                try:
+                    logs.append(start(order.model_copy(update=chosen)))
+                except HetoptError as error:
+                    told.note(f"{beside} failed, and is left out: {error.message}")
+            profile = collect(
+                list(_joined(logs)),
+                ProbeSchedule(seed=seed, sweeps=starts),
+                device_type=machine_type,
+                started_at_s=started_at_s,
+                hetopt_version=version("hetopt"),
+            )
+            facts = {
+                "has_session": bool(several_workers(text)),
+                "converts": _converts(script),
+                "resumes": resumes(text),
+            }
+            return profile.model_copy(update={"job": profile.job.model_copy(update=facts)})
+        except RunFailed as error:
+            hint = (error.hint or "see what it printed").rstrip(".")
+            raise RunFailed(error.message, hint=f"{hint}. What it printed is in {folder}") from None
+
+
+@contextmanager
+def kept_on_failure(purpose: str) -> Iterator[Path]:
+    """Make a private folder among the temporary files and yield it; it is removed unless the block raises `RunFailed`.
+
+    Its name is known before it is made, so that it is removed whatever happens in between.
+    """
+    folder = inside(Path(tempfile.gettempdir()), f"hetopt-{purpose}-{secrets.token_hex(8)}")
+    is_kept = False
     try:
         folder.mkdir(mode=0o700)
-        began_s: list[float] = []
-
-        def start(order: ScriptOrder) -> Events:
-            place = inside(folder, str(len(began_s)))
-            place.mkdir()
-            began_s.append(time.time())
-            return _run(order, place, accelerators=accelerators)
-
-        told("running it alone, untouched", 0.0)
-        asks = any(word in file.text for file in text for word in (*PLACES, "init_process_group"))
-        as_torchrun, is_timed = _untouched(start, starts[0], asks_for_place=asks)
-        told("running it alone", 1 / (1 + len(starts)))
-        chosen = {"as_torchrun": as_torchrun, "watch": "every-size"}
-        chosen["watch"], log = _watched(start, starts[0].model_copy(update=chosen), is_timed, told)
-        logs, is_watched = [log], chosen["watch"] != "steps"
-        started_at_s = began_s[-1]
-        for order in starts[1:] if is_watched else ():
-            beside = f"running it beside {workers - 1} cop{'y' if workers == 2 else 'ies'} of itself"
-            told(beside, 2 / (1 + len(starts)))
-            try:
-                logs.append(start(order.model_copy(update=chosen)))
-            except HetoptError as error:
-                told.note(f"{beside} failed, and is left out: {error.message}")
-        profile = collect(
-            list(_joined(logs)),
-            ProbeSchedule(seed=seed, sweeps=starts),
-            device_type=machine_type,
-            started_at_s=started_at_s,
-            hetopt_version=version("hetopt"),
-        )
-        facts = {
-            "has_session": bool(several_workers(text)),
-            "converts": _converts(script),
-            "resumes": resumes(text),
-        }
-        return profile.model_copy(update={"job": profile.job.model_copy(update=facts)})
-    except RunFailed as error:
-        keep = True
-        hint = (error.hint or "see what it printed").rstrip(".")
-        raise RunFailed(error.message, hint=f"{hint}. What it printed is in {folder}") from None
+        yield folder
+    except RunFailed:
+        is_kept = True
+        raise
     finally:
-        if not keep:
+        if not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -22,10 +22,10 @@ from hetopt.core.events.records import RunStarted
 from hetopt.core.interruption import PIECES, Reporter, stopping
 from hetopt.core.run_folder import (
     LOG_FOLDER,
+    MODEL_FILES,
     OUTPUT_FOLDER,
     Outputs,
     RunFolders,
-    model_in,
     read_from,
     read_spec,
     runs_home,
@@ -65,17 +65,6 @@ class RunRecord:
     launch: Launch | None
     history: RunHistory
     unread: Unread
-
-    @classmethod
-    def of(cls, folder: Path) -> RunRecord:
-        """Return the launch record of a run, if there is one, and its history.
-
-        Raises:
-            BadInput: the launch record or the log cannot be read.
-        """
-        launch, (events, unread) = read_launch(folder), read_with_decisions(folder)
-        history = RunHistory.of(events, launch.starts if launch is not None else ())
-        return cls(launch=launch, history=history, unread=unread)
 
     @property
     def progress(self) -> RunFold:
@@ -154,7 +143,7 @@ class Run:
 
         ``model.load_state_dict(safetensors.torch.load_file(run.model))`` puts it into a model of the same task.
         """
-        return model_in(self.folder)
+        return next((path for name in MODEL_FILES if (path := self.folder / name).is_file()), None)
 
     def status(self) -> RunStatus:
         """Return the status of the run now. The machines need not be alive."""
@@ -188,18 +177,26 @@ class Run:
     def last_known(self) -> tuple[RunStatus, bool]:
         """Return the run's status as known without asking a cloud, and whether nothing of it is left running."""
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-        from hetopt.backends.ec2.renter.order import is_cleared, judged, last_seen
+        from hetopt.backends.ec2.renter.order import judged, last_seen
 
         if not isinstance(self.backend, Ec2Launcher):
             status = self.status()
             return status, status.state.is_over
-        if is_cleared(self.folder):
-            return judged(self.folder, last_seen(self.folder)), True
+        with suppress(BadInput):  # nothing that can be read tells that it is over
+            seen = last_seen(self.folder)
+            if seen.cleared:
+                return judged(self.folder, seen), True
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:
-        """Read the run's launch record and whole event log from its folder."""
-        return RunRecord.of(self.folder)
+        """Read the run's launch record and whole event log from its folder.
+
+        Raises:
+            BadInput: the launch record or the log cannot be read.
+        """
+        launch, (events, unread) = self.launch, read_with_decisions(self.folder)
+        history = RunHistory.of(events, launch.starts if launch is not None else ())
+        return RunRecord(launch=launch, history=history, unread=unread)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
         """Yield the lines that the run's processes printed, each with its source; first its events, as ``run``.
@@ -213,7 +210,7 @@ class Run:
             BadInput: the run is over, and the worker has no output.
         """
         event_files = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
-        offsets: dict[str, int] = {}
+        offsets: dict[Path, int] = {}
         live = self.unread()
         while True:
             over = self.status().state.is_over
@@ -225,9 +222,7 @@ class Run:
             if not events and worker is None:
                 said = filter(None, map(live.said, live.log.read()))
                 yield from (LogLine(source="run", text=line) for line in said)
-            for source, path in files.items():
-                text, offsets[source] = read_from(path, offsets.get(source, 0))
-                yield from (LogLine(source=source, text=line) for line in text.splitlines())
+            yield from _printed(files, offsets)
             if over or not follow:
                 return
             time.sleep(POLL_S)
@@ -364,20 +359,11 @@ class Run:
         )
 
 
-def _leader_output(folder: Path) -> Callable[[], Iterator[str]]:
-    """Return a function that yields the lines that the script has printed on worker 0 since its last call."""
-
-    def files() -> list[Path]:
-        return [path for path in log_files(folder, 0).values() if path.name == "stdout.log"]
-
-    offsets = {path: path.stat().st_size for path in files()}  # an earlier session's was told in that one
-
-    def lines() -> Iterator[str]:
-        for path in files():
-            text, offsets[path] = read_from(path, offsets.get(path, 0))
-            yield from text.splitlines()
-
-    return lines
+def _printed(files: Mapping[str, Path], offsets: dict[Path, int]) -> Iterator[LogLine]:
+    """Yield the whole lines that files have gained behind their ``offsets`` in bytes, which move on."""
+    for source, path in files.items():
+        text, offsets[path] = read_from(path, offsets.get(path, 0))
+        yield from (LogLine(source=source, text=line) for line in text.splitlines())
 
 
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
@@ -393,11 +379,13 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     expected = max(launch.prediction.steps.value, 1.0)
     looked_s = time.monotonic()
     arrived, arrived_s = dict[Path, int](), looked_s
-    printed = _leader_output(run.folder) if launch.spec.script else lambda: iter(())
+    # What the script printed in an earlier session was told in that one.
+    offsets = {path: path.stat().st_size for path in log_files(run.folder, 0).values()}
     while True:
         status = run.status()
-        for line in printed():
-            reporter.note(line)
+        by_leader = log_files(run.folder, 0).items() if launch.spec.script else ()
+        for line in _printed({source: path for source, path in by_leader if path.name == "stdout.log"}, offsets):
+            reporter.note(line.text)
         for event in reader.read():
             supervision.take(event)
             passed = live.take(event)

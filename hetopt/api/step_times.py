@@ -17,13 +17,13 @@ from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.step_time.model import StepTime, StepTimeModel, observe_profile, profile_priors
 from hetopt.optimizer.step_time.observed import Observed, observe
+from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 
 MARKETS: tuple[Market, ...] = ("spot", "on-demand")
 
 SETUP_S = 180.0
-PROBE_STEPS = 25
-"""What measuring a layout takes: starting machines, a few steps to warm up, and twenty that count."""
+"""To start machines, before the steps of a probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class StepTimes:
             return [answer for configuration in configurations for answer in self.predict([configuration])]
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
-        """Return the USD of renting a configuration for set-up and 25 measured steps; None: a price is not known."""
+        """Return the USD of renting a configuration for set-up and a probe's steps; None: a price is not known."""
         hourly = 0.0
         for node in configuration.nodes:
             listed = node.type in self.catalog.instance_types

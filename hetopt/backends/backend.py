@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -81,11 +81,13 @@ class Prepared:
         launch: the record of the launch, with what the run should take there.
         folder: of the run that goes on; absent: a new one begins.
         connects_to: sentences on the machines that it goes to, which a person reads before saying yes.
+        files: contents of the run's folder, by name, such as the code; a run that goes on has most of them there.
     """
 
     launch: Launch
     folder: Path | None = None
     connects_to: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
         """Create a new run's folder, or take the resumed run's; return it and the launch record, dated now.

@@ -15,8 +15,9 @@ import math
 import shutil
 import subprocess
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from hetopt.backends.ssh.conductor import BUNDLE_FILE
 from hetopt.backends.ssh.link import SSH, Link
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, parse_hosts, placeable, read_hosts
 from hetopt.core.interruption import usable_processors
@@ -48,13 +49,47 @@ from hetopt.optimizer.step_time.model import contention_reach
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OnThisMachine(ProcessLauncher):
+class _Led(ProcessLauncher):
+    """The base of backends whose runs are led by a process of this machine.
+
+    Attributes:
+        name: of the place.
+    """
+
+    name: Place
+
+    @abstractmethod
+    def asked(self, prepared: Any) -> Prepared:
+        """Return the prepared launch as it can begin now; raise if it cannot."""
+
+    def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
+        """Look again whether a launch can begin, record it in the run's folder, and start it; do not wait for training.
+
+        Of hosts, those that cannot take part are left out. Asking changes nothing on them.
+
+        Raises:
+            HetoptError: it cannot be started; a folder that was made for it is gone.
+        """
+        prepared = self.asked(prepared)
+        folder, launch = prepared.begun(folders)
+        try:
+            for name, data in prepared.files.items():
+                (folder / name).write_bytes(data)
+            launch.save(folder / LAUNCH_FILE)
+            return self.start(launch.spec, folder, {}), launch
+        except (HetoptError, OSError):
+            if prepared.folder is None:
+                shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
+            raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnThisMachine(_Led):
     """A launcher of runs that rent nothing, and are processes of this machine."""
 
-    name: Place = "local"
-
+    @abstractmethod
     def _map(self, plan: Plan, options: Any) -> PlacedRun:
-        raise NotImplementedError("each of them maps its own way")
+        """Return a plan's run as this machine can do it, with its prediction."""
 
     def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
         """Measure this machine's present speed, map the plan ``wanted`` onto it and predict it; record ``made``."""
@@ -89,17 +124,10 @@ class _OnThisMachine(ProcessLauncher):
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
         return Prepared(launch=launch, folder=folder)
 
-    def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """Check the launch again, record it in the run's folder, and start the run without waiting for training."""
+    def asked(self, prepared: Prepared) -> Prepared:
+        """Return the launch unchanged, once it was checked again."""
         self.check_ready(prepared)
-        folder, launch = prepared.begun(folders)
-        try:
-            launch.save(folder / LAUNCH_FILE)
-            return self.start(launch.spec, folder, {}), launch
-        except BadInput:
-            if prepared.folder is None:
-                shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
-            raise
+        return prepared
 
     def check_ready(self, prepared: Prepared) -> None:
         """Raise BadInput if torch or the task is missing here, or no cluster can be emulated for a rehearsal.
@@ -293,30 +321,26 @@ def _link(link: MeasuredLink, slower: float) -> MeasuredLink:
     )
 
 
-_CHECK = "`hetopt hosts check` says what else there is to mend"
-
-
 @dataclass(frozen=True, kw_only=True)
 class OnHosts(Prepared):
     """A prepared launch on the hosts of an inventory, of which none has been asked anything yet.
 
     Attributes:
         inventory: the hosts, and the hash of the code.
-        files: contents of the run's folder, by name, such as the code; a run that goes on has it there.
     """
 
     inventory: Inventory
-    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def answered(self, inventory: Inventory) -> OnHosts:
+        """Return the launch with its hosts as they have answered."""
+        return replace(self, inventory=inventory, files={**self.files, INVENTORY_FILE: inventory.to_json().encode()})
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshBackend(ProcessLauncher):
+class SshBackend(_Led):
     """The backend of hosts of an inventory, reached by ssh; a process on this machine leads each run.
 
     That process ends with the launching process.
-
-    Attributes:
-        name: of the place.
     """
 
     name: Place = Ssh.PLACE
@@ -338,13 +362,14 @@ class SshBackend(ProcessLauncher):
             )
         return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
 
-    def asked(self, prepared: OnHosts) -> Inventory:
-        """Ask the hosts over ssh; return the inventory with their addresses, and why some hosts are left out.
+    def asked(self, prepared: OnHosts) -> OnHosts:
+        """Ask the hosts over ssh; return the launch with their addresses, and why some hosts are left out.
 
         Raises:
             HetoptError: no host can take part.
         """
-        return ready(prepared.inventory, prepared.launch.spec, prepared.launch.plan.profile.job.reading)
+        reading = prepared.launch.plan.profile.job.reading
+        return prepared.answered(ready(prepared.inventory, prepared.launch.spec, reading))
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> OnHosts:
         """Map the plan ``wanted`` onto the hosts of the options and predict it; no host is asked anything yet."""
@@ -375,23 +400,6 @@ class SshBackend(ProcessLauncher):
 
     def check_ready(self, prepared: Prepared) -> None:
         """Do nothing: only the hosts know whether they can begin, and `submit` asks them."""
-
-    def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """Ask the hosts, leave out any that cannot take part, and start the run without waiting for training.
-
-        Asking changes nothing on the hosts. The run's events say which hosts are left out, and why.
-
-        Raises:
-            RunFailed: no host can take part; nothing has begun.
-        """
-        assert isinstance(prepared, OnHosts)
-        inventory = self.asked(prepared)
-        folder, launch = prepared.begun(folders)
-        inventory.save(folder / INVENTORY_FILE)
-        for name, data in prepared.files.items():
-            (folder / name).write_bytes(data)
-        launch.save(folder / LAUNCH_FILE)
-        return self.start(launch.spec, folder, {}), launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -492,7 +500,7 @@ def ready(
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",
-            hint=f"{host.troubles[0].hint.rstrip('.')}; {_CHECK}",
+            hint=f"{host.troubles[0].hint.rstrip('.')}; `hetopt hosts check` says what else there is to mend",
         )
         for host in checked
         if host.verdict == "bad"
@@ -530,6 +538,6 @@ def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, 
     hourly_s = at_work * hourly / SECONDS_PER_HOUR
     cost = Range(value=hourly_s * took.value, low=hourly_s * took.low, high=hourly_s * took.high)
     terms = (CostTerm(name="own machines", usd=cost.value, basis=f"${hourly:.3g} an hour, by the inventory"),)
-    update = {"cost_usd": cost, "cost_terms": terms, "data_transfer_usd": 0.0}
     notes = (f"nobody said what {', '.join(unknown)} costs, which counts as nothing",) if unknown else ()
-    return prediction.model_copy(update=update), notes
+    priced = prediction.model_copy(update={"cost_usd": cost, "cost_terms": terms, "data_transfer_usd": 0.0})
+    return priced, notes

@@ -48,19 +48,6 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
     return factors
 
 
-def restarts(given: int, name: str) -> int:
-    """Return the option ``name``, a number of restarts; raise BadInput if it is not from 0 to a million.
-
-    Raises:
-        BadInput: it is negative, or no limit at all.
-    """
-    if not 0 <= given <= MOST_RESTARTS:
-        raise BadInput(
-            f"`{name}` must be a number from 0 to {MOST_RESTARTS:,}, got {given}.", hint="for example `restarts=1`"
-        )
-    return given
-
-
 def pairs(
     given: Mapping[str, Sequence[str] | str] | Sequence[str], name: str, form: str, example: str
 ) -> dict[str, tuple[str, ...]]:
@@ -89,15 +76,6 @@ def pairs(
     return pairs
 
 
-def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -> dict[str, tuple[str, ...]]:
-    """Parse the option ``name`` into substitutes by instance type, from a mapping or texts ``TYPE=OTHER[,OTHER]``.
-
-    Raises:
-        BadInput: a text is none of these.
-    """
-    return pairs(given, name, "TYPE=OTHER[,OTHER]", "c7i.large=c6i.large")
-
-
 def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str]:
     """Parse the option ``name`` into an AMI id for each kind of machine, from a mapping or texts ``KIND=AMI``.
 
@@ -120,31 +98,6 @@ _IMAGE = "x86_64-gpu=ami-0123456789abcdef0"
 def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     """Return the given text, or several texts, as a tuple; ``name`` is not used."""
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def resource_id(given: str, name: str, *, kind: str) -> str:
-    """Check the option ``name``, an EC2 id that begins with ``kind`` such as ``subnet-``, and return it.
-
-    Args:
-        given: what was written.
-        name: of the option.
-        kind: with which ids of these things begin, such as ``subnet-``.
-
-    Raises:
-        BadInput: it is none.
-    """
-    if not re.fullmatch(rf"{kind}[0-9a-z]{{1,32}}", given):
-        raise BadInput(f"`{name}` must be an id that begins with {kind}, got {given}.", hint=f"{kind}0123456789abcdef0")
-    return given
-
-
-def subnets(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Parse the option ``name``, the id of a subnet or several, into a tuple of checked ids.
-
-    Raises:
-        BadInput: one of them is none.
-    """
-    return tuple(resource_id(subnet, name, kind="subnet-") for subnet in ids(given, name))
 
 
 def proxy(given: str, name: str) -> str:
@@ -207,7 +160,7 @@ class OnThisMachine(Machines):
             "often all start again from a checkpoint. In a rehearsal hosts may die then, and return. Default: the "
             "plan's.",
             flag="max-restarts",
-            read=restarts,
+            read=partial(within, least=0, most=MOST_RESTARTS, example="1"),
         ),
     ] = None
 
@@ -286,17 +239,6 @@ class Ssh(OnHosts):
     hosts: Annotated[str | None, Option(help="Those to run on, such as alice@box1,bob@box2.", is_fixed=True)] = None
 
 
-def word(given: str, name: str) -> str:
-    """Check the option ``name``, a name that Slurm knows such as a partition's, and return it; it must be printable.
-
-    Raises:
-        BadInput: it is none.
-    """
-    if not (given.strip() and given.isprintable()):
-        raise BadInput(f"`{name}` must be a name, got {given!r}.", hint="`sinfo` and `sacctmgr show assoc` list them")
-    return given
-
-
 def time_limit(given: str | float, name: str) -> float | None:
     """Parse the option ``name``, a Slurm job's time limit such as '4h', into seconds: from 5 minutes to 366 days.
 
@@ -313,10 +255,10 @@ class Slurm(OnHosts):
 
     PLACE: ClassVar[str] = "slurm"
 
-    slurm_partition: Annotated[str | None, Option(help="Partition of the jobs. Default: Slurm's.", read=word)] = None
-    account: Annotated[str | None, Option(help="Account of the jobs. Default: Slurm's.", read=word)] = None
-    qos: Annotated[str | None, Option(help="Quality of service of the jobs. Default: Slurm's.", read=word)] = None
-    constraint: Annotated[str | None, Option(help="Features that the nodes must have.", read=word)] = None
+    slurm_partition: Annotated[str | None, Option(help="Partition of the jobs. Default: Slurm's.")] = None
+    account: Annotated[str | None, Option(help="Account of the jobs. Default: Slurm's.")] = None
+    qos: Annotated[str | None, Option(help="Quality of service of the jobs. Default: Slurm's.")] = None
+    constraint: Annotated[str | None, Option(help="Features that the nodes must have.")] = None
     time_limit: Annotated[
         float | None,
         Option(
@@ -351,7 +293,7 @@ class Ec2(Machines):
             help="TYPE=OTHER[,OTHER]: what may stand in for a type that is not to be had.",
             flag="substitute",
             repeats=True,
-            read=substitutes,
+            read=partial(pairs, form="TYPE=OTHER[,OTHER]", example="c7i.large=c6i.large"),
         ),
     ] = field(default_factory=dict)
     instance_profile: Annotated[
@@ -372,14 +314,11 @@ class Ec2(Machines):
             help="A subnet that machines may be in, all of one network. May be repeated. Default: default subnets.",
             flag="subnet",
             repeats=True,
-            read=subnets,
+            read=ids,
         ),
     ] = ()
     security_group: Annotated[
-        str | None,
-        Option(
-            help="The machines' group, instead of one that is made for the run.", read=partial(resource_id, kind="sg-")
-        ),
+        str | None, Option(help="The machines' group by its id, instead of one that is made for the run.")
     ] = None
     public_address: Annotated[
         bool,

@@ -19,7 +19,6 @@ from hetopt.core.comm.options import (
     ROUNDED,
     Candidates,
     operations_of,
-    settled_collective,
     timed_as,
 )
 from hetopt.core.errors import BadInput
@@ -278,7 +277,7 @@ class ExchangeGroup:
     Attributes:
         model: of the job.
         workers: in the group.
-        link: one hop of a primitive.
+        link: one hop of a primitive; None: as it was profiled between workers of the machine.
         compressors: as timed on workers like these.
         overlap: how computing hides an exchange with a compressor; workers whose exchange needs the very processors
             that they compute on hide nothing.
@@ -289,7 +288,7 @@ class ExchangeGroup:
 
     model: FittedModel
     workers: int
-    link: Callable[[Primitive], LinkModel]
+    link: Callable[[Primitive], LinkModel] | None
     compressors: Mapping[str, CompressorLine]
     overlap: Callable[[str], Overlap] = lambda compressor: NO_OVERLAP
     crowding: float = 1.0
@@ -310,7 +309,8 @@ class ExchangeGroup:
 
         What all operations have in common is wrong for all of them.
         """
-        hops = [(self.link(operation.primitive), operation.terms()) for operation in self.operations(compression)]
+        link = self.link or (lambda primitive: self.model.host_links.get(primitive, HOST_LINK))
+        hops = [(link(operation.primitive), operation.terms()) for operation in self.operations(compression)]
         total_s = sum(link.time_s(terms.messages, terms.traffic_bytes) for link, terms in hops)
         if total_s <= 0:
             return total_s, MEASURED_LINK_LOG_SD
@@ -332,10 +332,8 @@ class ExchangeGroup:
         if selects:  # the smallest gain that was measured counts for ratios below
             ratio = max(compression.ratio, math.exp(curve.log_ratios[0]))
             compression = compression.model_copy(update={"ratio": ratio})
-        known = gain_of(self.model, compression)
-        if known is None:
-            known = curve.gain(compression.ratio) if selects else 1.0
-        return known
+        known, otherwise = gain_of(self.model, compression), curve.gain(compression.ratio) if selects else 1.0
+        return otherwise if known is None else known
 
     def is_assumed(self, compression: Compression) -> bool:
         """Return whether a worker's time for a compression is assumed, not profiled; False for dense gradients."""
@@ -479,9 +477,6 @@ def _notes(run: RunSpec, chosen: Compression, meeting: ExchangeGroup, *, to_targ
             f"How much is sent is decided while training goes on ({run.ratio_policy}: "
             f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {sent} in every step."
         )
-    elif run.collective_policy != "fixed" and not run.is_local:
-        by = settled_collective(chosen)
-        yield f"The collective follows the network; the prediction is for {by} in every step."
     if meeting.is_assumed(chosen):
         like = "it is taken to be what Top-k costs" if TIMED in meeting.compressors else "little or nothing is counted"
         yield f"What {chosen.name} costs a worker was not profiled: {like}."
@@ -548,7 +543,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> PlacedRun
     meeting = ExchangeGroup(
         model=model,
         workers=count,
-        link=lambda primitive: model.host_links.get(primitive, HOST_LINK),
+        link=None,
         compressors={**model.reference.compressors, **device.compressors},
         # On CPUs the exchange takes the cores that backward would hide it behind.
         overlap=learned_shape(model).overlap if device.device.kind == "cuda" else lambda compressor: NO_OVERLAP,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.hosts import Host
 from hetopt.core.profile import LOCAL, Profile
@@ -35,13 +35,7 @@ def counts(most: int) -> tuple[int, ...]:
 
 
 def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
-    """Return probe runs of 1, 2, 3, 4, 6 and so on to ``workers`` processes of this machine, at two batch sizes.
-
-    Raises:
-        BadInput: no worker.
-    """
-    if workers < 1:
-        raise BadInput(f"`workers` must be at least 1, got {workers}.", hint="for example `workers=2`")
+    """Return probe runs of 1, 2, 3, 4, 6 and so on to ``workers`` processes of this machine, at two batch sizes."""
     return tuple(
         probe(profile, (Node(type=LOCAL, workers=count),), size, threads=max(1, profile.host.logical_cpus // count))
         for count in counts(workers)

@@ -103,11 +103,8 @@ def lease(run_dir: Path) -> Iterator[int]:
     except OSError as error:
         raise BadInput(f"{run_dir} cannot be written: {error.strerror}.", hint="name another folder") from None
     try:
-        until_s = time.monotonic() + ENDING_S
-        while not _locks_lease(descriptor, fcntl.LOCK_EX, run_dir):
-            if time.monotonic() > until_s:
-                raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
-            time.sleep(0.05)
+        if not until(lambda: _locks_lease(descriptor, fcntl.LOCK_EX, run_dir), within_s=ENDING_S):
+            raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -279,7 +276,7 @@ class ProcessLauncher(ABC):
                     with suppress(ProcessLookupError, psutil.NoSuchProcess):
                         family |= {*host.children(recursive=True)}
                         signal.pidfd_send_signal(pidfd.fileno(), number)
-                    if self._gone(run_dir, self.grace_s):
+                    if until(lambda: self._is_gone(run_dir), within_s=self.grace_s, sleep=self.sleep):
                         break
         for member in family:
             with suppress(psutil.Error):
@@ -293,7 +290,7 @@ class ProcessLauncher(ABC):
         """
         begun_s = changed_s = self.clock()
         patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), saved_bytes(run_dir)
-        while not self._gone(run_dir, min(1.0, patience_s)):
+        while not until(lambda: self._is_gone(run_dir), within_s=min(1.0, patience_s), sleep=self.sleep):
             now_s, now = self.clock(), saved_bytes(run_dir)
             if now != saved:
                 saved, changed_s = now, now_s
@@ -303,12 +300,9 @@ class ProcessLauncher(ABC):
                 return False
         return True
 
-    def _gone(self, run_dir: Path, within_s: float) -> bool:
-        def gone() -> bool:
-            self._reap(run_dir)
-            return not is_alive(run_dir)
-
-        return until(gone, within_s=within_s, sleep=self.sleep)
+    def _is_gone(self, run_dir: Path) -> bool:
+        self._reap(run_dir)
+        return not is_alive(run_dir)
 
     def _reap(self, run_dir: Path) -> None:
         """Collect our own child's exit code, or it would stay in the process table as a zombie."""

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetopt.api.options import Ec2
-from hetopt.cli import render
+from hetopt.cli import parse, render
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
 from hetopt.cli.options import Json, with_options
-from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -194,8 +193,7 @@ def slurm(
     if output is None:
         render.line(text.rstrip("\n"))
     else:
-        write_atomically(output, text)
-        render.note(f"wrote {output}")
+        parse.save(output, text)
 
 
 def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:

@@ -45,7 +45,6 @@ def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, deta
             run = submit(lambda name: live.note(f"run {name}; {LOOK}"))
             if detach:
                 render.note("the machines have been told to begin")
-                terminal.flush()
                 return
             run.wait(reporter=live)
         except BaseException:
@@ -57,7 +56,6 @@ def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, deta
                     _stopped_here(run)
             raise
     finish(run, rented=rents, as_json=as_json)
-    terminal.flush()
 
 
 LOOK = "look at it from another terminal with `hetopt status`, end it with `hetopt stop`"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hetopt.api.account import of_rehearsals, search
+from hetopt.api.account import Search, of_rehearsals
 from hetopt.cli import render
 from hetopt.cli.flags import in_flags
 from hetopt.cli.options import one_of
@@ -15,7 +15,7 @@ from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.reports.document import Block, Line, Remarks
 
 if TYPE_CHECKING:
-    from hetopt.api.account import Leftover, Search
+    from hetopt.api.account import Leftover
 
 
 def gc(
@@ -49,13 +49,8 @@ def gc(
     """
 
     if on == "ec2":
-        searched = search(
-            more_regions=region,
-            run_id=run,
-            everything=everything,
-            everybody=everybody,
-            remove=remove_ and not dry_run,
-        )
+        searched = Search(run_id=run, everything=everything, everybody=everybody, remove=remove_ and not dry_run)
+        searched.look_everywhere(region)
         show(searched, as_json=json_)
         return
     is_here = on in ("rehearsal", "slurm")

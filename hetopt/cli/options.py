@@ -110,7 +110,7 @@ def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
         typer.Option(
             *flags,
             help=in_flags(_help(name, owners, among)),
-            metavar=option.metavar,
+            metavar=option.metavar or ("N" if int in (get_args(plain) or (plain,)) else None),
             autocompletion=one_of(*option.names) if option.names else None,
         ),
     ]
@@ -132,11 +132,12 @@ def _help(name: str, owners: list[Any], among: int) -> str:
 
 
 def _typed_as(option: Option, plain: Any, default: Any) -> Any:
-    """Return the type that typer parses a field as: text, but for flags, whole numbers and paths."""
+    """Return the type that typer parses a field as: text, but for flags, paths, and what its reader takes as an int."""
     if option.repeats:
         return list[str]
     kinds = get_args(plain) or (plain,)
     text = Path if option.is_file or (Path in kinds and str not in kinds) else str
-    plainly = (bool, int) if option.read is not None else (bool, int, float)
+    reads_an_int = getattr(option.read, "__annotations__", {}).get("given") == "int"
+    plainly = (bool, int, float) if option.read is None else (bool, int) if reads_an_int else (bool,)
     kind = next((type_ for type_ in plainly if type_ in kinds and str not in kinds), text)
     return kind if default is not None else kind | None

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,10 @@ import typer
 from hetopt.cli import terminal
 from hetopt.core.artifact import kind_in, write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.paths import lines_of, opened_file, parse_json
+from hetopt.core.paths import MOST_BYTES, decoded, parse_json, read_text
 from hetopt.core.plain_text import typed
 from hetopt.core.run_spec import parse_sync
-from hetopt.core.step_samples import HINT, Configuration, parse_configuration
+from hetopt.core.step_samples import HINT, Configuration, parse_line
 
 
 def is_attended() -> bool:
@@ -62,8 +61,8 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
         raise BadInput(f"{path} exists already.", hint="add --force to replace it, or name another file")
 
 
-def save(path: Path, text: str) -> None:
-    """Write a text file atomically, and note its path on stderr."""
+def save(path: Path, text: str | bytes) -> None:
+    """Write a file atomically, and note its path on stderr."""
     from hetopt.cli import render
 
     write_atomically(path, text)
@@ -77,21 +76,21 @@ def _is_kind(path: Path, kind: str) -> bool:
     return kind_in(path) == kind or is_page(path, kind)
 
 
-@contextmanager
-def opened(path: Path, option: str) -> Iterator[Iterator[str]]:
-    """Open a text file, or standard input for ``-``, as an iterator of lines.
+def lines_of(path: Path, option: str) -> Iterable[str]:
+    """Return the lines of a text file, or of standard input for ``-``; errors name ``option``.
 
     Raises:
-        BadInput: it cannot be read, also while it is being read.
+        BadInput: it cannot be read, or is no text of at most 64 MB.
     """
-    if str(path) == "-":
-        if sys.stdin.isatty():
-            raise BadInput(f"{option} would be read from this terminal.", hint="name a JSON Lines file, or pipe one in")
-        yield lines_of(sys.stdin, origin="standard input", hint="give JSON Lines")
-        return
     hint = f"name a JSON Lines file with {option}, or - for standard input"
-    with opened_file(path, hint=hint) as stream, io.TextIOWrapper(stream, encoding="utf-8") as text:
-        yield lines_of(text, origin=str(path), hint=hint)
+    if str(path) != "-":
+        return io.StringIO(read_text(path, hint=hint))
+    if sys.stdin.isatty():
+        raise BadInput(f"{option} would be read from this terminal.", hint="name a JSON Lines file, or pipe one in")
+    content = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise BadInput(f"standard input is larger than {MOST_BYTES / 1e6:g} MB.", hint="give it in several parts")
+    return io.StringIO(decoded(content, origin="standard input", hint="give JSON Lines"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +110,7 @@ class Query:
 
     def write(self, **answer: object) -> None:
         """Write the query with the fields of its answer as a JSON line on standard output."""
-        try:
-            text = json.dumps({**self.fields, **answer}, allow_nan=False)
-        except ValueError:  # NaN and infinity in fields that hetopt does not read
-            text = json.dumps({**json.loads(json.dumps(self.fields), parse_constant=str), **answer}, allow_nan=False)
-        terminal.write(text + "\n")
+        terminal.write(json.dumps({**self.fields, **answer}) + "\n")
 
 
 def queries(lines: Iterable[str]) -> Iterator[Query]:
@@ -131,7 +126,7 @@ def _query(number: int, line: str) -> Query:
     try:
         data = parse_json(line, origin=f"line {number}", hint=HINT)
         fields = data if isinstance(data, dict) else {}
-        asked = parse_configuration(line)
+        asked = parse_line(Configuration, line)
         if asked.sync is not None:
             parse_sync(asked.sync, option="sync")
         configuration = asked

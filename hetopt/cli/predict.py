@@ -51,9 +51,7 @@ def predict(
     """
 
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
-    with parse.opened(queries, "QUERIES") as rows:
-        asked = list(parse.queries(rows))
-    show_answers(times, asked, probes=suggest_probes)
+    show_answers(times, list(parse.queries(parse.lines_of(queries, "QUERIES"))), probes=suggest_probes)
 
 
 def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> None:

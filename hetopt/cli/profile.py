@@ -137,8 +137,8 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
 
 def read_file(source: Path) -> tuple[StepSample, ...]:
     """Return the checked step-time samples of a JSON Lines file, or of standard input for ``-``."""
-    with parse.opened(source, "--from-samples") as rows:
-        return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
+    origin = "standard input" if str(source) == "-" else str(source)
+    return read_samples(parse.lines_of(source, "--from-samples"), origin=origin)
 
 
 def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
@@ -152,8 +152,7 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
         samples=samples,
     )
     if output is not None:
-        imported.save(output)
-        render.note(f"wrote {output}")
+        parse.save(output, imported.to_json())
     for remark in type_remarks(samples, in_use().instance_types):
         render.note(remark)
     if json_:

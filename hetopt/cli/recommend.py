@@ -142,7 +142,7 @@ def _facts(estimated: Estimate) -> dict[str, Any]:
         "samples": job.samples,
         "batch_size": job.batch_size,
         "flops": job.flops,
-        "state_bytes": job.state_bytes,
+        "state_bytes": job.memory.kept_bytes,
         "sample_bytes": job.sample_bytes,
         "fits": [asdict(fit) for fit in estimated.fits],
         "assumed": job.assumed,

@@ -22,7 +22,7 @@ from hetopt.cli.flags import in_flags
 from hetopt.core.interruption import PIECES, Reporter
 from hetopt.core.paths import shortened
 from hetopt.reports.document import Block, Line, Remarks, Style
-from hetopt.reports.text import BAR, lines, on_one_screen, shown
+from hetopt.reports.text import BAR, SCREEN, lines, on_one_screen, shown
 
 STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
 """Styles of documents as rich names them."""
@@ -73,7 +73,19 @@ def show(blocks: Iterable[Block]) -> None:
 
 def answer(blocks: Sequence[Block], *, explain: bool) -> None:
     """Print a document's blocks, the most important first: as many as one screen holds, or to ``explain`` all."""
-    show(blocks if explain else on_one_screen(blocks, console().width, _shown))
+    room = SCREEN - sum(_lines_above)
+    show(blocks if explain else on_one_screen(blocks, console().width, _shown, room=room))
+
+
+_lines_above: list[int] = []
+"""Of each remark that stands on the terminal above an answer."""
+
+
+def _remark(out: Console, text: str) -> None:
+    """Print a remark on a console of stderr."""
+    out.print(_shown(text), markup=False, style="dim")
+    if out.is_terminal:
+        _lines_above.append(len(out.render_lines(_shown(text))))
 
 
 def line(text: str = "", *, style: Style = "") -> None:
@@ -88,7 +100,7 @@ def bullet(text: str, *, mark: str = "•") -> None:
 
 def note(text: str) -> None:
     """Print a remark on stderr: what is going on, where a file went."""
-    console(stderr=True).print(_shown(text), markup=False, style="dim")
+    _remark(console(stderr=True), text)
 
 
 def error(message: str, hint: str | None) -> None:
@@ -124,7 +136,7 @@ def progress(description: str) -> Iterator[Reporter]:
             live.update(task, text=_shown(text), completed=done or 0.0, total=None if done is None else 1.0)
 
         # Through its own console, or the remark would be written into the line.
-        yield Reporter(progress=tell, note=lambda text: live.console.print(_shown(text), markup=False, style="dim"))
+        yield Reporter(progress=tell, note=lambda text: _remark(live.console, text))
 
 
 NARROW = 60

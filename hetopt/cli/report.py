@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 import hetopt
-from hetopt.cli import render, terminal
+from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import Explain, NewestRun
-from hetopt.cli.parse import ready_to_write
-from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.listening import new_secret
 from hetopt.core.profile import Profile
+from hetopt.core.run_folder import SPEC_FILE
 
 if TYPE_CHECKING:
     from hetopt.core.events.fold import RunHistory
@@ -41,8 +40,8 @@ def report(
     """
     from hetopt.reports.run_document import document
 
-    ready_to_write(output, force=force, replaces="report")
-    ready_to_write(html, force=force, replaces="hetopt run")
+    parse.ready_to_write(output, force=force, replaces="report")
+    parse.ready_to_write(html, force=force, replaces="hetopt run")
     followed = hetopt.Run.find(run)
     comparison = hetopt.report(followed)
     record = followed.record()
@@ -50,13 +49,11 @@ def report(
     if record.unread.sentence is not None:
         render.note(record.unread.sentence)
     if output is not None:
-        comparison.save(output)
-        render.note(f"wrote {output}")
+        parse.save(output, comparison.to_json())
     if learn is not None:
         _learn(learn, record.launch, record.history)
     if html is not None:
-        followed.to_html(html)
-        render.note(f"wrote {html}")
+        parse.save(html, followed.html())
     if json_:
         terminal.write(comparison.to_json())
     else:
@@ -78,31 +75,26 @@ def export(
     torchrun: Path | None = typer.Option(
         None, help="Folder for a script that starts each machine with torchrun, and the run's spec."
     ),
-    skypilot: Path | None = typer.Option(None, help="File for a SkyPilot task, of a plan of one type."),
+    skypilot: Path | None = typer.Option(None, help="File for a SkyPilot task; of several types, for a job group."),
+    dstack: Path | None = typer.Option(None, help="File for a dstack task, of one type of machine."),
+    jobset: Path | None = typer.Option(None, help="File for a JobSet, which Kubernetes runs."),
     schemas: Path | None = typer.Option(None, help="Folder for a JSON Schema of every kind of file."),
     force: bool = typer.Option(False, "--force", help="Replace files that exist."),
 ) -> None:
-    """Write a plan for other launchers: as torchrun commands, or as a SkyPilot task.
+    """Write a plan for other launchers: as torchrun commands, a task of SkyPilot or dstack, or a JobSet of Kubernetes.
 
     Budget, deadline, interruptions and giving machines back are then in other hands than hetopt's.
 
     \b
       hetopt export plan.json --torchrun cluster
-      hetopt export plan.json --skypilot task.yaml
+      hetopt export plan.json --jobset jobset.yaml
     """
-
-    if (plan is None) != (torchrun is None and skypilot is None) or (plan is None and schemas is None):
+    is_planned = any((torchrun, skypilot, dstack, jobset))
+    if (plan is not None) != is_planned or not (is_planned or schemas):
         raise BadInput(
             "name a plan and what to make of it, or a folder for schemas.",
             hint="hetopt export plan.json --torchrun cluster, or hetopt export --schemas schemas",
         )
-    _write(_texts(plan, torchrun, skypilot, schemas), force=force)
-
-
-def _texts(
-    plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
-) -> dict[Path, str | bytes]:
-    """Return the contents of the files to write, by path; all are made before any is written."""
     from hetopt.reports import exports
 
     texts: dict[Path, str | bytes] = {}
@@ -112,25 +104,20 @@ def _texts(
         name, wheel = exports.own_wheel()
         if torchrun is not None:
             texts[torchrun / name] = wheel
-            texts[torchrun / exports.SPEC_FILE] = loaded.run.model_dump_json(indent=2) + "\n"
+            texts[torchrun / SPEC_FILE] = loaded.run.model_dump_json(indent=2) + "\n"
             texts[torchrun / exports.SCRIPT_FILE] = exports.torchrun_script(loaded, name, new_secret())
-        if skypilot is not None:
-            texts[skypilot.parent / name] = wheel
-            texts[skypilot] = exports.skypilot_task(loaded, name, new_secret())
+        for path, task_of in ((skypilot, exports.skypilot_task), (dstack, exports.dstack_task)):
+            if path is not None:
+                texts[path.parent / name] = wheel
+                texts[path] = task_of(loaded, name, new_secret())
+        if jobset is not None:
+            texts[jobset] = exports.jobset(loaded, (name, wheel), new_secret())
     if schemas is not None:
         texts |= {schemas / name: text for name, text in exports.schemas().items()}
-    return texts
-
-
-def _write(texts: dict[Path, str | bytes], *, force: bool) -> None:
-
+    # All are made before any is written.
     for folder in {path.parent for path in texts}:
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"{folder} cannot be made: {error.strerror}.", hint="name another folder") from None
+        folder.mkdir(exist_ok=True)
     for path in texts:
-        ready_to_write(path, force=force)
+        parse.ready_to_write(path, force=force)
     for path, text in texts.items():
-        write_atomically(path, text)
-        render.note(f"wrote {path}")
+        parse.save(path, text)

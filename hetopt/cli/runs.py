@@ -14,6 +14,7 @@ from hetopt.cli import render, terminal
 from hetopt.cli.options import NewestRun, runs
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.interruption import Reporter
 from hetopt.core.run_folder import OUTPUT_FOLDER, is_unfinished
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ def logs(
         terminal.write(f"{line.text}\n" if events else f"[{line.source}] {line.text}\n")
         if follow:
             terminal.flush()
-    terminal.flush()
 
 
 def stop(
@@ -57,16 +57,12 @@ def stop(
     # Machines are given back first; how far they came is read after.
     before, over = stopping.last_known()
     if not over:
-        render.note(f"stopping {stopping.name} …")
-        try:
-            stopping.stop()
-        except BaseException:
-            render.note(f"{stopping.name} may still run: end it with `hetopt stop {stopping.name}`")
-            raise
+        stopping.stop(reporter=Reporter(progress=lambda text, done: render.note(text)))
     after = stopping.status()
     if json_:
-        was, now = before.state.value, after.state.value
-        render.print_json({"run": stopping.name, "was": was, "is": now, "reason": after.reason})
+        render.print_json(
+            {"run": stopping.name, "was": before.state.value, "is": after.state.value, "reason": after.reason}
+        )
     elif over:
         render.line(f"{stopping.name} was already {before.state.value}.")
     else:
@@ -151,16 +147,11 @@ def _tell(run: Run, outputs: Outputs) -> None:
 
 
 def _copy(path: Path, out: Path) -> None:
-    """Copy a file whole or not at all.
-
-    Raises:
-        BadInput: it cannot be written there.
-    """
+    """Copy a file whole or not at all."""
 
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.copyfile(path, partial)
         os.replace(partial, out)
-    except OSError as error:
+    finally:
         partial.unlink(missing_ok=True)
-        raise BadInput(f"{out} cannot be written: {error.strerror}.", hint="name another file with -o") from None

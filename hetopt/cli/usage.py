@@ -28,7 +28,12 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
     if message.startswith("Usage:"):
         return None
     if message.startswith("No such command"):
-        return unknown(typed[command.count(" ")], context.command.list_commands(context), "command", hint=shows)
+        word, commands = typed[command.count(" ")], context.command.commands
+        owner = next(
+            (name for name in commands if any(f"--{word}" in option.opts for option in commands[name].params)), None
+        )
+        shows = shows if owner is None else f"write `{command} {owner} --{word}`; {shows}"
+        return unknown(word, commands, "command", hint=shows)
     if hasattr(error, "possibilities"):
         every = [name for option in context.command.params for name in option.opts if name.startswith("--")]
         if not all(option.opts[0].startswith("-") for option in context.command.params):

@@ -291,12 +291,7 @@ def check_batch(spec: RunSpec, minimum: int) -> None:
     Raises:
         BadInput: it does not.
     """
-    samples, workers = spec.global_batch_size, len(spec.workers)
-    if samples < workers * minimum:
-        raise BadInput(
-            f"the global batch size must be at least {workers * minimum} for {workers} workers, got {samples}.",
-            hint="use fewer workers or a larger global batch size",
-        )
+    _check_feasible([(0.0, 1.0, minimum, spec.global_batch_size)] * len(spec.workers), spec.global_batch_size)
 
 
 def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[int, ...]:

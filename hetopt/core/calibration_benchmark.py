@@ -26,9 +26,6 @@ READINGS, IN_A_READING = 5, 5
 PAUSE_S = 0.05
 """Before each go, as steps pause for each other; and a moment in which others rest does not speak for all."""
 
-ATTEMPTS = 3
-"""A reading whose own repeats contradict each other is taken again, at most so often."""
-
 _SIDE, _MAPS = 96, 200
 """Small enough for the cache: what other programs do to the memory says little about the processor."""
 
@@ -41,10 +38,10 @@ class MachineReading(Record):
     contention_log_sd: NonNegativeFloat = Field(description="scatter between readings: standard deviation of the log")
 
 
-def read_machine(readings: int = READINGS) -> MachineReading:
-    """Measure this machine's speed and processor contention ``readings`` times, for some 0.4 s each."""
+def read_machine() -> MachineReading:
+    """Measure this machine's speed and processor contention, for some two seconds."""
     yardsticks_s, contention_logs = [], []
-    for _ in range(readings):
+    for _ in range(READINGS):
         wall_s = processor_s = 0.0
         for _ in range(IN_A_READING):
             time.sleep(PAUSE_S)
@@ -56,29 +53,25 @@ def read_machine(readings: int = READINGS) -> MachineReading:
     return MachineReading(
         yardstick_s=statistics.median(yardsticks_s),
         contention=math.exp(statistics.fmean(contention_logs)),
-        contention_log_sd=statistics.stdev(contention_logs) if readings > 1 else 0.0,
+        contention_log_sd=statistics.stdev(contention_logs),
     )
 
 
-def measure_yardstick_s(clock: Callable[[], float] = time.thread_time, *, repeats: int = REPEATS) -> float:
+def measure_yardstick_s(clock: Callable[[], float] = time.thread_time) -> float:
     """Return the processor time, in seconds, of a fixed piece of arithmetic: the mean without the longest tenth.
 
     Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's.
 
     Args:
         clock: seconds of processor time of this thread.
-        repeats: how often the work is timed, after once that is not.
     """
     matrix = np.linspace(-1.0, 1.0, _SIDE * _SIDE, dtype=np.float32).reshape(_SIDE, _SIDE)
     _work(matrix)
-    for _ in range(ATTEMPTS):
-        times = []
-        for _ in range(repeats):
-            begun = clock()
-            _work(matrix)
-            times.append(clock() - begun)
-        if not is_noisy(times):
-            break
+    times = []
+    for _ in range(REPEATS):
+        begun = clock()
+        _work(matrix)
+        times.append(clock() - begun)
     return usual_mean(times)
 
 

@@ -180,11 +180,11 @@ def _plain(value: object) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-_PART = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-z%]*)\s*")
+_PART = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-z%$]*)\s*")
 
 
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-"""As in 3,000,000."""
+_THOUSANDS = re.compile(r"(?<=\d)[,_](?=\d{3}(?!\d))")
+"""As in 3,000,000, and in Python's 3_000_000."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,9 +213,12 @@ NUMBER = Unit(what="a number", example="0.25", scales={"": 1.0})
 COUNT = Unit(
     what="a number",
     example="110M, 7B or 1.1e8",
-    scales={"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18},
+    scales={"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
+    | {"thousand": 1e3, "million": 1e6, "billion": 1e9},
 )
 """Of things that there are millions of: parameters, samples, FLOPs."""
+WHOLE = Unit(what="a whole number", example="128, 10k or 2M", scales=COUNT.scales)
+"""Of what cannot be halved: steps, workers, samples of a batch."""
 DURATION = Unit(
     what="a length of time",
     example="6h or 1h30m, not a date",
@@ -239,7 +242,9 @@ SIZE = Unit(
     scales={"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "gib": 2.0**30, "tib": 2.0**40},
     most=1e17,
 )
-MONEY = Unit(what="an amount in USD", example="20 or $20", scales={"": 1.0, "usd": 1.0}, prefix="$", most=1e12)
+MONEY = Unit(
+    what="an amount in USD", example="20 or $20", scales={"": 1.0, "usd": 1.0, "$": 1.0}, prefix="$", most=1e12
+)
 """At most what all clouds together are paid in a year."""
 FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, "%": 0.01, "x": math.nan})
 

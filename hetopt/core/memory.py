@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from statistics import linear_regression
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -60,6 +61,20 @@ class ExchangeMemory(NamedTuple):
 ALONE = ExchangeMemory()
 
 
+class Blocks(NamedTuple):
+    """The modules by which a model is sharded and recomputed: their number, and the bytes of its weights as multiplied.
+
+    Attributes:
+        number: of blocks, one behind the other.
+        share: of all weights, that lies in the largest block.
+        weight_bytes: of all weights of a replica, as they are multiplied with.
+    """
+
+    number: int
+    share: float
+    weight_bytes: float
+
+
 class TrainingMemory(Record):
     """The bytes of one replica's tensors in training, counted: kept from step to step, and taken by a step."""
 
@@ -90,46 +105,61 @@ class TrainingMemory(Record):
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
         return self.kept_bytes + exchange.kept_bytes + max(step, exchanging, self.evaluating_bytes)
 
-    def sharded(self, devices: int, layer_bytes: float) -> TrainingMemory:
-        """Return the memory of each of ``devices`` that shard one replica's weights, gradients and optimizer state.
+    def shared(
+        self, blocks: Blocks, devices: int, *, regathers: bool = True, recomputes: bool = False
+    ) -> TrainingMemory:
+        """Return the memory of each of ``devices`` that share one replica by torch's ``fully_shard`` (FSDP2).
 
-        As `torch.distributed.fsdp.fully_shard` keeps them: an equal part of these, and the weights of two layers
-        whole, the one that computes and the one that is gathered next. Buffers and the activations of a sample are not
-        divided.
+        A device keeps an equal part of weights, gradients and optimizer state. What a step takes beside is the highest
+        of four moments. ``w`` are the weights of a block, ``g`` its gradient as backward makes it, and ``r`` in fp32
+        on its way to the devices; ``W``, ``G``, ``R`` are those of what lies in no block; ``S`` is what the samples
+        take, and ``L`` the number of blocks:
+
+            W + 2 w         + S                forward is over: the last block, and the buffer in which weights arrive
+            W + 2 w + G + r + S                backward computes a block, fetches the next, and sends the last gradient
+            W + 2 w + G + g + r + S (1 - 1/L)  the block's own gradient is there, and its activations are not
+                      G + R                    what lies in no block is sent last
+
+        Weights that stay gathered until backward are those of L + 1 and then of L - 1 blocks, in the place of two. With
+        activations recomputed, S is the inputs of blocks, 2 of the 34 bytes a token and width that a block keeps in 16
+        bits (Korthikanti et al. 2022, section 4.1; Chen et al. 2016), and all of one block with the gradient of its
+        widest layer, 34 and 8.
 
         Args:
-            devices: that share the replica.
-            layer_bytes: of one layer's weights, as they are multiplied with.
+            blocks: that the model is gathered and recomputed by.
+            devices: that share the replica; 1: one has all of it.
+            regathers: whether weights are freed after forward and gathered again for backward.
+            recomputes: whether the activations of a block are computed again in backward.
         """
+        count, block, weights, sent = blocks.number, blocks.share, blocks.weight_bytes, self.gradient_bytes
+        rest, made = max(0.0, 1 - count * block), sent * weights / self.parameter_bytes
+        copies = self.parameter_bytes - weights  # in 16 bits: devices that share gather these alone
+        updating = self._along("updating_bytes", 0)
+        kept, after = (min(1.0, 2 / 34 + 42 / 34 / count), 2 / 34) if recomputes else (1.0, 1 - 1 / count)
+        gathered, later = (weights * (rest + block * (2 if regathers else count + more)) for more in (1, -1))
+        backward = later + rest * made + block * sent
+        moments = (
+            [(gathered, kept), (backward, kept), (backward + block * made, after), (rest * (made + sent), 0.0)]
+            if devices > 1
+            else [(copies, kept)]
+        )
 
-        def part(total_bytes: float) -> int:
-            return math.ceil(total_bytes / devices)
+        def part(step: StepMemory) -> StepMemory:
+            samples_bytes, left = max(0.0, step.computing_bytes - copies), step.updating_bytes - updating
+            computing = max(fixed + share * samples_bytes for fixed, share in moments)
+            return step.model_copy(
+                update={"computing_bytes": round(computing), "updating_bytes": round(left + updating / devices)}
+            )
 
-        fixed_bytes = part(self._along("computing_bytes", 0)) + 2 * layer_bytes
-        return self._computing(fixed_bytes, 1.0).model_copy(
+        return self.model_copy(
             update={
-                "parameter_bytes": part(self.parameter_bytes),
-                "gradient_bytes": part(self.gradient_bytes),
-                "optimizer_bytes": part(self.optimizer_bytes),
+                "parameter_bytes": math.ceil(self.parameter_bytes / devices),
+                "gradient_bytes": math.ceil(sent / devices),
+                "optimizer_bytes": math.ceil(self.optimizer_bytes / devices),
+                "evaluating_bytes": self.evaluating_bytes + (round(gathered) if devices > 1 else 0),
+                "steps": tuple(map(part, self.steps)),
             }
         )
-
-    def recomputing(self, layers: int) -> TrainingMemory:
-        """Return the memory under activation checkpointing: inputs of ``layers`` layers are kept, the rest recomputed.
-
-        Of the 34 bytes a token and width that a layer keeps in 16 bits, its input is 2 (Korthikanti et al. 2022,
-        section 4.1; Chen et al. 2016).
-        """
-        return self._computing(self._along("computing_bytes", 0), min(1.0, 2 / 34 + 1 / layers))
-
-    def _computing(self, fixed_bytes: float, share: float) -> TrainingMemory:
-        """Return the memory with other fixed bytes while it computes, and a share of the samples' own."""
-        fixed_now = self._along("computing_bytes", 0)
-        steps = (
-            step.model_copy(update={"computing_bytes": round(fixed_bytes + share * (step.computing_bytes - fixed_now))})
-            for step in self.steps
-        )
-        return self.model_copy(update={"steps": tuple(steps)})
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
         """Return the largest micro-batch, in samples, that fits into ``limit_bytes``; 0: none does; None: any does."""
@@ -143,17 +173,15 @@ class TrainingMemory(Record):
         """Interpolate counted bytes linearly, never falling; outside with the slope at that end."""
         sizes = [step.samples for step in self.steps]
         counted = list(accumulate((float(getattr(step, column)) for step in self.steps), max))
-        if samples <= sizes[-1]:
-            if samples >= sizes[0]:
-                right = bisect_left(sizes, samples)
-                if sizes[right] == samples:
-                    return counted[right]
-                part = (samples - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
-                return counted[right - 1] + part * (counted[right] - counted[right - 1])
+        if samples > sizes[-1]:
+            return counted[-1] + _slope(sizes[-SLOPE_POINTS:], counted[-SLOPE_POINTS:]) * (samples - sizes[-1])
+        if samples < sizes[0]:
             # Some is there for any number of samples: towards none it falls by what the first sizes show, at most.
-            slope = _slope(sizes[:2], counted[:2])
-            return max(counted[0] - slope * (sizes[0] - samples), 0.0)
-        return counted[-1] + _slope(sizes[-SLOPE_POINTS:], counted[-SLOPE_POINTS:]) * (samples - sizes[-1])
+            return max(counted[0] - _slope(sizes[:2], counted[:2]) * (sizes[0] - samples), 0.0)
+        right = bisect_left(sizes, samples)
+        left = max(0, right - 1)
+        part = (samples - sizes[left]) / max(1, sizes[right] - sizes[left])
+        return counted[left] + part * (counted[right] - counted[left])
 
 
 MOST_DOUBLINGS = 41
@@ -162,14 +190,7 @@ MOST_DOUBLINGS = 41
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
     """Return the bytes of a sample by least squares; of one size alone, as if all of it grew with the samples."""
-    if len(sizes) == 1:
-        return counted[0] / sizes[0]
-    size, bytes_ = sum(sizes) / len(sizes), sum(counted) / len(counted)
-    spread = sum((samples - size) ** 2 for samples in sizes)
-    return max(
-        0.0,
-        sum((samples - size) * (measured - bytes_) for samples, measured in zip(sizes, counted, strict=True)) / spread,
-    )
+    return counted[0] / sizes[0] if len(sizes) == 1 else max(0.0, linear_regression(sizes, counted).slope)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +206,9 @@ class MemoryLine:
 
     def largest_batch(self, limit_bytes: float) -> int | None:
         """Return the largest local batch size, in samples, within ``limit_bytes``; 0: none fits; None: any does."""
-        if self.fixed_bytes > limit_bytes:
-            return 0
         if self.per_sample_bytes <= 0:
-            return None
-        return math.floor((limit_bytes - self.fixed_bytes) / self.per_sample_bytes)
+            return None if self.fixed_bytes <= limit_bytes else 0
+        return max(0, math.floor((limit_bytes - self.fixed_bytes) / self.per_sample_bytes))
 
 
 def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> MemoryLine:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import math
 import re
 import sys
 import textwrap
@@ -24,11 +23,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, Unit, quantity, split
+from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, WHOLE, Unit, quantity, split
 from hetopt.core.plain_text import known
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -197,30 +196,32 @@ def positive(value: float | str, name: str, unit: str) -> float:
         BadInput: it is not.
     """
     written = COUNT if unit in _COUNTED else MONEY if unit.startswith("USD") else NUMBER
-    if not isinstance(value, str | Real):
-        raise BadInput(f"`{name}` must be {written.what}, got {value!r}.", hint=f"write {written.example}")
-    number = quantity(value if isinstance(value, str) else repr(float(value)), written, f"`{name}`")
-    if not (math.isfinite(number) and number > 0):
+    number = quantity(str(value), written, f"`{name}`")
+    if number <= 0:
         example = setting(name, "110M") if unit == "parameters" else f"`{name}=5`"
         raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example {example}")
     return number
 
 
 def within(value: Any, name: str, least: float, most: float, *, example: str, written: Unit | None = None) -> Any:
-    """Return a number that is from ``least`` to ``most``, refuse others; a text is parsed as a quantity ``written``.
+    """Return a number that is from ``least`` to ``most``, a whole one where ``least`` is an int; refuse others.
+
+    A text is parsed as a quantity ``written``, by default as a whole number such as '128', '10k' or '1_000'.
 
     Raises:
         BadInput: it is not.
     """
-    if written is not None and isinstance(value, str):
-        value = quantity(value, written, f"`{name}`")
-    if not isinstance(value, Real):
-        raise BadInput(f"`{name}` must be a number, got {value!r}.", hint=f"for example `{name}={example}`")
-    if value < least:
-        raise BadInput(f"`{name}` must be at least {least:,}, got {value}.", hint=f"for example `{name}={example}`")
-    if not value <= most:
-        raise BadInput(f"`{name}` must be at most {most:,}, got {value}.", hint=f"for example `{name}={example}`")
-    return value
+    number = quantity(value, written or WHOLE, f"`{name}`") if isinstance(value, str) else value
+    kind: Any
+    kind, rule = (Integral, "a whole number") if isinstance(least, int) else (Real, "a number")
+    if kind is Integral and isinstance(number, float) and number.is_integer():
+        # A float rounds what has more than fifteen digits, as seeds may have.
+        number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else int(number)
+    if isinstance(number, kind):
+        if least <= number <= most:
+            return number
+        rule = f"at least {least:,}" if number < least else f"at most {most:,}"
+    raise BadInput(f"`{name}` must be {rule}, got {value}.", hint=f"for example `{name}={example}`")
 
 
 def duration_s(given: str | float, name: str) -> float:

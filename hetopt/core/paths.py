@@ -12,17 +12,13 @@ immense number ends the parser, and text that no encoding can write ends whoever
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-import secrets
 import stat
-import tempfile
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -102,14 +98,6 @@ def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = Fals
     return path
 
 
-def temporary_folder(purpose: str) -> Path:
-    """Return a new random path among the temporary files for a folder for ``purpose``; nothing is made there.
-
-    The caller knows the name before the folder is made, and can remove it whatever happens in between.
-    """
-    return inside(Path(tempfile.gettempdir()), f"hetopt-{purpose}-{secrets.token_hex(8)}")
-
-
 def is_name(pattern: str, text: object) -> bool:
     """Return whether a value is text that matches a pattern of this module, such as `RUN_PATTERN`, as a whole."""
     return isinstance(text, str) and re.fullmatch(pattern.removesuffix("$"), text) is not None
@@ -119,17 +107,6 @@ def host_name(text: str) -> str:
     """Return a machine's own name made fit to name a host of a run: letters, digits and ``._-``, at most 64."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64]
     return name or "host"
-
-
-def run_name(text: str) -> str:
-    """Return ``text`` if a run may be called so (letters, digits and ``_-``); whether there is one is not checked.
-
-    Raises:
-        BadInput: no run can be called so.
-    """
-    if not is_name(RUN_PATTERN, text):
-        raise BadInput(f"{shown(text)} cannot be the name of a run.", hint="list them with `hetopt status --all`")
-    return text
 
 
 def shown(name: str) -> str:
@@ -153,9 +130,6 @@ def _bytes(text: str) -> int:
 
 MOST_BYTES = 64_000_000
 """Largest file that is read whole; the largest profiles have a few megabytes."""
-
-MOST_LINE_CHARACTERS = 4_000_000
-"""Longest line of a file that is read line by line."""
 
 _LARGEST_INTEGER = 2**64
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -275,24 +249,6 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
     except ValueError:
         raise BadInput(f"{shown} holds an integer that is too large.", hint=hint) from None
     return value
-
-
-def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOTHER) -> Iterator[str]:
-    """Yield the lines of a text stream, each of bounded length; errors name ``origin`` and end with ``hint``.
-
-    Raises:
-        BadInput: a line is longer than `MOST_LINE_CHARACTERS`, or is not UTF-8 text.
-    """
-    shown = shortened(origin)
-    lines: Iterator[str] = iter(partial(stream.readline, MOST_LINE_CHARACTERS + 1), "")
-    try:
-        for number, line in enumerate(lines, start=1):
-            if len(line) > MOST_LINE_CHARACTERS:
-                most = f"{MOST_LINE_CHARACTERS / 1e6:g} million characters"
-                raise BadInput(f"{shown}, line {number} is longer than {most}.", hint=hint)
-            yield line.removeprefix("\ufeff") if number == 1 else line
-    except UnicodeDecodeError:
-        raise BadInput(f"{shown} is not UTF-8 text.", hint=hint) from None
 
 
 def shortened(text: str, most: int = 4 * _SHOWN) -> str:

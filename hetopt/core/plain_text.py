@@ -180,7 +180,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
     letters = "".join(filter(str.isalnum, name))
     having = [candidate for candidate in names if letters in "".join(filter(str.isalnum, candidate))]
     if len(letters) > 2 and having:
-        return sorted(having, key=len)[:2]
+        return [name] if name in having else sorted(having, key=len)[:2]
     near = difflib.get_close_matches(name, names, cutoff=0.7)
     alike = [difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in near]
     return [candidate for candidate, ratio in zip(near, alike, strict=True) if ratio == alike[0]]

@@ -56,7 +56,17 @@ class Reading(Record):
 class Job(RecordLeavingOut):
     """The training job that a profile is of; a sample is an item of its data set (an image, a window of tokens)."""
 
-    LEFT_OUT = ("has_session", "converts", "resumes", "counts_epochs", "model_kind", "parameter_shapes", "reading")
+    LEFT_OUT = (
+        "has_session",
+        "converts",
+        "resumes",
+        "counts_epochs",
+        "model_kind",
+        "parameter_shapes",
+        "blocks",
+        "block_share",
+        "reading",
+    )
 
     task: str
     script: tuple[str, ...] = Field(
@@ -98,6 +108,12 @@ class Job(RecordLeavingOut):
     )
     parameter_shapes: tuple[tuple[PositiveInt, ...], ...] = Field(
         default=(), description="of all parameters, in the order of the gradient; empty: not known"
+    )
+    blocks: PositiveInt | None = Field(
+        default=None, description="modules of one class, by which devices can share the model; absent: there are none"
+    )
+    block_share: float | None = Field(
+        default=None, gt=0, le=1, description="of the bytes of all weights, that of the largest block"
     )
     reading: Reading | None = Field(default=None, description="absent: no process of its own reads for a worker")
 

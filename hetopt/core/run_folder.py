@@ -69,11 +69,6 @@ def checkpoint_step(run_dir: Path) -> int | None:
     return None if named is None else int(named[1])
 
 
-def model_in(run_dir: Path) -> Path | None:
-    """Return the model file in a run's folder, the finished one before an unfinished one; None: none is there yet."""
-    return next((path for name in MODEL_FILES if (path := run_dir / name).is_file()), None)
-
-
 def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
     """Write a spec into the run's folder as ``name``: the run's own, or as `LIVING_FILE` that of the present workers.
 
@@ -213,7 +208,6 @@ def write_present(run_dir: Path, names: Iterable[str]) -> None:
 
 
 CONDITIONS_FILE = "conditions.json"
-AS_DECLARED = Conditions()
 
 
 def write_conditions(run_dir: Path, conditions: Conditions) -> None:
@@ -221,15 +215,13 @@ def write_conditions(run_dir: Path, conditions: Conditions) -> None:
     write_atomically(run_dir / CONDITIONS_FILE, conditions.model_dump_json() + "\n")
 
 
-class ConditionsReader:
-    """A reader of a rehearsal's present speeds, which parses the file again only after it was replaced."""
+def conditions_in(run_dir: Path) -> Callable[[], Conditions]:
+    """Return a function that returns a rehearsal's present slowdown and speed factors; without a file, all are 1.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)
-
-    def now(self) -> Conditions:
-        """Return the rehearsal's present slowdown and speed factors; without a file, all are 1, as declared."""
-        return self._file.now() or AS_DECLARED
+    It parses the file again only after it was replaced.
+    """
+    file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)
+    return lambda: file.now() or Conditions()
 
 
 _SECRET_BYTES = 8
@@ -304,8 +296,7 @@ class RunFolders:
             raise BadInput(f"there are no runs in {self.home}.", hint="start one with `hetopt launch PLAN --on local`")
         if name is None:
             return runs[-1]
-        exact = [run for run in runs if run.name == name]
-        matches = exact or [run for run in runs if name in run.name]
+        matches = [run for run in runs if run.name == name] or [run for run in runs if name in run.name]
         if not matches:
             raise BadInput(f"no run is called {name!r}.", hint="list them with `hetopt status --all`")
         if len(matches) > 1:

@@ -20,8 +20,10 @@ from hetopt.core.comm.composition import (
     CORRECTION,
     GATHER,
     NONE,
+    OF_CORRECTION,
     Combination,
     combine,
+    first_that_applies,
     why_not_averaged,
 )
 from hetopt.core.comm.options import IDENTITY
@@ -44,8 +46,6 @@ OF_SESSIONS = "session"
 OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")
 """Fields of a `Compression` that only some compressors have a use for."""
 
-_OF_CORRECTION = ("momentum", "clip_norm")
-
 
 def checked(compression: Compression) -> Combination:
     """Return the compressor, memory and collective of ``compression``, defaults filled in; refuse what does not fit.
@@ -63,7 +63,7 @@ def checked(compression: Compression) -> Combination:
     given = [option for option in OPTIONS if getattr(compression, option) is not None]
     strange = [option for option in given if option not in method.options]
     if chosen.memory != CORRECTION:
-        strange += [option for option in given if option in _OF_CORRECTION and option not in strange]
+        strange += [option for option in given if option in OF_CORRECTION and option not in strange]
     if strange:
         raise BadInput(
             f"{chosen.name} with {chosen.memory} has no option {strange[0]}.", hint=f"leave {strange[0]} out"
@@ -128,16 +128,15 @@ def parse_collective(text: str) -> str:
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:
-    """Refuse a ratio at which the ratio controller ``name`` has nothing to decide, and an unknown controller.
+    """Refuse a ratio at which the ratio controller ``name`` has nothing to decide.
 
     Args:
         name: of the controller.
         ratio: fraction of the gradient's elements that is sent, as the run was asked for.
 
     Raises:
-        BadInput: there is no such controller, or the ratio leaves it nothing to decide.
+        BadInput: the ratio leaves it nothing to decide.
     """
-    known(name, CONTROLLERS, "ratio controller")
     if not 0 < ratio <= 1 or (ratio == 1 and name not in ("auto", "fixed", "scan")):
         raise BadInput(
             f"the ratio of {name} must be above 0 and below 1, got {ratio:g}.", hint="for example a ratio of 0.01"
@@ -146,15 +145,18 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 
 def why_not_local(spec: RunSpec) -> str | None:
     """Return why a run cannot average parameters (local SGD) with its other settings, in a sentence; None: it can."""
-    sync = spec.sync
-    reason = why_not_averaged(spec.compression.name)
-    if reason is not None:
-        return reason
-    if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
-        return f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are."
-    if spec.precision == "fp16":
-        return f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16."
-    return None
+    sync, unaveraged = spec.sync, why_not_averaged(spec.compression.name)
+    return first_that_applies(
+        {
+            unaveraged or "": unaveraged is not None,
+            f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are.": (
+                spec.ratio_policy != "fixed" or spec.collective_policy != "fixed"
+            ),
+            f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16.": (
+                spec.precision == "fp16"
+            ),
+        }
+    )
 
 
 def check_follows_noise(spec: RunSpec) -> None:
@@ -163,32 +165,46 @@ def check_follows_noise(spec: RunSpec) -> None:
     Raises:
         BadInput: it is a script's, does not sum whole gradients, or has samples in another order for each worker.
     """
-    apart = spec.partition.name != "global" or spec.injection is not None or spec.stream is not None
-    reasons = {
-        "a script's loader gives batches of one size, and its optimizer has its own learning rate": bool(spec.script)
-        or spec.task == OF_SESSIONS,
-        "noise is measured where whole gradients are summed, so leave out `compression`, `ratio_policy` and `sync`": (
-            spec.is_local or spec.steers_exchange or spec.compression.name != IDENTITY
-        ),
-        "no device of a sharded model has a whole gradient, whose noise is measured": spec.shard not in (None, "none"),
-        "noise is that of samples in one order for all workers": apart,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise BadInput(f'`batch_policy="critical"` cannot be: {reason}.', hint="choose another batch policy")
+    reason = first_that_applies(
+        {
+            "a script's loader gives batches of one size, and its optimizer has its own learning rate": (
+                bool(spec.script) or spec.task == OF_SESSIONS
+            ),
+            "noise is measured in sums of whole gradients, so leave out `compression`, `ratio_policy` and `sync`": (
+                spec.is_local or spec.steers_exchange or spec.compression.name != IDENTITY
+            ),
+            "no device of a sharded model has a whole gradient, whose noise is measured": (
+                spec.shard not in (None, "none")
+            ),
+            "noise is that of samples in one order for all workers": _reads_apart(spec),
+        }
+    )
+    if reason is not None:
+        raise BadInput(f'`batch_policy="critical"` cannot be: {reason}.', hint="choose another batch policy")
+
+
+def _reads_apart(spec: RunSpec) -> bool:
+    """Return whether workers read the samples in more than one order: parts, copies of others' samples, or streams."""
+    return spec.partition.name != "global" or spec.injection is not None or spec.stream is not None
 
 
 def why_not_sharded(spec: RunSpec) -> str | None:
     """Return why a run's settings do not go with a model that devices shard, in a sentence; None: they do."""
-    if spec.is_local:
-        return f"Devices that share a model sum its gradient in every step, which {spec.sync.name} leaves out."
-    if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
-        return "How a sharded model's gradients travel is not steered: a ratio or collective policy needs whole ones."
-    if checked(spec.compression).method.by_shape:
-        return f"{spec.compression.name} works on whole matrices, of which a device of a sharded model has a part."
-    if spec.partition.name != "global" or spec.injection is not None or spec.stream is not None:
-        return "The devices that share a model read one stream of samples: no partition, injection or replayed stream."
-    return None
+    sync, name = spec.sync.name, spec.compression.name
+    return first_that_applies(
+        {
+            f"Devices that share a model sum its gradient in every step, which {sync} leaves out.": spec.is_local,
+            "How a sharded model's gradients travel is not steered: a ratio or collective policy needs whole ones.": (
+                spec.ratio_policy != "fixed" or spec.collective_policy != "fixed"
+            ),
+            f"{name} works on whole matrices, of which a device of a sharded model has a part.": (
+                checked(spec.compression).method.by_shape
+            ),
+            "The devices that share a model read one stream of samples: no partition, injection or replayed stream.": (
+                _reads_apart(spec)
+            ),
+        }
+    )
 
 
 def steps_of_epochs(epochs: float, dataset_size: int, global_batch_size: int) -> int:

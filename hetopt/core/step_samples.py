@@ -157,15 +157,6 @@ class StepSamples(Artifact):
     samples: tuple[StepSample, ...] = Field(min_length=1)
 
 
-def parse_configuration(line: str) -> Configuration:
-    """Parse a JSON line into a cluster configuration; other fields, such as measured times, are ignored.
-
-    Raises:
-        BadInput: what is wrong with it.
-    """
-    return _parsed(Configuration, line)
-
-
 def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]:
     """Parse JSON lines into step samples, condensed to 20,000 at most; errors name ``origin`` and line.
 
@@ -176,7 +167,7 @@ def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                samples.append(_parsed(StepSample, line))
+                samples.append(parse_line(StepSample, line))
             except BadInput as error:
                 ending = "" if line.endswith("\n") else ", the last, where the file stops"
                 raise BadInput(f"{origin}, line {number}{ending}: {error.message}", hint=error.hint) from None
@@ -211,7 +202,12 @@ def condense(samples: list[StepSample], most: int) -> list[StepSample]:
 _AnyLine = TypeVar("_AnyLine", bound=Configuration)
 
 
-def _parsed(kind: type[_AnyLine], line: str) -> _AnyLine:
+def parse_line(kind: type[_AnyLine], line: str) -> _AnyLine:
+    """Parse a JSON line into a cluster configuration or a step sample; other fields are ignored.
+
+    Raises:
+        BadInput: what is wrong with it.
+    """
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:

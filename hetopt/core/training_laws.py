@@ -54,13 +54,8 @@ def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_siz
       as far, as long as steps are small and noise dominates.
     - ``sqrt``: by the square root (Krizhevsky 2014, arXiv 1404.5997). The variance of the sum of steps stays the same.
     """
-    match rule:
-        case "none":
-            return 1.0
-        case "linear":
-            return batch_size / tuned_batch_size
-        case "sqrt":
-            return math.sqrt(batch_size / tuned_batch_size)
+    times = batch_size / tuned_batch_size
+    return {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[rule]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,8 @@
-"""What other programs read: a plan as torchrun's commands or SkyPilot's task, the wheel they install, JSON Schemas."""
+"""What other programs read: a plan for torchrun, SkyPilot, dstack or Kubernetes, hetopt's wheel, JSON Schemas.
+
+Each launcher gives a machine a number in its own words and tells it where the first one is; what the machine does then
+is the same for all of them. None of them is on this machine: their files are held against what they document.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import hashlib
 import importlib.metadata
 import io
 import json
-import os
+import re
 import shlex
+import textwrap
 import zipfile
-from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +28,22 @@ from hetopt.core.errors import BadInput
 from hetopt.core.listening import SECRET_VARIABLE
 from hetopt.core.plain_text import one_line
 from hetopt.core.profile import Profile
+from hetopt.core.run_folder import SPEC_FILE
 from hetopt.core.run_spec import MEETING_PORT, RunSpec
 from hetopt.core.step_samples import StepSample, StepSamples
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Group, Plan, cloud_of
 from hetopt.reports.report import Report
 
-SPEC_FILE = "spec.json"
 SCRIPT_FILE = "run.sh"
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: hetopt\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
-_SKYPILOT_RANK = '"$SKYPILOT_NODE_RANK"'
-_SKYPILOT_HEAD = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
+_KEEP = "# Whoever knows the secret below can join the run: keep it to yourself.\n"
+
+MOST_PART_BYTES = 700_000
+"""Of the wheel in one ConfigMap: Kubernetes takes 1 MiB, and etcd 1.5 MiB for a whole object."""
 
 
 def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
@@ -49,7 +56,11 @@ def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
         wheel: its file name.
         secret: by which the machines know each other; it is in the script (see `hetopt.core.listening`).
     """
-    machines = list(_machines(plan))
+    machines = [
+        (group, group.local_batch_sizes[place : place + group.workers_per_machine])
+        for group in plan.chosen.groups
+        for place in range(0, len(group.local_batch_sizes), group.workers_per_machine)
+    ]
     listed = "\n".join(
         f"#   {number}  {one_line(group.instance_type)}, {formatting.count(group.workers_per_machine)} "
         f"{'worker' if group.workers_per_machine == 1 else 'workers'}, {'+'.join(map(str, samples))} samples of a step"
@@ -59,19 +70,15 @@ def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
         f"  {number}) workers={group.workers_per_machine} ;;" for number, (group, _) in enumerate(machines)
     )
     last = len(machines) - 1
-    keep = knows = ""
-    if last > 0:
-        keep = "# Whoever knows the secret below can join the run: keep this folder to yourself.\n"
-        knows = f" {SECRET_VARIABLE}={secret}"
     return f"""#!/bin/sh
-{_comment(_title(plan))}
+{_title(plan)}
 # On each machine, in a copy of this folder:
 #   pip install './{wheel}[train]'
 #   sh {SCRIPT_FILE} NUMBER ADDRESS            trains the plan's task
 #   sh {SCRIPT_FILE} NUMBER ADDRESS train.py   trains a script of your own that opens hetopt.trainer.session
 # NUMBER is the machine's own, ADDRESS that of machine 0 in the network of the machines:
 {listed}
-{keep}set -eu
+{_KEEP if last else ""}set -eu
 if [ $# -lt 2 ]; then echo "usage: sh $0 NUMBER ADDRESS [SCRIPT ...]" >&2; exit 2; fi
 number=$1 address=$2
 shift 2
@@ -80,15 +87,61 @@ case $number in
   *) echo "NUMBER must be 0 to {last}, not $number" >&2; exit 2 ;;
 esac
 here=$(cd "$(dirname "$0")" && pwd)
-export HETOPT_SPEC="$here/{SPEC_FILE}"{knows}
+export HETOPT_SPEC="$here/{SPEC_FILE}"{f" {SECRET_VARIABLE}={secret}" if last else ""}
 if [ $# -eq 0 ]; then set -- --module hetopt.trainer.worker "$here"; fi
-exec python3 -m hetopt.trainer.torchrun --nnodes={len(machines)} --node-rank="$number" --nproc-per-node="$workers" \\
-    --master-addr="$address" --master-port={MEETING_PORT} "$@"
+exec {_workers(plan)} "$@"
 """
 
 
 def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
     """Return a SkyPilot task (YAML) that rents the plan's machines and trains; the wheel of hetopt lies beside it.
+
+    A task has machines of one type. Where the plan mixes types it is a job group with a task for each, which finds its
+    machines on one Kubernetes cluster: elsewhere the tasks of a job group do not know each other's addresses.
+
+    Args:
+        plan: of any cluster.
+        wheel: its file name.
+        secret: by which the machines know each other; it is in the task (see `hetopt.core.listening`).
+    """
+    name, heading, tasks = _name(plan), _heading(plan, "SkyPilot"), []
+    is_mixed = len(plan.chosen.groups) > 1
+    as_group = (
+        "# Types are mixed: `sky jobs launch` runs this job group on one Kubernetes cluster.\n"
+        f"name: {name}\nexecution: parallel\n---\n"
+    )
+    for place, first, group in _groups(plan):
+        task: dict[str, Any] = {
+            "name": name,
+            "workdir": ".",
+            "num_nodes": group.machines,
+            "resources": {
+                "infra": "/".join((cloud_of(group.region), group.region.rpartition(":")[2])),
+                "instance_type": group.instance_type,
+                "use_spot": group.market == "spot",
+            },
+        }
+        if is_mixed:
+            gpus, node = _gpus(group), {"node.kubernetes.io/instance-type": group.instance_type}
+            task |= {
+                "name": f"group{place}",
+                "resources": {"infra": "kubernetes", **({"accelerators": gpus} if gpus else {})},
+                "config": {"kubernetes": {"pod_config": {"spec": {"nodeSelector": node}}}},
+            }
+        start = _start(
+            plan,
+            secret,
+            number=f"SKYPILOT_NODE_RANK + {first}",
+            workers=group.workers_per_machine,
+            head=f"group0-0.{name}" if is_mixed else '$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+        )
+        fields = "\n".join(f"{key}: {json.dumps(value)}" for key, value in task.items())
+        tasks.append(f"{fields}\nsetup: |\n  pip install './{wheel}[train]'\nrun: |\n{textwrap.indent(start, '  ')}")
+    return heading + as_group * is_mixed + "---\n".join(tasks)
+
+
+def dstack_task(plan: Plan, wheel: str, secret: str) -> str:
+    """Return a dstack task (YAML) that rents the plan's machines and trains; the wheel of hetopt lies beside it.
 
     Args:
         plan: of machines of one type.
@@ -96,69 +149,240 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
         secret: by which the machines know each other; it is in the task (see `hetopt.core.listening`).
 
     Raises:
-        BadInput: the plan mixes machine types, which a SkyPilot task cannot.
+        BadInput: the plan mixes machine types, which a dstack task cannot, or trains a script.
     """
-    groups = plan.chosen.groups
-    if len(groups) != 1:
-        mixed = formatting.cluster((group.machines, group.instance_type) for group in groups)
+    (_, _, group), *others = _groups(plan)
+    if others:
         raise BadInput(
-            f"The plan mixes machine types ({mixed}), and a SkyPilot task has one.",
-            hint="plan one type with `hetopt recommend --types TYPE`, or export for torchrun",
+            f"The plan mixes machine types ({plan.chosen.in_words}), and a dstack task has one.",
+            hint="plan one type with `hetopt recommend --types TYPE`, or export a JobSet, or for torchrun",
         )
-    (group,) = groups
-    name = "".join(
-        letter if letter.isascii() and letter.isalnum() else "-" for letter in plan.run.task.rpartition("/")[2]
-    ).strip("-")
-    # One line of ASCII that begins with a brace: it can end neither the block of YAML nor the here-document.
+    start = _start(
+        plan,
+        secret,
+        number="DSTACK_NODE_RANK",
+        workers=group.workers_per_machine,
+        head="$DSTACK_MASTER_NODE_IP",
+        takes_scripts=False,
+    )
+    return f"""{_heading(plan, "dstack")}type: task
+name: {_name(plan)}
+nodes: {group.machines}
+python: "3.12"
+backends: [{json.dumps(cloud_of(group.region))}]
+regions: [{json.dumps(group.region.rpartition(":")[2])}]
+instance_types: [{json.dumps(group.instance_type)}]
+spot_policy: {group.market}
+resources:
+  cpu: 1..
+  memory: 1GB..
+{f"  gpu: {group.workers_per_machine}..{chr(10)}" if _gpus(group) else ""}  shm_size: 8GB
+files:
+- {wheel}
+commands:
+- pip install './{wheel}[train]'
+- |
+{textwrap.indent(start, "  ")}"""
+
+
+def jobset(plan: Plan, wheel: tuple[str, bytes], secret: str) -> str:
+    """Return a JobSet (YAML) that trains a plan on the nodes of a Kubernetes cluster, with all that its pods need.
+
+    A replicated job has the machines of one type, a pod each. They meet at the host name of the first, keep the run in
+    a volume, and go on from its newest checkpoint where one of them was lost.
+
+    Args:
+        plan: of any cluster.
+        wheel: of hetopt: name and bytes.
+        secret: by which the machines know each other; it is in a Secret (see `hetopt.core.listening`).
+
+    Raises:
+        BadInput: the plan trains a script.
+    """
+    name, (file, content) = _name(plan), wheel
+    start = _start(
+        plan,
+        secret,
+        number="JOB_COMPLETION_INDEX + $1",
+        workers="$2",
+        head=f"{name}-group0-0-0.{name}",
+        takes_scripts=False,
+    )
+    parts = [content[at : at + MOST_PART_BYTES] for at in range(0, len(content), MOST_PART_BYTES)]
+    maps = "".join(
+        f"""---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {name}-wheel-{number}
+binaryData:
+  part-{number}: {base64.b64encode(part).decode()}
+"""
+        for number, part in enumerate(parts)
+    )
+    sources = "\n".join(f"- configMap: {{name: {name}-wheel-{number}}}" for number in range(len(parts)))
+    jobs = ""
+    for place, first, group in _groups(plan):
+        gpus = f"{{nvidia.com/gpu: {group.workers_per_machine}}}" if _gpus(group) else "{}"
+        jobs += f"""  - name: group{place}
+    template:
+      spec:
+        parallelism: {group.machines}
+        completions: {group.machines}
+        completionMode: Indexed
+        backoffLimit: 0
+        template:
+          spec:
+            restartPolicy: Never
+            nodeSelector:
+              node.kubernetes.io/instance-type: {json.dumps(group.instance_type)}
+            tolerations:
+            - {{key: nvidia.com/gpu, operator: Exists}}
+            affinity:
+              podAntiAffinity:
+                requiredDuringSchedulingIgnoredDuringExecution:
+                - topologyKey: kubernetes.io/hostname
+                  labelSelector:
+                    matchLabels:
+                      jobset.sigs.k8s.io/jobset-name: {name}
+            containers:
+            - name: hetopt
+              image: python:3.12
+              workingDir: /work
+              command: [sh, -e, /hetopt/start.sh, "{first}", "{group.workers_per_machine}"]
+              resources: {{limits: {gpus}}}
+              volumeMounts:
+              - {{name: hetopt, mountPath: /hetopt}}
+              - {{name: run, mountPath: /work/{_FOLDER}}}
+              - {{name: memory, mountPath: /dev/shm}}
+            volumes:
+            - name: hetopt
+              projected:
+                sources:
+                - secret: {{name: {name}}}
+{textwrap.indent(sources, " " * 16)}
+            - name: run
+              persistentVolumeClaim: {{claimName: {name}}}
+            - name: memory
+              emptyDir: {{medium: Memory}}
+"""
+    return f"""{_heading(plan, "Kubernetes")}# `kubectl create -f FILE` starts it on a cluster that has JobSet.
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {name}
+stringData:
+  start.sh: |
+    cat /hetopt/part-* > '/tmp/{file}'
+    pip install '/tmp/{file}[train]'
+{textwrap.indent(start, "    ")}{maps}---
+# The model, its checkpoints and the log. Of several machines it has to be one that all nodes can write.
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {name}
+spec:
+  accessModes: [{"ReadWriteOnce" if _machines(plan) == 1 else "ReadWriteMany"}]
+  resources:
+    requests:
+      storage: 20Gi
+---
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: {name}
+spec:
+  failurePolicy:
+    maxRestarts: 3
+  replicatedJobs:
+{jobs}"""
+
+
+_FOLDER = "hetopt-run"
+
+
+def _start(plan: Plan, secret: str, *, number: str, workers: object, head: str, takes_scripts: bool = True) -> str:
+    """Return the shell lines that train a plan on one of its machines.
+
+    Args:
+        plan: of any cluster.
+        secret: of the run.
+        number: of the machine among all, as the shell adds it up.
+        workers: of the machine, as the shell reads it.
+        head: the first machine's host name or address, as the shell reads it; they wait until it is known.
+        takes_scripts: whether a script of the person's own is there.
+
+    Raises:
+        BadInput: the plan trains a script, and there is none.
+    """
+    if plan.run.script and not takes_scripts:
+        raise BadInput(
+            f"The plan trains {plan.run.script[0]!r}, and its machines would get hetopt alone.",
+            hint="export it for torchrun, or for SkyPilot, which takes the folder of its task along",
+        )
+    # One line of ASCII that begins with a brace: it can end neither a block of YAML nor the here-document. Machines may
+    # share the folder: none reads half a file of another.
     spec = json.dumps(plan.run.model_dump(mode="json", exclude_defaults=True), separators=(",", ":"))
-    knows = f"{SECRET_VARIABLE}={secret} " if group.machines > 1 else ""
-    run = [
-        "mkdir -p hetopt-run",
-        f"cat > hetopt-run/{SPEC_FILE} <<'HETOPT_END'",
-        spec,
-        "HETOPT_END",
-        f"{knows}python3 -m hetopt.trainer.torchrun "
-        f"--nnodes={group.machines} --node-rank={_SKYPILOT_RANK} "
-        f"--nproc-per-node={group.workers_per_machine} --master-addr={_SKYPILOT_HEAD} --master-port={MEETING_PORT} "
-        "--module hetopt.trainer.worker hetopt-run",
-    ]
-    lines = [
-        _comment(_title(plan)),
-        f"# Predicted: {formatting.duration(plan.chosen.prediction.total_s.value)}, "
-        f"{formatting.usd(plan.chosen.prediction.cost_usd.value)}. SkyPilot keeps neither budget nor deadline.",
-        f"name: {json.dumps(name or 'hetopt')}",
-        "workdir: .",
-        f"num_nodes: {group.machines}",
-        "resources:",
-        f"  infra: {json.dumps('/'.join((cloud_of(group.region), group.region.rpartition(':')[2])))}",
-        f"  instance_type: {json.dumps(group.instance_type)}",
-        f"  use_spot: {json.dumps(group.market == 'spot')}",
-        "setup: |",
-        f"  pip install './{wheel}[train]'",
-        "run: |",
-        *(f"  {line}" for line in run),
-    ]
-    return "\n".join(lines) + "\n"
+    return f"""number=$(({number})) workers={workers}
+mkdir -p {_FOLDER}
+cat > {_FOLDER}/{SPEC_FILE}.$number <<'HETOPT_END'
+{spec}
+HETOPT_END
+mv {_FOLDER}/{SPEC_FILE}.$number {_FOLDER}/{SPEC_FILE}
+until address=$(python3 -c 'import socket, sys; print(socket.gethostbyname(sys.argv[1]))' \\
+    "{head}" 2> /dev/null); do sleep 1; done
+{f"{SECRET_VARIABLE}={secret} " if _machines(plan) > 1 else ""}{_workers(plan)} --module hetopt.trainer.worker {_FOLDER}
+"""
 
 
-def _machines(plan: Plan) -> Iterator[tuple[Group, tuple[int, ...]]]:
-    """Yield each machine with the shares of its workers, in rank order."""
-    for group in plan.chosen.groups:
-        each = group.workers_per_machine
-        for machine in range(group.machines):
-            yield group, group.local_batch_sizes[machine * each : (machine + 1) * each]
+def _workers(plan: Plan) -> str:
+    """Return the shell command that starts `$workers` workers on the machine `$number`; `$address` is machine 0's."""
+    return (
+        f'python3 -m hetopt.trainer.torchrun --nnodes={_machines(plan)} --node-rank="$number" '
+        f'--nproc-per-node="$workers" \\\n    --master-addr="$address" --master-port={MEETING_PORT}'
+    )
 
 
-def _comment(text: str) -> str:
-    """Return a line that a shell and YAML pass over, whatever the text: it stays one line, and nothing in it acts."""
-    return f"# {one_line(text)}"
+def _machines(plan: Plan) -> int:
+    return sum(group.machines for group in plan.chosen.groups)
+
+
+def _groups(plan: Plan) -> list[tuple[int, int, Group]]:
+    """Return each group of alike machines with its place, and the number of its first machine among all."""
+    groups = plan.chosen.groups
+    return [(place, sum(each.machines for each in groups[:place]), group) for place, group in enumerate(groups)]
+
+
+def _gpus(group: Group) -> str | None:
+    """Return GPU and number of a machine in SkyPilot's words, such as 'A100-80GB:8'; None: it has none."""
+    has = group.hardware
+    if has is None or has.gpu is None:
+        return None
+    return f"{has.gpu}{'-80GB' * (has.gpu == 'A100' and has.gpu_memory_gib == 80)}:{group.workers_per_machine}"
+
+
+def _name(plan: Plan) -> str:
+    """Return a name that all launchers take: at most 40 lower-case letters, digits and hyphens."""
+    task = re.sub("[^a-z0-9]+", "-", plan.run.task.rpartition("/")[2].lower())
+    return f"hetopt-{task}"[:40].strip("-")
+
+
+def _heading(plan: Plan, launcher: str) -> str:
+    """Return comments on what is planned, what is predicted, and what ``launcher`` does not look after."""
+    predicted = plan.chosen.prediction
+    return (
+        f"{_title(plan)}\n"
+        f"# Predicted: {formatting.duration(predicted.total_s.value)}, {formatting.usd(predicted.cost_usd.value)}. "
+        f"{launcher} keeps neither budget nor deadline.\n"
+        f"{_KEEP if _machines(plan) > 1 else ''}"
+    )
 
 
 def _title(plan: Plan) -> str:
-    cluster = formatting.cluster(
-        (group.machines, f"{group.instance_type} {group.terms}") for group in plan.chosen.groups
+    """Return a line that a shell and YAML pass over, whatever the texts: it stays one line, and nothing in it acts."""
+    return "# " + one_line(
+        f"{shlex.quote(plan.run.task)} on {plan.chosen.in_words}, as hetopt {plan.hetopt_version} planned it."
     )
-    return f"{shlex.quote(plan.run.task)} on {cluster}, as hetopt {plan.hetopt_version} planned it."
 
 
 def own_wheel() -> tuple[str, bytes]:
@@ -171,12 +395,18 @@ def own_wheel() -> tuple[str, bytes]:
     installed = importlib.metadata.distribution("hetopt")
     stem = f"hetopt-{installed.version}"
     info = f"{stem}.dist-info"
-    files = dict(sorted(_sources()))
-    # In a checkout that was installed for editing, what describes it has its older name.
-    description = installed.read_text("METADATA") or installed.read_text("PKG-INFO")
-    files[f"{info}/METADATA"] = (description or "").encode()
-    files[f"{info}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
-    files[f"{info}/WHEEL"] = _WHEEL.encode()
+    here = Path(next(iter(hetopt.core.__path__))).parent
+    files = {
+        **{
+            f"hetopt/{name}": (here / name).read_bytes()
+            for name in sorted(glob("**", root_dir=here, recursive=True, include_hidden=True))
+            if (here / name).is_file() and "__pycache__" not in name
+        },
+        # In a checkout that was installed for editing, what describes it has its older name.
+        f"{info}/METADATA": (installed.read_text("METADATA") or installed.read_text("PKG-INFO") or "").encode(),
+        f"{info}/entry_points.txt": (installed.read_text("entry_points.txt") or "").encode(),
+        f"{info}/WHEEL": _WHEEL.encode(),
+    }
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     packed = io.BytesIO()
@@ -186,15 +416,6 @@ def own_wheel() -> tuple[str, bytes]:
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, content)
     return f"{stem}-py3-none-any.whl", packed.getvalue()
-
-
-def _sources() -> Iterator[tuple[str, bytes]]:
-    here = Path(next(iter(hetopt.core.__path__))).parent
-    for folder, folders, files in os.walk(here, followlinks=True):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for file in files:
-            path = Path(folder) / file
-            yield f"hetopt/{path.relative_to(here).as_posix()}", path.read_bytes()
 
 
 def _digest(content: bytes) -> str:

@@ -21,7 +21,7 @@ from hetopt.core.events.records import (
     StepsLogged,
     TrainingFinished,
 )
-from hetopt.core.run_folder import ConditionsReader, latest_checkpoint
+from hetopt.core.run_folder import conditions_in, latest_checkpoint
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.report import worker_reports
@@ -74,9 +74,8 @@ class LiveRun:
             BadInput: it cannot be read.
         """
         for reader in (self.log, self.decisions):
-            for events in reader.parts():
-                for event in events:
-                    self.take(event)
+            for event in reader.events():
+                self.take(event)
 
     def take(self, event: LogEvent) -> NotableEvent | None:
         """Fold an event of the run in, and return it in words if it is noteworthy; None: it is not."""
@@ -168,7 +167,7 @@ class LiveRun:
             "budget_usd": launch and launch.plan.goal.budget_usd,
             "rental": rental,
             "restarts": progress.restarts,
-            "sessions": progress.sessions,
+            "sessions": progress.clock.sessions,
             "lost_steps": progress.lost_steps,
             "exchange": exchange
             and {
@@ -187,7 +186,7 @@ class LiveRun:
             if progress.audits
             else None,
             "workers": [worker.model_dump() for worker in workers if is_over or worker.is_present],
-            "conditions": ConditionsReader(folder).now().model_dump() if speeds else None,
+            "conditions": conditions_in(folder)().model_dump() if speeds else None,
             "pausing": None if is_over else pause(progress, now_s),
             "happenings": [happened.model_dump() for happened in self.happenings],
             "unread_lines": self.unread.lines,

@@ -31,6 +31,9 @@ from hetopt.reports.html import cell, parts_bar
 AS_SURE = 0.02
 """Chances that differ by no more are as high."""
 
+STOPS_PAYING = "; a tenth less time would cost over a fifth more"
+"""Why a balanced plan is not the fastest."""
+
 EVIDENCE_IN_SHORT = {
     "measured": "measured",
     "interpolated": "same kind measured",
@@ -88,17 +91,13 @@ def answer(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None 
         "on your own machines" if are_own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
     )
     head: list[Block] = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *warnings(plan)]
-    if plan.advice is None:
-        said, sure = chosen.prediction, None if plan.insight is None else plan.insight.chance
-        limits = {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
-        kept = " and ".join(name for name, limit in limits.items() if limit is not None)
-        batch = _batch(chosen, plan.profile.job.batch_size)
-        sentence = (
-            f"{', '.join(filter(None, [chosen.in_words, batch]))}: {formatting.duration(said.total_s.value)} with "
-            f"{formatting.duration(said.startup_s)} of {'start-up' if are_own else 'provisioning'}, "
-            f"{formatting.usd(said.cost_usd.value)}"
-        )
-        head.append(Line(f"{sentence}{f'; {formatting.chance(sure)} of simulated runs keep {kept}' if sure else ''}."))
+    way, limits = chosen_way(plan), {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
+    if plan.advice is None and plan.risk is None and way is not None:
+        label, kept = _name(way, way.chance or 0.0).replace("/", " and "), [name for name in limits if limits[name]]
+        why = STOPS_PAYING if "balanced" in way.names and "fastest" not in way.names else ""
+        sure = f"{formatting.chance(way.chance or 0.0)} of simulated runs keep {' and '.join(kept)}"
+        figures = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
+        head.append(Line(f"{chosen.in_words}: {figures}. It is the {label} plan{why}. {sure}."))
     names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)
@@ -234,7 +233,7 @@ def _machines_of(plan: Plan, way: Choice, *, same_batch: bool, evidence: bool) -
     """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence."""
     if way.candidate is None:
         return "this machine, measured"
-    groups = way.candidate.groups
+    groups, closed_s = way.candidate.groups, way.candidate.prediction.closed_s
     quotas = "".join(f"{need.vcpus:,} + " for need in way.quotas[:-1])
     quotas += "".join(formatting.counted(need.vcpus, "vCPU") for need in way.quotas[-1:])
     rests = {group.evidence for group in groups}
@@ -246,6 +245,7 @@ def _machines_of(plan: Plan, way: Choice, *, same_batch: bool, evidence: bool) -
         "" if same_batch else _batch(way.candidate, plan.profile.job.batch_size),
         _method(way.candidate),
         f"quota {quotas}" if quotas else "",
+        f"closed for {formatting.duration(closed_s)} of that" if closed_s else "",
         basis if evidence else "",
     ]
     return "; ".join(filter(None, parts))
@@ -300,9 +300,9 @@ def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
 
 
 def _memory_bound(candidate: Candidate) -> Iterator[str]:
-    """Yield the micro-batch of each machine type whose memory does not hold its local batch at once."""
-    words = [(group.instance_type, group.micro_batch_in_words) for group in candidate.groups]
-    bound = dict.fromkeys(f"{name} {micro_batch}" for name, micro_batch in words if micro_batch)
+    """Yield how each machine type trains whose memory does not hold the model or its local batch at once."""
+    words = [(group.instance_type, group.memory_in_words) for group in candidate.groups]
+    bound = dict.fromkeys(f"{name} {how}" for name, how in words if how)
     if bound:
         yield f"{'; '.join(bound)}."
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from hetopt.core import formatting
-from hetopt.optimizer.plan import Candidate, Plan
+from hetopt.optimizer.plan import Plan
 from hetopt.reports.chart import Scale
 
 WIDTH, HEIGHT = 720, 320
@@ -17,9 +17,8 @@ Place = tuple[float, float]
 
 def front_svg(plan: Plan) -> str:
     """Return all plans as SVG: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross."""
-    points = _places(plan.plans)
+    points = [candidate.prediction.medians for candidate in plan.plans]
     prediction = plan.chosen.prediction
-    point = (prediction.total_s.value, prediction.cost_usd.value)
     times = log_scale([*(t for t, _ in points), prediction.total_s.low, prediction.total_s.high])
     costs = log_scale([*(c for _, c in points), prediction.cost_usd.low, prediction.cost_usd.high])
 
@@ -30,8 +29,8 @@ def front_svg(plan: Plan) -> str:
         )
 
     said = (
-        f"Time and cost of {len(points)} plans, this one among them: {formatting.duration(point[0])}, "
-        f"{formatting.usd(point[1])}. The table below has the figures."
+        f"Time and cost of {len(points)} plans, this one among them: {formatting.duration(prediction.total_s.value)}, "
+        f"{formatting.usd(prediction.cost_usd.value)}. The table below has the figures."
     )
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">',
@@ -44,14 +43,14 @@ def front_svg(plan: Plan) -> str:
             f"{formatting.duration(time_s)}</text>",
             f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(cost_usd)}</text>',
         ]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, _places(plan.pareto)))
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(other.prediction.medians) for other in plan.pareto))
     parts.append(f'<polyline points="{path}" fill="none" stroke="var(--c)" stroke-dasharray="3 3"/>')
     for candidate, place in zip(plan.plans, points, strict=True):
         x, y = at(place)
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--c)"><title>{_name(candidate)}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--c)"><title>{escape(str(candidate))}</title></circle>'
         )
-    x, y = at(point)
+    x, y = at(prediction.medians)
     (left, low), (right, high) = (
         at((prediction.total_s.low, prediction.cost_usd.low)),
         at((prediction.total_s.high, prediction.cost_usd.high)),
@@ -59,7 +58,8 @@ def front_svg(plan: Plan) -> str:
     parts += [
         f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--accent)"/>',
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="var(--accent)"/>',
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--accent)"><title>{_name(plan.chosen)}</title></circle>',
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--accent)">',
+        f"<title>{escape(str(plan.chosen))}</title></circle>",
     ]
     for limit, across in ((plan.goal.budget_usd, True), (plan.goal.deadline_s, False)):
         parts += _limit(limit, costs if across else times, across=across, name="budget" if across else "deadline")
@@ -68,11 +68,6 @@ def front_svg(plan: Plan) -> str:
         '<text x="4" y="16">cost, log scale ↑</text></svg>',
     ]
     return "\n".join(parts)
-
-
-def _places(plans: Sequence[Candidate]) -> list[Place]:
-    """Return the median time in seconds and cost in USD of each plan."""
-    return [(plan.prediction.total_s.value, plan.prediction.cost_usd.value) for plan in plans]
 
 
 def log_scale(values: Sequence[float]) -> Scale:
@@ -94,11 +89,3 @@ def _limit(limit: float | None, axis: Scale, *, across: bool, name: str) -> list
         f'<path d="{line}" fill="none" stroke="var(--warn)" stroke-dasharray="6 4"/>',
         f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="end">{name}</text>',
     ]
-
-
-def _name(candidate: Candidate) -> str:
-    prediction = candidate.prediction
-    cluster = formatting.cluster((group.machines, group.instance_type) for group in candidate.groups)
-    return escape(
-        f"{cluster}: {formatting.duration(prediction.total_s.value)}, {formatting.usd(prediction.cost_usd.value)}"
-    )

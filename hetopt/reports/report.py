@@ -155,7 +155,7 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
         now = dict(zip(progress.latest_places, times, strict=False))
     reports = []
     for place, worker in enumerate(progress.roster.workers):
-        means = (worker.mean_compute_s, worker.wait_s / worker.steps) if worker.steps else (None, None)
+        means = (worker.compute_s / worker.steps, worker.wait_s / worker.steps) if worker.steps else (None, None)
         compute_s, wait_s = now.get(place, means)
         reports.append(
             WorkerReport(
@@ -230,17 +230,10 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
             changes=progress.exchange_changes,
         ),
         together=_together([row.sync for row in history.steps if row.sync is not None]),
-        hourly_usd=launch.hourly_usd,
+        hourly_usd=launch.plan.chosen.usd_per_hour,
         within_tolerance=within if finished else None,
         verdict=(
-            *(
-                _verdict(by_name, within, happened, progress, interrupted, contention.measured)
-                if finished
-                else (
-                    "The run has not finished; only step time can be held against its prediction.",
-                    *_of_interruptions(interrupted),
-                )
-            ),
+            *_verdict(by_name, within, happened, progress, interrupted, contention.measured),
             *([of_audits] if of_audits else []),
             *([_batch(progress)] if launch.spec.batch_policy == "critical" else []),
         ),
@@ -290,7 +283,7 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
     startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
     total_s = startup_s + progress.training_s + progress.recovery_s
     is_own = launch.on in OWN_PLACES
-    hourly = launch.running_usd_per_hour if is_own else launch.hourly_usd
+    hourly = launch.running_usd_per_hour if is_own else launch.plan.chosen.usd_per_hour
     return (
         step_time,
         _held("steps", "steps", said.steps, max(0, progress.step - progress.first_step)),
@@ -320,10 +313,10 @@ def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float 
 
 
 def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Interrupted | None:
-    if progress.sessions <= 1 and not progress.restarts:
+    if progress.clock.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(
-        sessions=progress.sessions,
+        sessions=progress.clock.sessions,
         launches=launches,
         idle_s=progress.clock.idle_s,
         recoveries=progress.restarts,
@@ -365,10 +358,15 @@ def _verdict(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> tuple[str, ...]:
-    run_time = figures.get("run time")
+    run_time, step_time = figures.get("run time"), figures["step time"]
+    kinds = {happening.kind for happening in happenings}
+    changes = [text for kind, text in _CHANGES.items() if kind in kinds]
     if run_time is None or run_time.error is None:
+        logged = list(_logged("step time", changes, progress, interrupted, contention))
+        is_slower = step_time.measured > step_time.high
         return (
-            "The run was resumed or stopped, so its total time has no prediction to be held against.",
+            "The run has not finished, or was resumed: only step time can be held against its prediction.",
+            *([f"Steps are slower than predicted: {'; '.join(logged) or _UNKNOWN}."] if is_slower else []),
             *_of_interruptions(interrupted),
         )
     inside = run_time.low <= run_time.measured <= run_time.high
@@ -379,8 +377,6 @@ def _verdict(
         f"{'in' if inside else 'outside'} the 90 % interval, {formatting.duration(run_time.low)} to "
         f"{formatting.duration(run_time.high)}."
     ]
-    kinds = {happening.kind for happening in happenings}
-    changes = [text for kind, text in _CHANGES.items() if kind in kinds]
     if not within:
         # Name the part that explains most seconds, so that the reader knows what to measure again.
         apart_s = run_time.measured - run_time.predicted
@@ -389,7 +385,7 @@ def _verdict(
         logged = list(_logged(worst, changes, progress, interrupted, contention if apart_s > 0 else None))
         sentences.append(
             f"The largest part of the difference is in the {worst} ({formatting.difference(parts_s[worst])}; "
-            f"{formatting.difference(apart_s)} in all): {'; '.join(logged) or 'no event of the run says why'}."
+            f"{formatting.difference(apart_s)} in all): {'; '.join(logged) or _UNKNOWN}."
         )
     if changes:
         sentences.append(f"The prediction does not count: {'; '.join(changes)}.")
@@ -403,6 +399,8 @@ _CHANGES: dict[Kind, str] = {
     "exchange_changed": "what the workers sent changed",
 }
 """Kinds of events that change how long a step takes."""
+
+_UNKNOWN = "no event of the run says why"
 
 _SHARED = 1.15
 """Contention that is worth saying: what the processor time of two runs on a free machine differs by."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
@@ -62,10 +62,6 @@ class OverTime(Record):
     way: tuple[int, ...] = Field(default=(), description="of each stretch, from 1; 0: nothing was exchanged")
     series: tuple[Series, ...] = ()
 
-    def values(self, key: str) -> Column:
-        """Return the values of a curve; NaN where nothing is known."""
-        return as_column(next(series.values for series in self.series if series.key == key))
-
 
 def as_column(values: tuple[float | None, ...]) -> Column:
     """Return values as a float array, with NaN for None."""
@@ -106,17 +102,17 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         return np.array([np.nan if record is None else get(record) for record in parts], dtype=np.float64)
 
     def curve(key: str, title: str, unit: Unit, values: Column, label: str = "", *, wide: bool = False) -> Series:
-        around = envelope(values, first)
-        has_band = not np.array_equal(around.low, around.high, equal_nan=True)
+        low, middle, high = envelope(values, first)
+        has_band = not np.array_equal(low, high, equal_nan=True)
         return Series(
             key=key,
             title=title,
             label=label,
             unit=unit,
             is_logarithmic=wide,
-            values=_told(around.middle),
-            low=_told(around.low) if has_band else (),
-            high=_told(around.high) if has_band else (),
+            values=_told(middle),
+            low=_told(low) if has_band else (),
+            high=_told(high) if has_band else (),
         )
 
     def sent(key: str, label: str, bytes_: Column) -> Series:
@@ -135,11 +131,9 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
             yield Series(key=f"metric{number}", title=name, label="", unit="number", values=values)
     if rows[-1].planned_step is not None:
         planned = np.full(len(rows), float(history.run.global_batch_size))
-        for key, label, batch in (
-            ("batch", "trained", of(lambda row: sum(row.local_batch_sizes))),
-            ("planned", "planned", planned),
-        ):
-            yield curve(key, "global batch (samples)", "number", batch, label)
+        trained = of(lambda row: sum(row.local_batch_sizes))
+        yield curve("batch", "global batch (samples)", "number", trained, "trained")
+        yield curve("planned", "global batch (samples)", "number", planned, "planned")
     yield curve("step_time", "step time", "s", of(attrgetter("step_time_s")))
     yield from _of_workers(history, first, last)
     yield curve("sync", "communication", "s", of(lambda row: row.sync_s[0]))
@@ -196,8 +190,8 @@ def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series
     ]
     curves: tuple[tuple[str, str, Unit, Column], ...] = (
         ("share", "local batch size (samples)", "number", by_worker("local_batch_sizes")[last]),
-        ("compute", "computing (in a step)", "s", envelope(by_worker("compute_s"), first).middle),
-        ("wait", "straggler wait (in a step)", "s", envelope(by_worker("wait_s"), first).middle),
+        ("compute", "computing (in a step)", "s", envelope(by_worker("compute_s"), first)[1]),
+        ("wait", "straggler wait (in a step)", "s", envelope(by_worker("wait_s"), first)[1]),
     )
     for name, title, unit, values in curves:
         for place, label in enumerate(labels):
@@ -214,19 +208,6 @@ def _held(values: Column) -> Column:
     return np.asarray(values[known], dtype=np.float64)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Envelope:
-    """A long series in few points: the least, the median and the largest value of every stretch of time.
-
-    A plain thinning of points hides spikes, and means flatten them. Here the band between least and largest holds every
-    value that was logged. [stretches] each, or [stretches, workers]; NaN where nothing is known.
-    """
-
-    low: Column
-    middle: Column
-    high: Column
-
-
 def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Rows:
     """Return the first row of each of at most ``most`` equal stretches of time, those without a row left out.
 
@@ -241,26 +222,21 @@ def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Rows:
     return np.unique(np.concatenate([[0], first[first < len(end_s)]]))
 
 
-def envelope(values: Column, first: Rows) -> Envelope:
-    """Return the envelope of ``values`` [rows, ...] over stretches of rows that begin with these."""
+def envelope(values: Column, first: Rows) -> tuple[Column, Column, Column]:
+    """Return the least, the median and the largest of ``values`` [rows, ...] over stretches that begin with these rows.
+
+    A plain thinning of points hides spikes, and means flatten them. Here the band between least and largest holds every
+    value that was logged. [stretches, ...] each; NaN where nothing is known.
+    """
     if len(first) == len(values):
-        return Envelope(low=values, middle=values, high=values)
-    parts = np.split(values, first[1:])
-    if not np.isnan(values).any():
-        return Envelope(
-            low=np.minimum.reduceat(values, first, axis=0),
-            middle=np.array([np.median(part, axis=0) for part in parts]),
-            high=np.maximum.reduceat(values, first, axis=0),
-        )
-    return Envelope(
-        low=np.array([_known(np.nanmin, part) for part in parts]),
-        middle=np.array([_known(np.nanmedian, part) for part in parts]),
-        high=np.array([_known(np.nanmax, part) for part in parts]),
-    )
+        return values, values, values
+    middle = np.array([_median(part) for part in np.split(values, first[1:])])
+    return np.fmin.reduceat(values, first, axis=0), middle, np.fmax.reduceat(values, first, axis=0)
 
 
-def _known(reduce: Callable[..., Any], part: Column) -> Column:
-    """Reduce the known values of each column over its rows; NaN where none is known."""
-    none = np.isnan(part).all(axis=0)
-    result: Column = reduce(np.where(none, 0.0, part), axis=0)
-    return np.where(none, np.nan, result)
+def _median(part: Column) -> Column:
+    """Return the median of the known values of each column over its rows; NaN where none is known."""
+    if not np.isnan(part).any():
+        return np.asarray(np.median(part, axis=0))  # in a tenth of the time
+    is_unknown = np.isnan(part).all(axis=0)
+    return np.where(is_unknown, np.nan, np.nanmedian(np.where(is_unknown, 0.0, part), axis=0))

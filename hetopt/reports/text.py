@@ -32,8 +32,8 @@ BAR = 24
 COLUMNS = 80
 """Of a document whose terminal nobody knows."""
 
-SCREEN = 21
-"""Lines of an answer: a terminal of 24 has a remark on the age of prices above it, and the prompt below."""
+SCREEN = 23
+"""Lines of an answer: a terminal of 24 has the prompt below it."""
 
 _GLUE = "\xa0"
 _GLUED = re.compile(r"(?<=\d) (?=%|×|(?:min|h|s|d|ms|µs|GiB|MiB|GB|MB|kB|vCPUs?)\b)|(?<=×) ")
@@ -76,7 +76,7 @@ def whole(document: Document, width: int = COLUMNS) -> str:
     return "\n".join(line for line, _ in lines(document.under_title, width))
 
 
-def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown) -> list[Block]:
+def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown, *, room: int = SCREEN) -> list[Block]:
     """Shorten blocks to a terminal of 24 lines: drop the last, say how to see them, then put the commands; or keep all.
 
     The last go first: remarks sentence by sentence, then what stands under headings. Commands stay.
@@ -85,6 +85,7 @@ def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown) -> 
         blocks: the most important first.
         width: columns of the terminal.
         spell: see `lines`.
+        room: lines that there are for it.
     """
 
     def height(some: Sequence[Block]) -> int:
@@ -96,9 +97,9 @@ def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown) -> 
     first = next((place for place, block in enumerate(shown) if isinstance(block, Heading)), len(shown))
 
     def is_long() -> bool:
-        return height([*shown, *end]) > SCREEN
+        return height([*shown, *end]) > room
 
-    if height(blocks) <= SCREEN:
+    if height(blocks) <= room:
         return list(blocks)
     for place in reversed(range(len(shown))):
         block = shown[place]
@@ -106,7 +107,7 @@ def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown) -> 
             block = shown[place] = Remarks(block.sentences[:-1], block.mark)
         if place >= first and is_long():
             del shown[place]
-    while shown and isinstance(shown[-1], Heading):
+    while shown and not lines(shown[-1:], width, spell):
         shown.pop()
     return [*shown, *end]
 

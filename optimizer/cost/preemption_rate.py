@@ -162,7 +162,7 @@ class PreemptionRatePosterior:
             instance_hours: of all machines together.
             lost_together: machines lost at a time, in the mean over the times that any were lost.
             outages: how often another machine came in the place of a lost one.
-            outage_hours: how long that took, together.
+            outage_hours: how long that took, together, with the time for which no other had come at the end of a run.
         """
         events, hours = losses / lost_together, instance_hours / lost_together
         calm, scarce = (part.log_evidence(events, hours) for part in (self.calm, self.scarce))
@@ -259,7 +259,9 @@ class ObservedPool(Record):
     losses: NonNegativeInt
     events: NonNegativeInt | None = Field(default=None, description="absent: every loss was one of its own")
     outages: NonNegativeInt = Field(default=0, description="lost machines in whose place another came")
-    outage_hours: NonNegativeFloat = Field(default=0, description="from their loss to the next machine, together")
+    outage_hours: NonNegativeFloat = Field(
+        default=0, description="from losses to the next machine, or to the end of a run that got none, together"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -128,10 +128,7 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
         return None
     whose = "" if catalog.directory == BUNDLED else f" in {catalog.directory}"
     span = " to ".join(str(age) for age in (days[0], days[-1])[: len(days)])
-    return (
-        f"Prices{whose} are {span} days old: `hetopt catalog refresh --region {catalog.region}` reads today's, "
-        "without an account."
-    )
+    return f"Prices{whose} are {span} days old; today's: `hetopt catalog refresh -r {catalog.region}`."
 
 
 def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:

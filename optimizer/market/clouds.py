@@ -107,38 +107,34 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
     """Return the host's GPUs, one for each worker, by published rates.
 
     Raises:
-        BadInput: nobody knows a GPU of that name.
+        BadInput: nobody knows a GPU of that name, or it is made with several sizes of memory.
     """
-    gpus = []
+    gpus: list[Accelerator] = []
     for name in () if CPU in host.devices else host.devices:
         try:
-            gpu = gpu_named(catalog, name)
+            gpus.append(gpu_named(catalog, name))
         except BadInput as error:
-            raise BadInput(
-                f"no rates of the {name} of {host.name} are known.",
-                hint=f"{error.hint} Or leave the host out of this plan.",
-            ) from None
-        sizes = sorted({other.memory_gib for other in known_gpus() if is_called(other, name)})
-        if len(sizes) > 1:
-            raise BadInput(
-                f"the {name} of {host.name} is made with {either(f'{size:g} GiB' for size in sizes)}.",
-                hint=f"write {either(repr(f'{gpu.name} {size:g} GiB') for size in sizes)}",
-            )
-        gpus.append(gpu)
+            raise BadInput(f"{host.name}: {error.message}", hint=error.hint) from None
     return tuple(gpus)
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
-    """Return one GPU by its name, rented or owned; of several memory sizes the nearest to ``memory_gib`` (None: first).
+    """Return one GPU by its name, rented or owned; of several memory sizes the nearest to ``memory_gib``.
 
     Raises:
-        BadInput: nobody knows it; the hint says what it may have been.
+        BadInput: nobody knows it; the hint says what it may have been. Or there are several, and nothing says which.
     """
     rented = [instance.accelerator for instance in catalog.instance_types.values()]
     known = [*(gpu for gpu in rented if gpu is not None and gpu.fraction == 1), *known_gpus()]
     alike = [gpu for gpu in known if is_called(gpu, name)]
     if not alike:
         raise unknown(name, sorted({gpu.name for gpu in known}), "GPU")
+    sizes = sorted({gpu.memory_gib for gpu in known_gpus() if is_called(gpu, name)})
+    if memory_gib is None and len(sizes) > 1:
+        raise BadInput(
+            f"the {alike[0].name} is made with {either(f'{size:g} GiB' for size in sizes)}.",
+            hint=f"write {either(repr(f'{alike[0].name} {size:g} GiB') for size in sizes)}",
+        )
     nearest = alike[0] if memory_gib is None else min(alike, key=lambda gpu: abs(gpu.memory_gib - memory_gib))
     return replace(nearest, count=1)
 
@@ -199,7 +195,7 @@ class CloudRow(Record):
 
 
 COLUMNS = tuple(str(field.alias) for field in CloudRow.model_fields.values())
-_FILE_HINT = "correct the file: its prices are in USD, in the columns Price and SpotPrice"
+_FILE_HINT = "correct the file: its columns are those of SkyPilot's vms.csv, and its prices are in USD"
 _REQUIRED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "Region", "Price")
 
 
@@ -222,7 +218,10 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
     """
     files = clouds(home)
     names = [*files, AWS, ANY_CLOUD]
-    hint = f"choose one of: {', '.join(names)}; or bring its prices: `hetopt catalog import FILE --cloud {cloud}`"
+    hint = (
+        f"choose one of: {', '.join(names)}; or bring its prices, a vms.csv of SkyPilot's catalogues: "
+        f"`hetopt catalog import FILE --cloud {cloud}`"
+    )
     chosen = sorted(files) if cloud == ANY_CLOUD else [known(cloud, names, "cloud", hint=hint)]
     return tuple(catalog for name in chosen for catalog in _read(name, files[name], base)[0])
 
@@ -241,9 +240,10 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
             f"`cloud` must be a name in small letters other than {AWS} and {ANY_CLOUD}, got {cloud!r}.",
             hint='for example `cloud="lambda"`',
         )
+    text = read_text(file, hint="name a vms.csv of SkyPilot's public catalogues, or a file with its columns")
     imported = _read(cloud, file, base)
     home.mkdir(parents=True, exist_ok=True)
-    write_atomically(inside(home, f"{cloud}.csv", what="cloud"), read_text(file))
+    write_atomically(inside(home, f"{cloud}.csv", what="cloud"), text)
     return imported
 
 
@@ -311,7 +311,7 @@ def _machine(base: Catalog, row: CloudRow, cloud: str, coremark_of_a_cpu: float 
     """Return the machine of a line; None where nobody knows its GPU."""
     memory = _MEMORY.search(row.gpu_facts)
     try:
-        gpu = gpu_named(base, row.gpu, memory_gib=int(memory.group(1)) / 2**10 if memory else None)
+        gpu = gpu_named(base, row.gpu, memory_gib=int(memory.group(1)) / 2**10 if memory else 0.0)
     except BadInput:
         return None
     vcpus = max(1, int(row.vcpus))

@@ -115,6 +115,8 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
             max_samples=time.max_samples,
             micro_batch=time.micro_batch,
             once_s=0.0 if time.micro_batch is None else time.once_s,
+            shard=option.way[1].shard,
+            recomputes=option.way[1].recomputes,
             link_latency_s=link.latency_s,
             link_bytes_per_s=link.bytes_per_s,
         ),
@@ -222,6 +224,7 @@ def run_spec(
     rule = learning_rate_rule or job.learning_rate_rule
     # A plan that sends a part says where to begin; the run knows better how much. One that does not leaves it at that:
     # nobody's gradient is thinned out who was not told so.
+    shares = next((group.assumed.shard for group in chosen.groups if group.assumed is not None), "none")
     selects = len(workers) > 1 and METHODS[chosen.compression.name].by_ratio
     return RunSpec(
         task=job.task,
@@ -235,6 +238,7 @@ def run_spec(
         collective_policy="cheapest" if selects else "fixed",
         sync=chosen.sync,
         precision=chosen.precision,
+        shard=None if shares == "none" or profile.is_counted else shares,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
         learning_rate_scale=learning_rate_scale(rule, chosen.global_batch_size, job.batch_size),
         stop=_stop(goal, chosen, as_many=equal_progress and chosen.global_batch_size != job.batch_size),

@@ -24,7 +24,7 @@ from hetopt.optimizer.recommendation.confidence import NEVER, Question, remedies
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import SearchResult
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
-from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, scheme_of, usable_bytes
+from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, schemes, sharable, usable_bytes
 from hetopt.optimizer.step_time.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY, unusable
 
 NOT_COUNTED = (
@@ -59,8 +59,8 @@ def memory_table(
             has = option.worker.room
             if group.instance_type in by_type or has is None:
                 continue
-            described = model.reference.device.counted
-            held = memory if described is None else has.scheme.held(memory, described)
+            blocks = sharable(model)
+            held = memory if blocks is None else has.scheme.held(memory, blocks)
             instance = option.offer.instance_type
             part = min(share, has.micro_batch or share)
             peak, kept = held.peak_bytes(part, exchange), held.kept_bytes + exchange.kept_bytes
@@ -100,26 +100,27 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     """
     instances = {offer.instance_type.name: offer.instance_type for offer in offered}
     possible = [instance for instance in instances.values() if unusable(instance) is None]
-    described = model.reference.device.counted
+    blocks, described = sharable(model), model.reference.device.counted
 
     def size(instance: InstanceType) -> tuple[bool, int]:
         """Return whether a machine has GPUs, and the usable bytes of one device, or of all that share a replica."""
-        shared = 1 if described is None else max(1, instance.cuda_devices)
+        shared = 1 if blocks is None else max(1, instance.cuda_devices)
         return instance.cuda_devices > 0, shared * usable_bytes(instance)[1]
 
     largest = max(possible, key=size)
     on_gpu = largest.cuda_devices > 0
     least, memory = model.profile.job.least_local_batch_size, counted(model) if on_gpu else None
     device_bytes, usable = usable_bytes(largest)
-    if memory is not None and described is not None:
-        memory = scheme_of(memory, described, devices=largest.cuda_devices, usable_bytes=usable).held(memory, described)
+    if memory is not None and blocks is not None:
+        held = (way.held(memory, blocks) for way in schemes(described, largest.cuda_devices))
+        memory = min(held, key=lambda held: held.peak_bytes(least))
     line = model.reference.memory
     need = memory.peak_bytes(least) if memory is not None else line.peak_bytes(least) if line is not None else 0.0
     samples = "one sample" if least == 1 else f"{least} samples, the fewest that BatchNorm can normalise,"
     parts = "" if memory is None else f" ({_parts(memory, need)})"
     place = "of your own" if catalog.region == OWN else f"offered in {catalog.region}"
     device = "a GPU" if on_gpu else "main memory"
-    if described is not None and largest.cuda_devices > 1:
+    if blocks is not None and largest.cuda_devices > 1:
         device = f"each of {largest.cuda_devices} GPUs that share the model"
     return NoFeasiblePlan(
         f"No machine {place} holds a training step of {samples}: it needs {bytes_(need)} of {device}{parts}, and the "

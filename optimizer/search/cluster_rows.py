@@ -91,7 +91,7 @@ class Columns:
     def __init__(self, space: SearchSpace) -> None:
         options, exchanges = space.options, space.exchanges
         names, networks = COLLECTIVES, [option.network for option in options]
-        buckets, precisions = sorted(space.quotas), space.precisions
+        buckets, ways = sorted(space.quotas), space.ways
         place = {bucket: index for index, bucket in enumerate(buckets)}
 
         def column(values: Sequence[float]) -> Array:
@@ -137,7 +137,8 @@ class Columns:
         )
         self.relief = column([network.relief for network in networks])
         self.network_log_sd = column([network.log_sd for network in networks])
-        self.precision = np.array([precisions.index(option.precision) for option in options], dtype=np.intp)
+        self.ways, self.way = len(ways), np.array([ways.index(option.way) for option in options], dtype=np.intp)
+        self.shares_model = np.array([option.way[1].shards > 1 for option in options], dtype=np.bool_)
         self.precision_stretch = column([option.stretch for option in options])
         self.precision_stretch_log_sd = column([option.stretch_log_sd for option in options])
         self.quota = np.array([place.get(bucket_of(option.offer), -1) for option in options], dtype=np.intp)
@@ -188,15 +189,15 @@ class Columns:
         for index, bucket in enumerate(sorted(space.quotas)):
             used = (count * self.vcpus[option] * (self.quota[option] == index)).sum(axis=1)
             kept &= used <= space.quotas[bucket]
-        if len(space.precisions) > 1:
+        if self.ways > 1:
             kept &= self.computes_alike(option, count)
         return np.asarray(kept)
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
-        """Return the mask [rows] of clusters in one precision; ``option``, ``count``: of each group, [rows, groups]."""
-        precision = self.precision[option]
-        highest = np.where(count > 0, precision, -1).max(axis=1, initial=-1)
-        return np.asarray(((count == 0) | (precision == highest[:, None])).all(axis=1))
+        """Return the mask [rows] of clusters in one way; ``option``, ``count``: of each group, [rows, groups]."""
+        way = self.way[option]
+        highest = np.where(count > 0, way, -1).max(axis=1, initial=-1)
+        return np.asarray(((count == 0) | (way == highest[:, None])).all(axis=1))
 
     def hold(self, rows: ClusterRows, workers: Integers) -> Mask:
         """Return the mask [rows] of clusters with memory for exchange and micro-batch; ``workers``: [rows, groups].
@@ -362,7 +363,8 @@ def _link(
 ) -> tuple[Array, Array]:
     """Return seconds of a message and of a byte over the slowest hop of each row, inside its machines or between them.
 
-    A ring over machines in order: one flow leaves each machine, whatever its number of workers.
+    A ring over machines in order: one flow leaves each machine, whatever its number of workers. Devices that share a
+    model have summed its gradient inside their machine before (`search_space._gathering`).
     """
     option, present = rows.option, rows.count > 0
     machines = rows.count.sum(axis=1)
@@ -370,7 +372,7 @@ def _link(
     def worst(values: Array) -> Array:
         return np.asarray(np.where(present, values, 0.0).max(axis=1))
 
-    crowded = columns.workers[option] > 1
+    crowded = (columns.workers[option] > 1) & ~columns.shares_model[option]
     bus_latency = worst(crowded * columns.bus_latency_s[option])
     bus_s_per_byte = worst(crowded * columns.bus_s_per_byte[option])
     relief = np.where(present, columns.relief[option], np.inf).min(axis=1, initial=np.inf)
@@ -397,7 +399,8 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     A compressed or averaging exchange counts with the upper ends of what is not known of it: its work on the workers,
     its steps over those of dense gradients (in a run of fixed length, the progress that may be lost), and how often
     workers average. And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`).
-    Inside one machine nothing is compressed.
+    Inside one machine nothing is compressed, and gradients of a shared model are summed whole: the trainer steers no
+    other way for it.
     """
     workers_of = rows.count * columns.workers[rows.option]
     workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
@@ -412,7 +415,9 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     )
     computed_s, more_traffic = compute_s * late(workers, job.shape), grown(workers, alone, job.shape)
     overlap, is_short = job.shape.overlap("identity"), bool(np.isfinite(columns.free_bytes).any())
-    scaled = ((rows.count > 0) & columns.scales_loss[rows.option]).any(axis=1)
+    scaled, shared = (
+        ((rows.count > 0) & which[rows.option]).any(axis=1) for which in (columns.scales_loss, columns.shares_model)
+    )
     best, least = np.full(len(rows), -1, dtype=np.intp), np.full(len(rows), np.inf)
     for exchange in np.argsort(~columns.is_plain, kind="stable").tolist():
         latency, s_per_byte = links[columns.collective[exchange]]
@@ -431,6 +436,8 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
         time_s = startup_s + took * step_s * columns.late[exchange, workers]
         if not columns.is_plain[exchange] and columns.is_plain.any():
             time_s = np.where(alone & ~columns.is_local[exchange], np.inf, NEAR * time_s)
+        if not columns.is_plain[exchange]:
+            time_s = np.where(shared, np.inf, time_s)
         if columns.is_local[exchange] and scaled.any():
             time_s = np.where(scaled, np.inf, time_s)  # workers agree on the loss scale in every step
         if is_short:

@@ -190,8 +190,8 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
         cheap &= expected_usd < bar.score
     if types > 2:
         threes = 0
-        for precision in range(len(columns.space.precisions)):
-            alike = columns.precision == precision
+        for way in range(columns.ways):
+            alike = columns.way == way
             all_usable, all_cheap = usable[alike].sum(axis=0), cheap[alike].sum(axis=0)
             threes += int((_threes(all_usable) - _threes(all_usable - all_cheap)).sum())
         if threes > most_boxes * 2 // 3:
@@ -199,7 +199,7 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     chunks = []
     for batch, exchange in np.ndindex(usable.shape[1:]):
         option = _together(cheap[:, batch, exchange], usable[:, batch, exchange], types)
-        if len(columns.space.precisions) > 1:
+        if columns.ways > 1:
             option = option[columns.computes_alike(option, np.ones_like(option))]
         boxes = Boxes(
             option=option,

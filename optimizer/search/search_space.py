@@ -23,6 +23,7 @@ from hetopt.optimizer.plan import ObservedLosses
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.pareto import undominated
+from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, sharable
 from hetopt.optimizer.step_time.links import (
     Network,
     gathering_s,
@@ -78,6 +79,11 @@ class MachineOption:
     precision: Precision = "fp32"
     stretch: float = 1.0
     stretch_log_sd: float = 0.0
+
+    @property
+    def way(self) -> tuple[Precision, Scheme]:
+        """The precision and the memory scheme, which all machines of a cluster have in common."""
+        return self.precision, REPLICATED if self.worker.room is None else self.worker.room.scheme
 
     @property
     def name(self) -> str:
@@ -143,9 +149,9 @@ class SearchSpace:
     open_hours: OpenHours | None = None
 
     @property
-    def precisions(self) -> tuple[Precision, ...]:
-        """Precisions that clusters may compute in."""
-        return tuple(dict.fromkeys(option.precision for option in self.options))
+    def ways(self) -> tuple[tuple[Precision, Scheme], ...]:
+        """Precisions and memory schemes that clusters may have."""
+        return tuple(dict.fromkeys(option.way for option in self.options))
 
     @property
     def machine_counts(self) -> tuple[int, ...]:
@@ -252,10 +258,10 @@ def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape, instance:
 
 def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) -> WorkerModel:
     """Return the worker with micro-batches at least as long as gathering the replica that its machine's GPUs share."""
-    described = model.reference.device.counted
-    if worker.room is None or described is None or worker.room.scheme.shards == 1:
+    blocks = sharable(model)
+    if worker.room is None or blocks is None:
         return worker
-    gathered_s = gathering_s(instance, worker.room.scheme.shards, described.weight_bytes)
+    gathered_s = gathering_s(instance, worker.room.scheme, blocks.weight_bytes)
     floor_s = max(worker.time.floor_s, gathered_s)
     return replace(worker, time=replace(worker.time, floor_s=floor_s))
 
@@ -324,14 +330,14 @@ def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[Ma
     """Return the options that no other of the same region, quota, worker count and precision equals or beats.
 
     Swapping a machine for one that dominates it never makes a cluster slower, dearer or less certain, so no point of
-    the Pareto front is lost. Options of one quota are compared, with as many workers a machine and one precision: of
-    another, there may be too few. The first of equals stays.
+    the Pareto front is lost. Options of one quota are compared, with as many workers a machine, in one precision and
+    memory scheme: of another, there may be too few. The first of equals stays.
     """
     kinds: list[tuple[object, ...]] = []
     for option in options:
         bucket, place = bucket_of(option.offer), option.offer.price.region
         limit = (bucket, option.offer.instance_type.vcpus) if bucket in quotas else None
-        kinds.append((place, limit, option.worker.workers, option.worker.kind, option.precision))
+        kinds.append((place, limit, option.worker.workers, option.worker.kind, option.way))
     figures = np.array([_figures(option) for option in options]).reshape(len(options), -1)
     return tuple(options[row] for row in undominated(figures, kinds))
 

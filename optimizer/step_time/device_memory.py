@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 
 from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
-from hetopt.core.memory import ALONE, ExchangeMemory, TrainingMemory
+from hetopt.core.memory import ALONE, Blocks, ExchangeMemory, TrainingMemory
 from hetopt.core.profile import Counted
-from hetopt.core.run_spec import Compression, Synchronization
+from hetopt.core.run_spec import Compression, Sharding, Synchronization
 from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType
 
@@ -47,36 +47,82 @@ class Scheme:
 
     Attributes:
         shards: devices of the machine that share the replica's weights, gradients and optimizer state.
+        shard: what that is as a run is told it: with "grads", weights stay gathered from forward to backward.
         recomputes: whether a layer's activations are computed anew for its backward pass.
     """
 
     shards: int = 1
+    shard: Sharding = "none"
     recomputes: bool = False
 
-    def held(self, memory: TrainingMemory, described: Counted) -> TrainingMemory:
+    @property
+    def gatherings(self) -> int:
+        """Weights that are gathered for a micro-batch before forward and backward, and gradients that are scattered.
+
+        (Zhao et al. 2023, "PyTorch FSDP", section 3.2.)
+        """
+        return {"none": 0, "grads": 2, "full": 3, "auto": 3}[self.shard]
+
+    def held(self, memory: TrainingMemory, blocks: Blocks) -> TrainingMemory:
         """Return the bytes that one device holds under this scheme, from those of a whole replica (``memory``)."""
-        part = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
-        return part.recomputing(described.layers) if self.recomputes else part
+        if self == REPLICATED:
+            return memory
+        return memory.shared(blocks, self.shards, regathers=self.shard != "grads", recomputes=self.recomputes)
 
 
 REPLICATED = Scheme()
 
 
-def scheme_of(memory: TrainingMemory, described: Counted, *, devices: int, usable_bytes: float) -> Scheme:
-    """Return the quickest scheme in which one sample of a described job fits; where none fits, the most saving.
+def blocks_of(described: Counted) -> Blocks:
+    """Return the layers of a described model, taken to be all alike and to hold all weights."""
+    return Blocks(number=described.layers, share=1 / described.layers, weight_bytes=described.weight_bytes)
+
+
+def sharable(model: FittedModel) -> Blocks | None:
+    """Return the blocks by which devices can share a job's model; None: it has none, or a script sees to it."""
+    described, job, memory = model.reference.device.counted, model.profile.job, counted(model)
+    if described is not None:
+        return blocks_of(described)
+    if memory is None or job.blocks is None or job.block_share is None:
+        return None
+    # Autocast copies fp32 weights to 16 bits after they were gathered, and keeps the copies for backward.
+    return Blocks(number=job.blocks, share=job.block_share, weight_bytes=memory.parameter_bytes)
+
+
+def schemes(described: Counted | None, devices: int) -> list[Scheme]:
+    """Return the ways to hold a replica on ``devices`` of a machine, the quicker first, the most saving last.
+
+    A task is told what its devices share. A described job is taken to be a script as they are written: weights are
+    freed between forward and backward, and layers of a transformer are recomputed where memory asks for it.
+    """
+    shared = [Scheme(shards=devices, shard="grads"), Scheme(shards=devices, shard="full")] if devices > 1 else []
+    ways = [REPLICATED, *(shared if described is None else shared[1:])]
+    if described is not None and described.moved_bytes is not None:  # a transformer: layers that are all alike
+        ways += [replace(scheme, recomputes=True) for scheme in ways]
+    return ways
+
+
+def scheme_of(model: FittedModel, memory: TrainingMemory, blocks: Blocks, devices: int, usable_bytes: float) -> Scheme:
+    """Return the quickest scheme in which the fewest samples of a step fit; where none fits, the most saving.
+
+    Recomputing takes longer than anything else, and of the others gatherings, of which larger micro-batches need fewer.
 
     Args:
+        model: fitted to the profile.
         memory: of a whole replica.
-        described: counts of the job.
+        blocks: of the model.
         devices: of the machine, which may share the replica.
         usable_bytes: of one device, for training.
     """
-    shared = [Scheme(shards=devices)] if devices > 1 else []
-    schemes = [REPLICATED, *shared]
-    if described.moved_bytes is not None:  # a transformer: layers that are all alike
-        schemes += [replace(scheme, recomputes=True) for scheme in schemes]
-    fitting = (scheme for scheme in schemes if scheme.held(memory, described).peak_bytes(1) <= usable_bytes)
-    return next(fitting, schemes[-1])
+    job, ways = model.profile.job, schemes(model.reference.device.counted, devices)
+    most = max(1, job.batch_size // devices)
+    fits = {scheme: scheme.held(memory, blocks).largest_micro_batch(usable_bytes) for scheme in ways}
+    fitting = [scheme for scheme, samples in fits.items() if samples is None or samples >= job.least_local_batch_size]
+    return min(
+        fitting,
+        key=lambda scheme: (scheme.recomputes, scheme.gatherings / min(fits[scheme] or most, most)),
+        default=ways[-1],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +197,13 @@ def room(
         usable: bytes of it that training may use.
         exchange: memory of the exchange that takes most; one that takes nothing will do where no other fits.
         measured: the very device, where it was profiled.
-        devices: of the machine, which share a replica of a described job where none can hold it alone.
+        devices: of the machine, which share a replica where none can hold it alone.
     """
-    job, memory = model.profile.job, counted(model)
-    scheme, described = REPLICATED, model.reference.device.counted
-    if memory is not None and described is not None:
-        scheme = scheme_of(memory, described, devices=devices, usable_bytes=usable)
-        memory = scheme.held(memory, described)
+    job, memory, blocks = model.profile.job, counted(model), sharable(model)
+    scheme = REPLICATED
+    if memory is not None and blocks is not None:
+        scheme = scheme_of(model, memory, blocks, devices, usable)
+        memory = scheme.held(memory, blocks)
     line = None if on_gpu and memory is not None else (measured or model.reference).memory
     least = job.least_local_batch_size
 
@@ -168,7 +214,7 @@ def room(
 
     if usable <= 0:
         return None
-    most = largest(exchange)
+    most = largest(exchange if scheme.shards == 1 else ALONE)
     if most is not None and most < least:
         most = largest(ALONE)
     if most is not None and most < least:
@@ -177,14 +223,13 @@ def room(
     splits = not job.script and (most is None or most >= 2 * least - 1)
     if memory is None:
         return Room(device_bytes=device_bytes, usable_bytes=usable, micro_batch=most, splits=splits)
-    step = memory.peak_bytes(most) - memory.kept_bytes if most is not None else 0.0
     return Room(
         device_bytes=device_bytes,
         usable_bytes=usable,
         micro_batch=most,
         splits=splits,
         free_bytes=usable - memory.kept_bytes,
-        step_bytes=step,
+        step_bytes=0.0 if most is None else memory.peak_bytes(most) - memory.kept_bytes,
         fresh_bytes=memory.fresh_bytes,
         scheme=scheme,
     )

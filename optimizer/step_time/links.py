@@ -9,6 +9,7 @@ from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import AWS, NetworkSource
+from hetopt.optimizer.step_time.device_memory import Scheme
 from hetopt.optimizer.step_time.posterior import Shape
 from hetopt.optimizer.step_time.step_time import sharing
 from hetopt.optimizer.step_time.tiers import SampledMachine
@@ -130,18 +131,13 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
     return in_company(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)
 
 
-GATHERINGS = 3
-"""Of a micro-batch: the weights before its forward and its backward pass, and as many gradients that are scattered
-(Zhao et al. 2023, "PyTorch FSDP", section 3.2)."""
-
-
-def gathering_s(instance: InstanceType, shards: int, weight_bytes: float) -> float:
+def gathering_s(instance: InstanceType, scheme: Scheme, weight_bytes: float) -> float:
     """Return the seconds to gather sharded weights and scatter gradients among a machine's GPUs, for a micro-batch.
 
     Args:
         instance: the machine.
-        shards: devices that share the replica.
+        scheme: by which they share the replica.
         weight_bytes: of the replica, as it is multiplied with.
     """
-    link = inside_machine(instance, shards, 1.0)
-    return GATHERINGS * weight_bytes * (1 - 1 / shards) / link.bytes_per_s
+    link = inside_machine(instance, scheme.shards, 1.0)
+    return scheme.gatherings * weight_bytes * (1 - 1 / scheme.shards) / link.bytes_per_s

@@ -40,7 +40,7 @@ class ResidualGains:
         """Update the residuals with this worker's weighted flat gradient of one step; call it every step."""
         for ratio, residual in self._residuals.items():
             prepared = residual.prepare(local)
-            residual.commit(prepared, TopK(ratio).encode(prepared, Turn(Channel())))
+            residual.commit(TopK(ratio).encode(prepared, Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
         """Return the share of energy Top-k would keep of this gradient by ratio; collective: every rank calls it."""

@@ -24,7 +24,7 @@ from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import FusedStep, LossModule, initial_loss_scale, trainable_parameters
+from hetopt.trainer.steps.step import FusedStep, LossModule, LossScale, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.sync.synchroniser import make_synchroniser
 from hetopt.trainer.task import LearningRate, Task, average_buffers, evaluate, make_optimizer
@@ -84,7 +84,7 @@ class PilotRun:
         self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
         self._exchange = Exchange(Compression(), elements, device=context.device)
-        self._loss_scale = initial_loss_scale(pilot.precision)
+        self._loss_scale = LossScale() if pilot.precision == "fp16" else None
         loss = LossModule(self._model, task.loss, pilot.precision)
         stopwatch = Stopwatch(context.device)
         self._step = FusedStep(  # of this worker's gradient, which is looked at before it is exchanged

@@ -28,6 +28,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.sharding import block_facts
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import lacks_units, matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluation_sums, least_samples
@@ -146,6 +147,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         flops_per_sample=apart.flops / len(part) or None,
         model_kind=model_kind(replica.loss.model.modules()),
         parameter_shapes=replica.shapes,
+        **block_facts(replica.loss.model, task.blocks),
     )
 
 

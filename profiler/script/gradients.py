@@ -35,7 +35,7 @@ from hetopt.core.search_path import run_script
 from hetopt.profiler.script.observer import alive, be_alone, flat_gradient, normalises
 from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
-from hetopt.trainer.script.batches import REGISTRY, SessionPlan, ShareTable
+from hetopt.trainer.script.batches import REGISTRY, ShareTable
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
@@ -161,10 +161,10 @@ def main(arguments: list[str]) -> None:
     if spec is not None and workers > 1:
         ShareTable.turns = True
         run_spec = read_record(RunSpec, Path(spec), hint="run the command again")
-        plan = SessionPlan(spec=run_spec, as_one=AS_ONE_VARIABLE in os.environ)
-        around = unequal(plan, inside(Path(folder), f"{name}-run"))
+        run_dir = inside(Path(folder), f"{name}-run")
+        around = unequal(run_spec, run_dir, as_one=AS_ONE_VARIABLE in os.environ)
         if rank == 0:
-            inside(Path(folder), f"{name}-run").mkdir()
+            run_dir.mkdir()
     torch.set_num_threads(1)
     sys.argv = [script, *rest]
     try:

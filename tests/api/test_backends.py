@@ -14,8 +14,9 @@ import hetopt
 from hetopt.api import hosts
 from hetopt.api.backends import backend
 from hetopt.backends.emulation.namespaces import find_leftovers, why_not
-from hetopt.backends.options import Local, Machines, Rehearsal
-from hetopt.backends.processes import PROCESS_FILE
+from hetopt.backends.on_this_machine import SshBackend
+from hetopt.backends.options import Local, Machines, Rehearsal, Ssh
+from hetopt.backends.processes import PROCESS_FILE, ProcessLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import checkpoint_step
 from hetopt.core.run_status import RunState
@@ -133,6 +134,21 @@ class Stories:
         log.write_text('{"event": "step", "step": \n' + json.dumps({"event": 5}) + "\n" + log.read_text())
         assert hetopt.Run.find(run.name).status().state is RunState.FINISHED
         assert hetopt.report(run.name).unread_lines == 2
+
+
+@pytest.mark.parametrize("here", [Local(), Ssh(hosts="alice@box1,box2")])
+def test_a_start_that_is_refused_leaves_nothing_that_looks_like_a_run(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Machines
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BadInput("it cannot be started.", hint="try again")
+
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    monkeypatch.setattr(ProcessLauncher, "start", refuse)
+    monkeypatch.setattr(SshBackend, "asked", lambda self, prepared: prepared)
+    with pytest.raises(BadInput, match="cannot be started"):
+        hetopt.launch(plan, on=here)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 class TestLocal(Stories):

@@ -216,7 +216,7 @@ def test_a_command_does_what_it_says(
         assert json.loads(output.read_text(encoding="utf-8"))["kind"] in ("plan", "report")
     if "--json" in words:
         json.loads(answer.out)
-    for option in ("--html", "--report", "--torchrun", "--skypilot", "--schemas"):
+    for option in ("--html", "--report", "--torchrun", "--skypilot", "--dstack", "--jobset", "--schemas"):
         if option in words:
             assert (here / words[words.index(option) + 1]).exists()
 

@@ -116,7 +116,7 @@ def spec_of(steps: int, slowdown: float = 1.0) -> RunSpec:
 
 
 def events_of(objects: S3Objects) -> list[str]:
-    text = b"".join(objects.get(name) or b"" for name in objects.names("events/")).decode()
+    text = b"".join(objects.get(name) or b"" for name in objects.names("events/") or ()).decode()
     return [event["event"] for event in parse_events(text.splitlines(keepends=True))]
 
 
@@ -180,7 +180,7 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
     assert is_over(objects.get(OUTCOME_OBJECT), 0), "no other machine can mend that"
     assert replace(objects, prefix="models/r").get("model.safetensors")
     assert replace(objects, prefix="models/r").get("outputs/figures.txt") == b"of the script"
-    (log,) = (name for name in objects.names("log/") if name.endswith("stdout.log"))
+    (log,) = (name for name in objects.names("log/") or () if name.endswith("stdout.log"))
     assert (objects.get(log) or b"").startswith(b"carried 0 1 0 1 127.0.0.1\n")
 
 
@@ -379,7 +379,9 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     half = second / "checkpoint/step-5.partial/.rank-9.safetensors.partial"
     half.write_bytes(b"half")
     assert two.send(ended=False)
-    assert not [name for name in objects.names("ckpt/step-5/") if "rank-9" in name], "what is being written is not sent"
+    assert not [name for name in objects.names("ckpt/step-5/") or () if "rank-9" in name], (
+        "what is being written is not sent"
+    )
     assert not one.send(ended=False), "there is a newer one"
     assert named(objects) == "step-5"
     # The last of all is not missed.
@@ -410,10 +412,13 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
         "state.safetensors",
     ]
     assert (third / "checkpoint" / "LATEST").read_text() == "step-9\n"
-    # A bucket that does not answer looks empty: nothing begins again for that, and nothing is written over.
-    silent = Uploads(objects=objects, models=objects, run_dir=third, leads=True, generation=1)
+    uploads = Uploads(objects=objects, models=objects, run_dir=third, leads=True)
     with pytest.raises(RunFailed, match="nothing of the checkpoint step-8"):
-        silent.restore("step-8")
+        uploads.restore("step-8")
+    # A bucket that does not answer is no empty one: nothing begins again for that, and nothing is written over.
+    silent = replace(uploads, objects=replace(objects, bucket="hetopt-no-such-bucket"))
+    with pytest.raises(RunFailed, match="nothing of the checkpoint step-9"):
+        silent.restore("step-9")
     with pytest.raises(RunFailed, match="events cannot be read"):
         silent.restore_events()
 

@@ -1,7 +1,7 @@
 """What a machine boots with: its text is known, its end comes first, and nothing in it is read as more than a word.
 
 The code that a person brings travels with what it imports, or is refused before anything is rented.
-Wheels are installed by their hashes alone: what pip installs of them, and nothing that no lock names.
+Wheels are installed by their hashes alone, and nothing that no lock names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
@@ -23,13 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, set_timer, user_data
 from hetopt.backends.ec2.facts import OWN_DISKS
-from hetopt.backends.ec2.node.unpack import requirements, unpack
 from hetopt.backends.host.bundle import MOST_BYTES, Bundle, carried, make_bundle, user_code
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput
@@ -98,11 +95,10 @@ SHIMS = {
     "aws": 'echo "aws $*" >> "$CALLS"; case "$2" in get-object | cp) ;; *) exit 0;; esac; '
     'case "$*" in *"/wheels/"*) cp "$LEFT" "${!#}";; *) cp "$BUNDLE" "${!#}";; esac',
     # A virtual environment whose python notes what it was asked.
-    "python3.12": 'mkdir -p "$4/bin"; cp "$(dirname "$0")/noting" "$4/bin/python"',
-    # Wheels that somebody has left are refused where `$REFUSED`; to unpack them is left to pip where `$ODD`.
+    "python3.12": 'mkdir -p "$3/bin"; cp "$(dirname "$0")/noting" "$3/bin/python"',
+    # Wheels that somebody has left are refused where `$REFUSED`.
     "noting": 'echo "python $*" >> "$CALLS"; wheels="$(dirname "$0")/../../wheels"; case "$*" in '
-    '*--dest*) mkdir -p "$wheels"; touch "$wheels/index.whl";; *ensurepip*) exit;; '
-    '*.unpack*) [ -f "$wheels/index.whl" ] || exit "${REFUSED:-${ODD:-0}}"; exit "${ODD:-0}";; '
+    '*--dest*) mkdir -p "$wheels"; touch "$wheels/index.whl";; '
     '*--no-index*) [ -f "$wheels/index.whl" ] || exit "${REFUSED:-0}"; exit;; esac; exit "${AGENT_CODE:-0}"',
 }
 
@@ -145,11 +141,12 @@ def test_a_machine_boots_and_ends(tmp_path: Path, bundle: Bundle) -> None:
     ]
     own = [line for line in called if "put-object" not in line]
     assert own[-2:] == [f"python -m hetopt.backends.ec2.node.agent {tmp_path / 'root'}", "shutdown -h now"]
-    asked = [line for line in called if "-m pip" in line]
-    assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
-    assert all(" download " in line for line in asked), "nobody has left anything yet, and pip installs nothing"
-    (unpacked,) = [line for line in called if ".unpack " in line]
-    assert [Path(one).name for one in unpacked.split()[-3:]] == ["x86_64-cpu-torch.txt", "x86_64-cpu.txt", "null"]
+    asked = [line for line in called if "--requirement" in line]
+    locks = ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
+    assert [line.rpartition("/")[2] for line in asked] == [*locks, "uv.txt", *locks]
+    assert [" download " in line for line in asked] == [True] * 2 + [False] * 3
+    assert ["-m uv" in line for line in asked] == [False] * 3 + [True] * 2, "pip installs nothing but uv"
+    assert re.findall("^[a-z]+", (tmp_path / "root" / "uv.txt").read_text(), re.MULTILINE) == ["uv"]
     assert all("--require-hashes" in line for line in asked)
     for line in asked:
         assert Path(line.rpartition(" ")[2]).is_file()
@@ -186,8 +183,8 @@ def test_the_first_machine_leaves_its_packages_and_the_next_needs_no_index(
     (key,) = has_left(tmp_path / "first")
     assert re.fullmatch(r"wheels/[0-9a-f]{64}\.tar --body \S+", key)
     called, log = boot(tmp_path / "second", config, bundle.data, LEFT=str(left))
-    assert not [line for line in called if "-m pip" in line or "ensurepip" in line], "there is no pip on this machine"
-    assert len([line for line in called if ".unpack " in line]) == 1
+    assert not [line for line in called if " download " in line]
+    assert len([line for line in called if "-m uv" in line]) == (1 if gpu else 2)
     assert "no wheels" not in log
     assert not (tmp_path / "second" / "root" / "wheels").exists()
     (got,) = [line for line in called if line.startswith("aws s3 cp")]
@@ -203,7 +200,7 @@ def test_packages_that_are_not_those_of_the_lock_come_from_their_index(
     noise.write_bytes(b"noise")
     for name, how in (("refused", {"LEFT": str(left), "REFUSED": "1"}), ("noise", {"LEFT": str(noise)})):
         called, log = boot(tmp_path / name, config, bundle.data, **how)
-        asked = [line for line in called if "pip download" in line]
+        asked = [line for line in called if " download " in line]
         assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
         assert "the agent ended with 0" in log
         assert has_left(tmp_path / name), "and the next finds the right ones"
@@ -449,105 +446,33 @@ def test_files_among_its_arguments_travel_and_folders_are_refused(
         assert "task/small.yaml" in archive.getnames()
 
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = {
-    "one/__init__.py": b"WORD = 'one'\n",
-    "one/deep/er/data.bin": bytes(range(256)) * 5000,
-    "one/tool": b"#!/bin/sh\n",
-    "one-1.data/scripts/one-tool": b"#!/bin/sh\necho one\n",
-    "one-1.data/purelib/beside.py": b"PLACE = 'site'\n",
-    "one-1.data/data/share/one.txt": b"shared\n",
-    "one-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: one\nVersion: 1\n",
-    "one-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-}
+def wheel(folder: Path) -> str:
+    """Put a wheel into a folder; return the lines of a lock that asks for it."""
+    path = folder / "one-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("one.py", "WORD = 'one'\n")
+        archive.writestr("one-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: one\nVersion: 1\n")
+        archive.writestr("one-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("one-1.dist-info/RECORD", "one.py,,\none-1.dist-info/METADATA,,\none-1.dist-info/WHEEL,,\n")
+    return f"one==1 \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
-def wheel(folder: Path, files: dict[str, bytes] = FILES, name: str = "one") -> tuple[Path, str]:
-    """A wheel, and the line of a lock that asks for it."""
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-1-py3-none-any.whl"
-    record = "".join(f"{one.replace('one-1', f'{name}-1')},,\n" for one in files)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for place, data in {**files, "one-1.dist-info/RECORD": record.encode()}.items():
-            entry = zipfile.ZipInfo(place.replace("one-1", f"{name}-1"))
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = (stat.S_IFREG | (0o755 if "tool" in place else 0o644)) << 16
-            archive.writestr(entry, data)
-    return path, f"{name}==1 \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
-
-
-def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
-    """Files by place, and whether each can be run; not what tells of the installer."""
-    told = ("RECORD", "INSTALLER", "REQUESTED")
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name not in told and path.suffix != ".pyc")
-    return {
-        path.relative_to(folder).as_posix(): (path.read_bytes(), os.access(path, os.X_OK))
-        for path in found
-        if not path.relative_to(folder).as_posix().startswith(("bin/python", "pyvenv"))
-    }
-
-
-def test_it_installs_what_pip_does(tmp_path: Path) -> None:
-    """Run as a machine runs it, in an environment that has no pip, by an interpreter that has nothing else."""
-    path, line = wheel(tmp_path / "wheels")
-    lock = tmp_path / "lock.txt"
-    lock.write_text(f"# a lock\n\n{line}")
-    homes = [tmp_path / "plain", tmp_path / "pip"]
-    for home in homes:
-        venv.EnvBuilder(with_pip=False).create(home)
-    before = tree(homes[0])
-    command = ["-m", "hetopt.backends.ec2.node.unpack", str(path.parent), str(lock), os.devnull]
-    done = subprocess.run(
-        [homes[0] / "bin" / "python", "-s", *command],
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    pip = [sys.executable, "-m", "pip", "--python", str(homes[1] / "bin" / "python"), "install", "--no-compile"]
-    subprocess.run([*pip, "--quiet", "--no-index", "--find-links", str(path.parent), "one"], check=True)
-    ours, pips = ({k: v for k, v in tree(home).items() if k not in before} for home in homes)
-    assert ours == pips
-    assert len(ours) == len(FILES)
-
-
-def test_a_wheel_that_no_lock_names_or_that_is_missing_installs_nothing(tmp_path: Path) -> None:
-    path, line = wheel(tmp_path / "wheels")
-    _, other = wheel(tmp_path / "elsewhere", name="other")
-    site = tmp_path / "site"
-    for wheels, locks in (([path], [other]), ([path], [line, other]), ([], [line]), ([path], [""])):
-        with pytest.raises(ValueError, match=r"missing"):
-            unpack(wheels, locks, site, tmp_path / "prefix")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"1 of 1 wheels are missing"):
-        unpack([path], [line], site, tmp_path / "prefix")
-    assert not site.exists()
-
-
-@pytest.mark.parametrize("name", ["../out.py", "/out.py", "a/../../out.py", "one-1.data/scripts/../../out.py"])
-def test_no_file_of_a_wheel_lands_elsewhere(tmp_path: Path, name: str) -> None:
-    path, line = wheel(tmp_path / "wheels", {**FILES, name: b"x"})
-    with pytest.raises((BadInput, ValueError, OSError)):
-        unpack([path], [line], tmp_path / "a" / "b" / "site", tmp_path / "a" / "b" / "prefix")
-    assert not list(tmp_path.rglob("out.py"))
-
-
-@given(
-    names=st.lists(st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,9}", fullmatch=True), max_size=4),
-    hashes=st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=3),
-)
-def test_a_lock_is_read_whole(names: list[str], hashes: list[bytes]) -> None:
-    told = [one.hex() for one in hashes]
-    text = "".join(
-        f"{name}==1.0+cpu \\\n" + " \\\n".join(f"    --hash=sha256:{one}" for one in told) + "\n" for name in names
-    )
-    assert list(requirements(f"# made by\n\n{text}")) == [frozenset(told)] * len(names)
-
-
-@pytest.mark.parametrize("line", ["one", "one==1", "one>=1 --hash=sha256:" + 64 * "0", "-r other.txt", "one==1; x"])
-def test_what_is_no_requirement_by_hash_is_left_to_pip(line: str) -> None:
-    with pytest.raises(ValueError, match="no requirement by version and hash"):
-        list(requirements(line))
+def test_what_a_machine_asks_of_uv_installs_what_the_lock_names_and_nothing_else(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    """The command that a machine was seen to give, given to uv itself, with a small lock in the place of its own."""
+    called, _ = boot(tmp_path / "m", with_(bundle_sha256=bundle.sha256), bundle.data)
+    _, *words = next(line for line in called if "-m uv pip install" in line).split()
+    (wheels := tmp_path / "wheels").mkdir()
+    words[words.index("--find-links") + 1] = str(wheels)
+    lock, home = Path(words[-1]), tmp_path / "home"
+    venv.EnvBuilder(with_pip=False).create(home)
+    for line, code in ((wheel(wheels), 0), (f"one==1 --hash=sha256:{'0' * 64}\n", 1), ("two==1\n", 1)):
+        lock.write_text(f"# a lock\n\n{line}")
+        shutil.rmtree(tmp_path / "m" / "root" / "tmp", ignore_errors=True)
+        shutil.rmtree(home / "lib", ignore_errors=True)
+        done = subprocess.run(
+            [sys.executable, *words, "--python", str(home / "bin" / "python")], capture_output=True, check=False
+        )
+        assert bool(done.returncode) is bool(code), done.stderr
+        assert bool(list(home.rglob("one.py"))) is not bool(code)

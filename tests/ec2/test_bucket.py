@@ -45,7 +45,7 @@ def machine(order: Order) -> Uploads:
     """The machine's side of it, with what it wrote on its own disk."""
     objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix=f"runs/{RUN}", account_id=ACCOUNT)
     models = replace(objects, prefix=f"models/{RUN}")
-    return Uploads(objects=objects, models=models, run_dir=Path(), leads=True, workers=1)
+    return Uploads(objects=objects, models=models, run_dir=Path(), leads=True)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_a_checkpoint_has_its_own_files_alone(objects: S3Objects, tmp_path: Path
     there = ("state.safetensors", "rank-0.safetensors", "manifest.json", "/x.pt", "x/rank-1.safetensors", "evil.py")
     for name in there:
         objects.put(f"ckpt/step-4/{name}", b"x")
-    Checkpoints(objects=objects, run_dir=run_dir, leads=True, workers=1).restore("step-4")
+    Checkpoints(objects=objects, run_dir=run_dir, leads=True).restore("step-4")
     found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     folder = "run/checkpoint"
     assert found == [
@@ -278,7 +278,7 @@ def test_a_checkpoint_has_its_own_files_alone(objects: S3Objects, tmp_path: Path
 
 def test_what_is_in_the_way_of_a_checkpoint_does_not_end_the_next(objects: S3Objects, tmp_path: Path) -> None:
     """Keys that only look like checkpoints are not numbers."""
-    one = Checkpoints(objects=objects, run_dir=tmp_path, leads=True, workers=1)
+    one = Checkpoints(objects=objects, run_dir=tmp_path, leads=True)
     for name in ("step-x/state.safetensors", "step-/y", f"step-{'9' * 500}/z", "step-²/z"):
         objects.put(f"ckpt/{name}", b"x")
     folder = tmp_path / "checkpoint" / "step-7"

@@ -136,7 +136,7 @@ def test_a_run_is_looked_after_from_another_machine(
     refused(hetopt("attach", folder.name), 2, "is known here")
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "elsewhere"))
     refused(hetopt("attach", "20200101-000000-digits-0000"), 2, "has no order.json of a run")
-    refused(hetopt("attach", "../x"), 2, "cannot be the name of a run")
+    refused(hetopt("attach", "../x"), 2, "cannot be the name of a file")
     assert hetopt("attach", folder.name).code == 0
     status = json.loads(hetopt("status", "--json").out)
     assert status["run"] == folder.name

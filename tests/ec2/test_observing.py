@@ -66,6 +66,9 @@ def test_hours_and_losses_of_spot_alone_are_counted(order: Order) -> None:
     assert (pool.instance_type, pool.region, pool.zone) == ("c7i.large", order.region, "us-east-1a")
     assert pool.instance_hours == pytest.approx(2.0 + 2.01 + 4.0 + 3.0)
     assert (pool.losses, pool.events) == (3, 2)
+    assert (pool.outages, pool.outage_hours) == (1, pytest.approx(0.5 + (8.0 - 2.01) + (8.0 - 4.0))), (
+        "two are still open"
+    )
 
 
 def test_hours_count_for_the_pool_where_they_were(order: Order) -> None:

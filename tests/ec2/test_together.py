@@ -125,7 +125,7 @@ class Machines:
         return what in (self.objects.get(f"state/{id_}.json") or b"").decode()
 
     def events(self) -> list[dict[str, object]]:
-        text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/")).decode()
+        text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/") or ()).decode()
         return list(parse_events(text.splitlines(keepends=True)))
 
     def all_end(self, ids: Sequence[str]) -> None:

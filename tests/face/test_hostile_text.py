@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hetopt.api.run import RunRecord
+from hetopt.api.run import Run, RunRecord
 from hetopt.backends.emulation.conductor import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
@@ -133,7 +133,7 @@ def test_no_text_is_markup_of_a_page(text: str) -> None:
 
 def test_every_way_to_show_text_is_looked_at() -> None:
     ways = {name for name, one in vars(render).items() if inspect.isfunction(one) and one.__module__ == render.__name__}
-    others = {"console", "progress", "_cell", "_shown", "plain", "height", "progress_lines"}
+    others = {"console", "progress", "_cell", "_shown", "_remark", "plain", "height", "progress_lines"}
     assert ways - others == set(SHOW) - {"write"}
 
 
@@ -420,7 +420,7 @@ def test_no_damage_ends_a_command(
     read: list[tuple[RunRecord, list[LogEvent]]] = []
 
     def all_that_is_read() -> None:
-        record = RunRecord.of(folder)
+        record = Run.in_folder(folder).record()
         events = read_with_decisions(folder)[0]
         everything(folder, started, record, events)
         read.append((record, events))

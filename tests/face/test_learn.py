@@ -139,7 +139,7 @@ def test_the_noise_of_a_whole_run_takes_the_place_of_a_profile_s_first_steps(fir
     assert scales[0] < 100 < 400 < scales[-1] < 500
     assert learned.noise[-1].samples_seen == STEPS * 256
     assert any("noise over 2000 steps" in text for text in news)
-    curve = over_time(history).values("noise")
+    (curve,) = (series.values for series in over_time(history).series if series.key == "noise")
     assert curve[-1] == pytest.approx(scales[-1], rel=1e-3)
 
 

@@ -17,7 +17,7 @@ from hetopt.api.step_times import StepTimes
 from hetopt.core.comm.composition import AR_TOPK
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Link, Profile
-from hetopt.core.step_samples import Compression as Sent, Configuration, Node, StepSample, parse_configuration
+from hetopt.core.step_samples import Compression as Sent, Configuration, Node, StepSample, parse_line
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import load_catalog, offers
 from hetopt.optimizer.plan import Candidate, NetworkSource
@@ -246,7 +246,7 @@ def test_a_type_that_no_plan_can_have_is_refused_with_the_reason(times: StepTime
 
 def test_all_that_is_wrong_with_a_line_is_said_at_once() -> None:
     with pytest.raises(BadInput) as refused:
-        parse_configuration(json.dumps({"nodes": [{"workers": 0}], "precision": "int3"}))
+        parse_line(Configuration, json.dumps({"nodes": [{"workers": 0}], "precision": "int3"}))
     for part in (
         "nodes.0.type is missing",
         "nodes.0.workers must be greater than 0, got 0",

@@ -95,6 +95,8 @@ def test_only_the_step_time_of_half_a_run_is_compared(launch: Launch, change: di
     report = report_of(launch, plain_log(launch, **change))  # type: ignore[arg-type]  # one keyword of several types
     assert [figure.name for figure in report.compared] == ["step time"]
     assert report.within_tolerance is None
+    slow = report_of(launch, plain_log(launch, slowdown=30.0, **change))  # type: ignore[arg-type]  # likewise
+    assert slow.verdict[1] == "Steps are slower than predicted: no event of the run says why."
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_a_run_without_a_step_has_no_report(launch: Launch, state: str, said: st
 
 def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
     """Here nothing, on one's own hosts what their owner said, whatever the plan's machines would cost."""
-    assert launch.hourly_usd > 0
+    assert launch.plan.chosen.usd_per_hour > 0
     assert launch.running_usd_per_hour == 0
     took = launch.prediction.total_s
     priced = launch.prediction.model_copy(update={"cost_usd": Range(value=took.value, low=took.low, high=took.high)})
@@ -115,7 +117,7 @@ def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
     assert own.running_usd_per_hour == pytest.approx(3600)
     costs = [one for one in report_of(own, plain_log(own)).compared if one.unit == "USD"]
     assert [(one.name, one.predicted) for one in costs] == [("cost", pytest.approx(took.value))]
-    assert own.model_copy(update={"on": "ec2"}).running_usd_per_hour == launch.hourly_usd
+    assert own.model_copy(update={"on": "ec2"}).running_usd_per_hour == launch.plan.chosen.usd_per_hour
 
 
 @pytest.mark.parametrize(("on", "kept"), [("local", "checkpoint/LATEST"), ("ec2", "objects/ckpt/LATEST")])
@@ -204,15 +206,15 @@ def text(rehearsed: Launch) -> str:
 def test_the_band_holds_every_value_and_the_extremes_stay(gaps: list[float], drawn: list[float], most: int) -> None:
     end_s, values = np.cumsum(gaps), np.array(drawn[: len(gaps)])
     first = stretches(end_s, most=most)
-    around = envelope(values, first)
+    low, middle, high = envelope(values, first)
     assert len(first) <= most + 1
     assert (np.diff(first) > 0).all()
-    assert around.low.min() == values.min()
-    assert around.high.max() == values.max()
+    assert low.min() == values.min()
+    assert high.max() == values.max()
     stretch = np.searchsorted(first, np.arange(len(values)), side="right") - 1
-    assert (around.low[stretch] <= values).all()
-    assert (values <= around.high[stretch]).all()
-    assert ((around.low <= around.middle) & (around.middle <= around.high)).all()
+    assert (low[stretch] <= values).all()
+    assert (values <= high[stretch]).all()
+    assert ((low <= middle) & (middle <= high)).all()
 
 
 def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
@@ -220,8 +222,8 @@ def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
     first = next(event for event in events if event["event"] == "step")
     for name in ("local_batch_sizes", "compute_s", "wait_s", "sync_s"):
         first[name] = first[name][:2]
-    told = over_time(history_of(events))
-    assert [math.isnan(told.values(f"compute{worker}")[0]) for worker in range(4)] == [False, False, True, True]
+    begins = {series.key: series.values[0] for series in over_time(history_of(events)).series}
+    assert [begins[f"compute{worker}"] is None for worker in range(4)] == [False, False, True, True]
     assert not re.search(r"[ >:,]nan\b|NaN", made(rehearsed, events))
 
 

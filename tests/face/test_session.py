@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import read_events
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.step_samples import parse_configuration
+from hetopt.core.step_samples import Configuration, parse_line
 from hetopt.trainer.session import session
 from tests.forks import all_end_well
 
@@ -96,7 +96,7 @@ def test_a_session_leaves_events_and_step_times_behind(crew: Crew) -> None:
     assert steps[-1]["exchange"]["dense_bytes"] == 4 * sum(p.numel() for p in network().parameters())
     lines = (folder / "steps.jsonl").read_text().splitlines()
     assert len(lines) == len(steps)
-    assert parse_configuration(lines[0]).workers == WORKERS
+    assert parse_line(Configuration, lines[0]).workers == WORKERS
 
 
 @pytest.mark.parametrize(

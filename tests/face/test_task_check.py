@@ -133,7 +133,7 @@ def test_nothing_is_found_where_nothing_is_wrong(text: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "attribute", "said"),
     [
-        (GOOD + "1 / 0\n", "task", "mine.py, line 31, failed: ZeroDivisionError"),
+        (GOOD + "1 / 0\n", "task", "mine.py, line 31 failed: ZeroDivisionError"),
         (GOOD, "tusk", "called 'tusk'"),
         (GOOD, "GOOD", "called 'GOOD'"),
         (GOOD + "mine = 5\n", "mine", "is of type int"),

@@ -71,6 +71,16 @@ def test_a_terminal_of_forty_columns_without_colours_and_letters() -> None:
     assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40
 
 
+def test_an_answer_fits_a_terminal_below_what_is_remarked(tmp_path: Path) -> None:
+    hosts, asked = tmp_path / "hosts.toml", "estimate --params 110M --samples 3M --tokens 128 --budget 20 --inventory"
+    hosts.write_text(
+        "[desk]\ndevices = ['RTX 3090']\ncpus = 8\nnetwork_mbit = 940\nusd_per_hour = 0.1\n", encoding="utf-8"
+    )
+    told = on_a_terminal(*asked.split(), str(hosts), environment={**os.environ, "COLUMNS": "80"})
+    assert "days old" in told
+    assert len(told.splitlines()) <= 23
+
+
 @given(minutes=st.integers(1, 3000), looks=st.integers(1, 400))
 def test_a_file_gets_a_line_a_tenth_or_a_minute_whichever_is_later(minutes: int, looks: int) -> None:
     written: list[tuple[float, str]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import math
 import os
@@ -21,7 +20,6 @@ from hetopt.core.artifact import Artifact, PlainText, Record, Told, write_atomic
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import (
     MissingFile,
-    lines_of,
     parse_json,
     read_bytes,
     read_json,
@@ -203,7 +201,6 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert read_json(tmp_path / "file") == {"a": 1}
     assert read_text(tmp_path / "file") == '{"a": 1}\n'
     assert parse_json('\ufeff{"a": 1}', origin="text") == {"a": 1}
-    assert list(lines_of(io.StringIO("\ufeffa\nb"), origin="text")) == ["a\n", "b"]
 
 
 @given(PLAIN_JSON)
@@ -241,17 +238,6 @@ def test_any_text_is_read_or_refused(text: str | bytes) -> None:
 def test_what_ends_parsers_is_one_sentence(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=f"^text {said}.*\\.$"):
         parse_json(text, origin="text")
-
-
-def test_a_line_without_end_is_refused_before_it_is_all_in_memory() -> None:
-    class Endless(io.StringIO):
-        def readline(self, size: int | None = -1, /) -> str:
-            assert size is not None
-            assert 0 < size < 10_000_000
-            return "x" * size
-
-    with pytest.raises(BadInput, match="line 1 is longer than"):
-        next(lines_of(Endless(), origin="text"))
 
 
 @given(st.text(max_size=1000))

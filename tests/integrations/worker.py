@@ -28,7 +28,6 @@ from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.script.batches import SessionPlan
 from hetopt.trainer.worker import leave
 
 
@@ -73,7 +72,7 @@ def main() -> None:
 
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[3:]
-    with unequal(SessionPlan(spec=spec(script)), folder) if way == "shares" else nullcontext():
+    with unequal(spec(script), folder) if way == "shares" else nullcontext():
         lines = ast.parse(Path(script).read_text(encoding="utf-8")).body
         imports = [line for line in lines if isinstance(line, ast.Import | ast.ImportFrom)]
         exec(compile(ast.Module(imports, []), script, "exec"), {})

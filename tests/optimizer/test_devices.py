@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from hetopt.api.changes import synchronized
+from hetopt.api.options import Changes
 from hetopt.backends.prediction import predict_on_local
-from hetopt.core.errors import NoFeasiblePlan
-from hetopt.core.memory import ALONE, ExchangeMemory, Precision, StepMemory, TrainingMemory
+from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.memory import ALONE, Blocks, ExchangeMemory, Precision, StepMemory, TrainingMemory
 from hetopt.core.profile import PrecisionTrial, Profile
+from hetopt.core.run_spec import Compression
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.convergence.convergence import SEED_LOG_SD, precision_loss
 from hetopt.optimizer.convergence.steps_law import Z90
@@ -91,7 +94,7 @@ def test_what_is_slower_and_no_better_is_never_chosen(
     slower = gpu_profile(fixed, per_sample, steps=steps)
     alone = slower.model_copy(update={"devices": slower.devices[:1], "precision_trials": ()})
     space, usual = problem(slower, goal).space, problem(alone, goal).space
-    assert space.precisions == ("fp32",)
+    assert [way[0] for way in space.ways] == ["fp32"]
     assert space.options == usual.options
     assert space.exchanges[0].compress_s.tolist() == usual.exchanges[0].compress_s.tolist()
 
@@ -181,8 +184,8 @@ def test_a_loss_takes_steps_to_a_target_and_rules_out_runs_of_fixed_length() -> 
     lost, kept = (planned(one, options=pinned).chosen.prediction.steps for one in (slower, same))
     assert lost.value == pytest.approx(1.5 * kept.value, rel=0.1)
     fixed = Goal(ends="epochs", amount=3, budget_usd=50.0)
-    assert problem(slower, fixed).space.precisions == ("fp32",)
-    assert problem(same, fixed).space.precisions[-1] == "bf16"
+    assert [way[0] for way in problem(slower, fixed).space.ways] == ["fp32"]
+    assert problem(same, fixed).space.ways[-1][0] == "bf16"
 
 
 def test_imported_steps_say_what_a_described_job_may_compute_in() -> None:
@@ -198,7 +201,7 @@ def test_imported_steps_say_what_a_described_job_may_compute_in() -> None:
     )
     alone = profile.model_copy(update={"devices": profile.devices[:1], "precision_trials": (), "samples": samples})
     found = problem(alone, options=replace(FEW, types=GPUS))
-    assert "bf16" in found.space.precisions
+    assert "bf16" in {way[0] for way in found.space.ways}
     assert {option.name for option in found.space.options if option.precision == "bf16"}.isdisjoint({"g4dn.xlarge"})
     plan = planned(alone)
     assert plan.run.precision == "bf16"
@@ -209,7 +212,7 @@ TYPES = ("g4dn.xlarge", "g5.xlarge", "g6.xlarge")
 STEPS = Goal(ends="steps", amount=2000)
 
 
-def heavy(kept_gib: float, sample_gib: float, *, script: bool = False) -> Profile:
+def heavy(kept_gib: float, sample_gib: float, *, script: bool = False, blocks: int | None = None) -> Profile:
     """A job that keeps so much, in parameters, gradients and optimizer state alike, and takes so much a sample."""
     part = max(1, int(kept_gib * GIB / 4))
     memory = TrainingMemory(
@@ -224,7 +227,8 @@ def heavy(kept_gib: float, sample_gib: float, *, script: bool = False) -> Profil
     )
     profile = make_profile(batch_size=256)
     devices = (profile.devices[0].model_copy(update={"memory": memory}), *profile.devices[1:])
-    job = profile.job.model_copy(update={"script": ("train.py",) if script else ()})
+    divided = {} if blocks is None else {"blocks": blocks, "block_share": 0.9 / blocks}
+    job = profile.job.model_copy(update={"script": ("train.py",) if script else (), **divided})
     return profile.model_copy(update={"devices": devices, "job": job})
 
 
@@ -283,6 +287,54 @@ def test_a_step_in_micro_batches_is_predicted_as_it_is_planned(catalog: Catalog)
     )
     told = plan.chosen.prediction.step_time_s
     assert AskedSteps.of(plan.profile, catalog).step(asked).step_time_s == pytest.approx(told.value)
+
+
+SHARING = ("g5.xlarge", "g5.12xlarge", "g5.48xlarge", "g4dn.12xlarge")
+"""One A10G, four and eight, and four T4."""
+
+
+def planned_to_share(catalog: Catalog, kept_gib: float, *, blocks: int | None = 24, **more: object) -> Plan:
+    options = Options(trials=0, max_workers=16, types=SHARING, **more)  # type: ignore[arg-type]
+    request = PlanRequest(heavy(kept_gib, 0.5, blocks=blocks), catalog, STEPS, options)
+    return recommend(request, seed=0, now=NOW)
+
+
+@pytest.mark.parametrize("kept_gib", [24, 40, 60])
+def test_a_task_that_one_device_does_not_hold_is_shared_by_those_of_a_machine(catalog: Catalog, kept_gib: int) -> None:
+    with pytest.raises(NoFeasiblePlan, match="holds a training step of one sample"):
+        planned_to_share(catalog, kept_gib, blocks=None)
+    plan = planned_to_share(catalog, kept_gib)
+    memory, job = plan.profile.devices[0].memory, plan.profile.job
+    assert memory is not None
+    assert job.blocks is not None
+    assert job.block_share is not None
+    blocks = Blocks(job.blocks, job.block_share, memory.parameter_bytes)
+    assert plan.run.shard in ("grads", "full")
+    for candidate in (plan.chosen, *plan.pareto):
+        (devices,) = {group.workers_per_machine for group in candidate.groups}
+        assert candidate.compression.name == "identity"
+        assert not candidate.sync.is_local
+        for group in candidate.groups:
+            assert group.assumed is not None
+            held = memory.shared(blocks, devices, regathers=group.assumed.shard == "full")
+            together = min(max(group.local_batch_sizes), group.assumed.together or 10**9)
+            gpu = catalog.instance_type(group.instance_type).accelerator
+            assert gpu is not None
+            assert held.peak_bytes(together) <= 0.9 * gpu.memory_bytes - 750 * MIB
+    (told,) = [one for one in plan.memory if one.instance_type == plan.chosen.groups[0].instance_type]
+    assert told.optimizer_bytes == pytest.approx(memory.optimizer_bytes / plan.chosen.groups[0].workers_per_machine)
+    assert Plan.from_json(plan.to_json(), origin="memory") == plan
+    assert synchronized(Changes(), plan.run) == plan.run
+    with pytest.raises(BadInput, match="works on whole matrices"):
+        synchronized(Changes(), plan.run.model_copy(update={"compression": Compression(name="powersgd")}))
+
+
+def test_what_one_device_holds_is_shared_by_none(catalog: Catalog) -> None:
+    """The blocks alone change nothing, and a machine of one device shares with none."""
+    plan, usual = (planned_to_share(catalog, 4, blocks=blocks) for blocks in (24, None))
+    assert plan.run == usual.run
+    assert plan.chosen == usual.chosen
+    assert plan.run.shard is None
 
 
 @settings(max_examples=12, deadline=None)

@@ -328,7 +328,6 @@ NAMES = [
     "feed_forward_proj",
     "embed_dim",
     "window_size",
-    "mlp_ratio",
 ]
 
 

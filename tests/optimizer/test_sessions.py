@@ -61,7 +61,7 @@ def test_sessions_add_up_and_pauses_count_for_nothing(told: list[tuple[int, floa
         step, lost, done = step - again + steps, lost + again, done + steps
     history = RunHistory.of(events, starts)
     progress = history.run
-    assert (progress.sessions, progress.step, progress.lost_steps) == (len(told), step, lost)
+    assert (progress.clock.sessions, progress.step, progress.lost_steps) == (len(told), step, lost)
     assert progress.logged_steps == done
     assert progress.startup_s == pytest.approx(len(told) * STARTUP_S, abs=1e-3)
     assert progress.training_s == pytest.approx(done * STEP_S, abs=1e-3)
@@ -87,9 +87,10 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
     for place, worker in enumerate(progress.roster.workers):
         there = sum(worker.host in crew for crew in crews)
         assert worker.steps == 2 * there
-        assert worker.mean_compute_s == pytest.approx(0.4)
+        assert worker.compute_s / worker.steps == pytest.approx(0.4)
         assert (place in progress.roster.present) == (worker.host in crews[-1])
-        assert sum(drawn.values(f"compute{place}") > 0) == 2 * there
+        (computing,) = (curve.values for curve in drawn.series if curve.key == f"compute{place}")
+        assert sum(value is not None for value in computing) == 2 * there
     assert progress.restarts == len(crews) - 1
 
 

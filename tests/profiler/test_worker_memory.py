@@ -75,6 +75,7 @@ def off(folder: Path, planned: list[dict[str, Any]]) -> dict[str, float]:
     assert len(told) == sum(len(case["trained"]) for case in planned)
     named = [
         " ".join(map(str, (Path(job).name, *one["compression"].values(), *one["sync"].values(), one["samples"])))
+        + f" {one.get('shard')} {one.get('recomputed')}"
         for one in told
         for job in [one.get("task") or one["session"]]
     ]
@@ -90,6 +91,22 @@ def test_peaks_are_predicted_within_a_tenth(tmp_path: Path) -> None:
 def test_peaks_of_all_examples_and_more_exchanges_are_too(tmp_path: Path) -> None:
     found = off(tmp_path, cases([*EXAMPLES.values(), "digits"], others=len(OTHERS), scripted=2, trained=TRAINED))
     assert {name: value for name, value in found.items() if abs(value) > 0.1} == {}
+
+
+SHARED = f"{ROOT}/tests/trainer/sharded_tasks.py:wide"
+SHARINGS: list[dict[str, Any]] = [
+    {"shard": "full", "trained": [4, 48]},
+    {"shard": "grads", "trained": [4, 48]},
+    {"shard": "full", "trained": [48], "recomputed": f"{SHARED}_recomputed"},
+    {"shard": "grads", "trained": [4], "recomputed": f"{SHARED}_recomputed"},
+]
+"""Weights freed or kept between forward and backward, activations kept or recomputed, of few samples and of many."""
+
+
+def test_peaks_of_devices_that_share_a_model_are_too(tmp_path: Path) -> None:
+    usual = {"task": SHARED, "compression": DENSE, "sync": {}, "counted": [4, 64]}
+    found = off(tmp_path, [usual | sharing for sharing in SHARINGS])
+    assert {name: value for name, value in found.items() if not -0.03 < value < 0.1} == {}
 
 
 WORKERS = ("hetopt.trainer.worker",)

@@ -14,7 +14,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,25 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
-from hetopt.core.memory import TrainingMemory
+from hetopt.core.memory import ALONE, Blocks, TrainingMemory
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, Synchronization, WorkerSpec
 from hetopt.optimizer.step_time.device_memory import exchange_memory
 from hetopt.profiler.collect import joined
 from hetopt.profiler.probe.facts import TensorBytes
 from hetopt.profiler.probe.sweep import Replica
+from hetopt.trainer import loop, training
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.loop import Material, train
 from hetopt.trainer.session.run import Session
 from hetopt.trainer.session.turns import StepMessages
+from hetopt.trainer.sharding import block_facts, gathered
 from hetopt.trainer.steps.local_batch import BatchReader
 from tests.trainer.joining import join, leave
 
@@ -48,7 +51,8 @@ STEPS = 3
 
 
 def spec_of(task: str, samples: int, compression: Compression, **more: object) -> RunSpec:
-    workers = tuple(WorkerSpec(host=host, type="local", local_batch_size=samples) for host in "ab")
+    hosts = "aa" if more.get("shard") else "ab"
+    workers = tuple(WorkerSpec(host=host, type="local", local_batch_size=samples) for host in hosts)
     return RunSpec(
         task=task,
         workers=workers,
@@ -72,6 +76,24 @@ def counted(material: Material, spec: RunSpec, sizes: list[int]) -> TrainingMemo
     return joined(counts)
 
 
+class Bytes(TensorBytes):
+    """Counts what a device holds of sharded tensors, and storages that FSDP empties and fills again, too."""
+
+    def _storages(self, values: Iterable[object]) -> Iterator[torch.UntypedStorage]:
+        return super()._storages(getattr(value, "_local_tensor", value) for value in values)
+
+    def follow(self, resize: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        def done(tensor: torch.Tensor) -> None:
+            resize(tensor)
+            key, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
+            if key in self._known:
+                self.live_bytes += size - self._known[key][1]
+                self._known[key] = self._known[key][0], size
+                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+        return done
+
+
 class Enough(BaseException):
     """A script has trained for long enough."""
 
@@ -79,24 +101,32 @@ class Enough(BaseException):
 @contextmanager
 def counting() -> Iterator[tuple[TensorBytes, list[int]]]:
     """A count, and the peaks of this worker's tensors before each of its updates but the first, whose is 0."""
-    count, peaks = TensorBytes(CPU), [0]
+    count, peaks = Bytes(CPU), [0]
 
     def update(*optimizer: object) -> None:
         peaks.append(count.peak_bytes)
         if len(peaks) == 2:
             count.begin_phase()
 
-    def by_the_host(do: Callable[..., None]) -> Callable[..., None]:
-        def done(*arguments: Any, **options: Any) -> None:
+    def by_the_host(do: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*arguments: Any, **options: Any) -> Any:
             count.is_paused = True
-            do(*arguments, **options)
+            made = do(*arguments, **options)
             count.is_paused = False
+            return made
 
         return done
 
     hook = register_optimizer_step_pre_hook(update)
     messages = patch.object(Channel, "all_reduce", by_the_host(Channel.all_reduce))
-    with messages, patch.object(StepMessages, "__init__", by_the_host(StepMessages.__init__)):
+    with (
+        messages,
+        patch.object(StepMessages, "__init__", by_the_host(StepMessages.__init__)),
+        patch.object(loop, "gathered", by_the_host(gathered)),
+        patch.object(training, "gathered", by_the_host(gathered)),
+        patch.object(_fsdp_param, "alloc_storage", count.follow(_fsdp_param.alloc_storage)),
+        patch.object(_fsdp_param, "free_storage", count.follow(_fsdp_param.free_storage)),
+    ):
         yield count, peaks
     hook.remove()
     gc.collect()
@@ -142,6 +172,13 @@ def trained_script(session: str, spec: RunSpec, folder: Path) -> int:
     return max(peaks[2:])
 
 
+def shared(material: Material, memory: TrainingMemory, case: dict[str, Any]) -> TrainingMemory:
+    """What a device has of a replica that both share."""
+    facts = block_facts(material.task.model())
+    blocks = Blocks(int(facts["blocks"]), facts["block_share"], memory.parameter_bytes)
+    return memory.shared(blocks, WORLD_SIZE, regathers=case["shard"] == "full", recomputes="recomputed" in case)
+
+
 def profiled(folder: Path) -> TrainingMemory:
     """Of a script as it is, as `hetopt profile` has it."""
     events = [event for event in read_events(folder / EVENTS_FILE) if event["event"] == "memory_counted"]
@@ -157,15 +194,20 @@ def main(rank: int, folder: Path) -> None:
         compression, sync = Compression(**case["compression"]), Synchronization(**case["sync"])
         material = None
         if "task" in case:
-            spec = spec_of(case["task"], case["counted"][0], compression)
+            spec = spec_of(case["task"], case["counted"][0], compression, shard=case.get("shard"))
             material = Material.load(spec)
             memory = counted(material, spec, case["counted"])  # by both, as models are built together
         else:
             memory = profiled(Path(case["profile"]))
+        gradient = memory.gradient_bytes
+        exchange = exchange_memory(compression, gradient_bytes=gradient, workers=WORLD_SIZE, sync=sync)
+        if material is not None and "shard" in case:
+            memory, exchange = shared(material, memory, case), ALONE
+            material = Material.load(spec_of(case.get("recomputed", case["task"]), 1, compression))
         for samples in case["trained"]:
             place = folder / f"{number}-{samples}-{rank}"
             place.mkdir(exist_ok=True)
-            spec = spec_of(case.get("task", "session"), samples, compression, sync=sync)
+            spec = spec_of(case.get("task", "session"), samples, compression, sync=sync, shard=case.get("shard"))
             if "task" not in case:  # a script's own DataLoader reads
                 spec = spec.model_copy(update={"prefetch": RunSpec.model_fields["prefetch"].default})
             if material is None:
@@ -173,8 +215,6 @@ def main(rank: int, folder: Path) -> None:
             else:
                 peak = trained(material, spec, rank, place)
             if rank == 0:
-                gradient = memory.gradient_bytes
-                exchange = exchange_memory(compression, gradient_bytes=gradient, workers=WORLD_SIZE, sync=sync)
                 predicted = memory.peak_bytes(samples, exchange)
                 told.append({**case, "samples": samples, "predicted": predicted, "measured": peak})
     if rank == 0:

@@ -24,7 +24,7 @@ from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_ho
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.core.run_folder import ConditionsReader
+from hetopt.core.run_folder import conditions_in
 from hetopt.core.run_spec import Change, DeclaredTime, RunSpec, ScaledEmulation, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
 from tests.disturbance import CoreTime, note
@@ -123,7 +123,7 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
     assert changed["h0"][-1] == (8, 1e7, False)
     assert changed["h1"] == [(1, 1e8, False), (1, 1e7, False)]
     assert changed["h2"] == [(1, 1e7, False), (1, 1e7, True)]
-    assert ConditionsReader(tmp_path).now().speed_factors == {"h0": 2, "h1": 0.5}
+    assert conditions_in(tmp_path)().speed_factors == {"h0": 2, "h1": 0.5}
     assert nothing_is_left(tmp_path)
     with pytest.raises(BadInput, match="is over"):
         ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0"]))
@@ -140,7 +140,7 @@ def test_what_does_not_fit_slows_the_whole_miniature_and_the_run_finishes(box: N
     assert slowed
     assert slowed[0]["factor"] > 4
     assert "does not fit" in slowed[0]["reason"]
-    assert ConditionsReader(tmp_path).now().slowdown == slowed[-1]["factor"]
+    assert conditions_in(tmp_path)().slowdown == slowed[-1]["factor"]
     assert nothing_is_left(tmp_path)
 
 

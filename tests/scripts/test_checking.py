@@ -90,7 +90,7 @@ def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: 
     found = check_script(script)
     assert found.is_ddp == is_ddp
     assert len(found.shares) == (1 if is_ddp and form != INSISTING else 3)
-    assert not found.differs
+    assert not found.cause
     assert max(*found.shares, *found.equal) < 1e-5
     if form not in (DDP, SESSION):
         return
@@ -116,7 +116,7 @@ def test_a_schedule_that_follows_a_metric_is_left_alone(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     schedule = "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\n"
     script.write_text(SESSION.replace("LOSS", APART).replace("with session", f"{schedule}with session"))
-    assert not check_script(script).differs
+    assert not check_script(script).cause
 
 
 def test_a_script_that_changed_is_checked_once_and_a_failure_is_said(
@@ -232,7 +232,7 @@ def test_of_a_script_that_draws_its_batches_itself_shares_stay_equal(tmp_path: P
     drawn = "for x, y in (data[torch.randint(256, (16,))] for _ in range(4)):"
     script.write_text(DDP.replace("for x, y in loader:", drawn).replace("LOSS", COUPLED))
     found = check_script(script)
-    assert not found.differs
+    assert not found.cause
     assert str(found) == "The script draws its batches itself: shares stay equal, as under DDP."
 
 

@@ -111,7 +111,7 @@ def test_it_is_launched_stopped_resumed_and_reported(plan: Plan, tmp_path: Path)
     assert 0 < len(accuracies) < EPOCHS, "what the leader prints, of this session and once"
     progress = resumed.record().progress
     assert set(resumed.fetch_outputs().sizes) == {f"{epoch}.txt" for epoch in range(EPOCHS)}
-    assert progress.sessions == 2
+    assert progress.clock.sessions == 2
     assert progress.step == EPOCHS * EPOCH_STEPS
     assert progress.lost_steps == 0
     quick, slow = api.report(resumed).workers

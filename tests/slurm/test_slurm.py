@@ -241,8 +241,7 @@ def test_a_node_whose_job_is_cancelled_comes_back_and_no_sample_is_lost(
             done = event["step"]
             assert event["samples_seen"] == 64 * done
             assert sum(event["local_batch_sizes"]) == 64
-    changes = [event["from"] for event in events_of(run) if event["event"] == "workers_changed"]
-    assert changes == ["memory", "memory"]
+    assert [event["from"] for event in events_of(run) if event["event"] == "workers_changed"] == ["memory", "memory"]
     assert run.model is not None
     assert {worker.host for worker in run.report().workers} == {"fast", "mid", "slow"}
 

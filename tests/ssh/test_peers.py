@@ -45,8 +45,8 @@ out, (address, command) = sys.stdout.buffer, sys.argv[-2:]
 code = sys.stdin.buffer.read(int(re.search(r"read\\((\\d+)\\)", command)[1]))
 words = {
     "deep": ["[" * 200_000],
-    "nan": [FACTS.replace("10000.0", "NaN")], "huge": [FACTS.replace("10000.0", "1" + "0" * 400)],
-    "later": [FACTS.replace("10000.0", "1e300")], "surrogate": ['{"python": "\\\\ud800"}'],
+    "nan": [FACTS.replace("3217", "NaN")], "huge": [FACTS.replace("3217", "1" + "0" * 400)],
+    "later": [FACTS.replace("3217", "1e300")], "surrogate": ['{"python": "\\\\ud800"}'],
     "crowd": [FACTS, '{"reached": {"nobody": "x"}, "rates": {"good": [NaN, 1]}}'],
     "none": ["null"],
     "long": [FACTS.replace('"13.0"', '"9' + "9" * 9000 + '.\\u00b2"'), '{"reached": {}, "rates": {}}'],
@@ -73,7 +73,7 @@ ODD = ("crowd", "long")
 
 @pytest.fixture
 def they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = json.dumps(HEALTHY | {"identity": "another", "gpus": [], "port": None})
+    facts = json.dumps(HEALTHY | {"identity": "another", "gpus": [], "port": None, "cpus": 3217})
     program = tmp_path / "says.py"
     program.write_text(f"FACTS = {facts!r}\n{SAYS}")
     monkeypatch.setenv("HETOPT_SSH", shlex.join([sys.executable, "-S", str(program)]))
@@ -304,5 +304,5 @@ def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch:
 )
 def test_a_host_that_installs_needs_no_torch_and_more_room(more: dict[str, object], says: list[str]) -> None:
     facts = seen(packages=dict.fromkeys(PACKAGES), gpus=[], **more)
-    troubles = list(alone(Host(name="box", address="box", install=True), facts, asked_s=1e4))
+    troubles = list(alone(Host(name="box", address="box", install=True), facts))
     assert [words in trouble.said for words, trouble in zip(says, troubles, strict=True)] == [True] * len(says)

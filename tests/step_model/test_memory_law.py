@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from hetopt.core.memory import MOST_DOUBLINGS, ExchangeMemory, StepMemory, TrainingMemory
+from hetopt.core.memory import MOST_DOUBLINGS, Blocks, ExchangeMemory, StepMemory, TrainingMemory
 from hetopt.profiler.collect import joined
 
 sizes = st.lists(st.integers(1, 4096), min_size=1, max_size=6, unique=True).map(sorted)
@@ -85,3 +85,31 @@ def test_what_backward_made_anew_is_there_while_a_copy_is_exchanged(
     alone, together = memory.peak_bytes(1), session.peak_bytes(1, exchange)
     assert session.peak_bytes(1) == alone
     assert together == (max(alone, memory.kept_bytes + fresh + taken) if taken else alone)
+
+
+@given(memories(), st.integers(1, 99), st.floats(0.01, 1), st.booleans())
+def test_devices_that_share_a_replica_hold_parts_and_more_of_them_no_more(
+    memory: TrainingMemory, count: int, share: float, again: bool
+) -> None:
+    blocks = Blocks(number=count, share=share / count, weight_bytes=memory.parameter_bytes)
+    one, two, eight = (memory.shared(blocks, devices, regathers=again) for devices in (1, 2, 8))
+    assert one == memory
+    assert two.kept_bytes - memory.buffer_bytes == pytest.approx((memory.kept_bytes - memory.buffer_bytes) / 2, abs=3)
+    arriving = memory.parameter_bytes * (2 if again else 1 + 1 / count) + 2 * memory.gradient_bytes
+    for step in memory.steps:
+        held = two.peak_bytes(step.samples)
+        assert eight.peak_bytes(step.samples) <= held + 3
+        assert held <= memory.peak_bytes(step.samples) + arriving
+
+
+@given(memories(), st.integers(2, 99), st.integers(1, 8))
+def test_who_keeps_less_from_forward_to_backward_holds_no_more(
+    memory: TrainingMemory, count: int, devices: int
+) -> None:
+    blocks = Blocks(number=count, share=1 / count, weight_bytes=memory.parameter_bytes)
+    kept = memory.shared(blocks, devices, regathers=False)
+    freed = memory.shared(blocks, devices)
+    again = memory.shared(blocks, devices, recomputes=True)
+    for step in memory.steps:
+        assert again.peak_bytes(step.samples) <= freed.peak_bytes(step.samples) + 2
+        assert freed.peak_bytes(step.samples) <= kept.peak_bytes(step.samples) + 2

@@ -175,7 +175,7 @@ def dataset(epoch: int = 0, seed: int = 0) -> ImageDataset:
     order=st.permutations(range(COUNT)),
     cuts=st.lists(st.integers(0, COUNT), max_size=5),
     epoch=st.integers(0, 1000),
-    seed=st.integers(-(2**63), 2**63 - 1),
+    seed=st.integers(0, 2**63 - 1),
 )
 def test_any_split_of_a_batch_sees_the_same_images(order: list[int], cuts: list[int], epoch: int, seed: int) -> None:
     whole = dataset(epoch, seed).gather(order)[0]
@@ -194,7 +194,7 @@ def test_epochs_and_seeds_look_different() -> None:
 
 
 def test_every_image_is_a_window_of_the_padded_original() -> None:
-    bits = random_bits(0, 0, range(COUNT))
+    bits = random_bits(0, 0, COUNT)
     augmented = cropped_and_flipped(IMAGES, bits, 4)
     padded = torch.nn.functional.pad(IMAGES, (4, 4, 4, 4))
     for original, result in zip(padded, augmented, strict=True):
@@ -207,7 +207,7 @@ def test_offsets_and_flips_are_evenly_spread() -> None:
     # One bright pixel in the middle shows where the window was cut: a 9x9 square of places, mirrored or not.
     picture = torch.zeros(count, 1, 32, 32, dtype=torch.uint8)
     picture[:, :, 16, 10] = 1
-    place = cropped_and_flipped(picture, random_bits(1, 2, range(count)), 4).flatten(1).argmax(dim=1)
+    place = cropped_and_flipped(picture, random_bits(1, 2, count), 4).flatten(1).argmax(dim=1)
     rows, columns = place // 32, place % 32
     mirrored = columns > 15  # column 10 lands in 6..14, or mirrored in 17..25
     offsets = torch.where(mirrored, 31 - columns, columns) - 6
@@ -287,21 +287,19 @@ def test_windows_cover_the_text_once_and_targets_are_one_further(length: int, wi
 )
 def test_which_files_train_and_evaluate(tmp_path: Path, roles: tuple[str, ...], train: str, evaluation: str) -> None:
     write_corpus(tmp_path, "wiki.{}.tokens", **dict.fromkeys(roles, TRAIN))
-    files = find_corpus(tmp_path)
-    assert files.train.name == f"wiki.{train}.tokens"
-    assert files.evaluation.name == f"wiki.{evaluation}.tokens"
-    assert ("no training file" in files.note) == ("train" not in roles)
+    found = [path.name for path in find_corpus(tmp_path)]
+    assert found == [f"wiki.{train}.tokens", f"wiki.{evaluation}.tokens"]
 
 
 def test_a_training_file_of_another_naming_wins_over_the_fallback(tmp_path: Path) -> None:
     write_corpus(tmp_path, "ptb.{}.txt", valid=TRAIN, test=TRAIN)
     write_corpus(tmp_path, "{}.txt", train=TRAIN, valid=TRAIN)
-    assert find_corpus(tmp_path).train.name == "train.txt"
+    assert find_corpus(tmp_path)[0].name == "train.txt"
 
 
 def test_folders_with_braces_in_their_name_work(tmp_path: Path) -> None:
     write_corpus(tmp_path / "{}", "{}.txt", train=TRAIN, valid=OTHER)
-    assert find_corpus(tmp_path / "{}").train.name == "train.txt"
+    assert find_corpus(tmp_path / "{}")[0].name == "train.txt"
 
 
 def test_the_real_sample_trains_on_valid_and_evaluates_on_test(shared_data: Path) -> None:
@@ -309,7 +307,7 @@ def test_the_real_sample_trains_on_valid_and_evaluates_on_test(shared_data: Path
     # 213,886 and 241,211 words and 3,760 and 4,358 line ends, in windows of 35 with one token after the last.
     assert len(data.train) == (213_886 + 3_760 - 1) // 35
     assert len(data.evaluation) == (241_211 + 4_358 - 1) // 35
-    assert "no training file" in data.description
+    assert "/valid.txt to train" in data.description
     assert "vocabulary 10,000 of 13,777 words" in data.description
     inputs, _ = inputs_and_targets(fetch(data.evaluation, range(len(data.evaluation))))
     assert int(inputs.max()) < 10_000

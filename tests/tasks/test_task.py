@@ -20,7 +20,7 @@ from torch import nn
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import BUNDLED
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.task import Target, Task, TaskData, add_sums, evaluation_sums
+from hetopt.trainer.task import NO_TARGET, Target, Task, TaskData, add_sums, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.recipes import (
     classification,
@@ -75,6 +75,7 @@ def broken():
 def test_a_metric_reaches_its_target_from_exactly_one_side(value: float, goal: float) -> None:
     up = Target(metric="m", value=goal).reached({"m": value})
     down = Target(metric="m", value=goal, higher_is_better=False).reached({"m": value})
+    assert not NO_TARGET.reached({"loss": value})
     assert up or down
     assert (up and down) == (value == goal)
 
@@ -169,7 +170,7 @@ def test_a_file_elsewhere_may_import_its_neighbour(user_folder: Path) -> None:
         ("mine.py:taks", "no task in mine.py called 'taks'", "did you mean 'task'"),
         ("mine:number", "of type int, not a hetopt Task", "hetopt.trainer.task.Task"),
         ("mine:data", "missing 1 required positional argument", "Fix"),
-        ("mine.py:broken", r"mine.py, line \d+, failed: RuntimeError: no such thing: Fix", "Fix"),
+        ("mine.py:broken", r"mine.py, line \d+ failed: RuntimeError: no such thing second line: Fix", "Fix"),
     ],
 )
 def test_a_reference_that_names_no_task(user_folder: Path, reference: str, says: str, hint: str) -> None:
@@ -183,11 +184,11 @@ def test_a_reference_that_names_no_task(user_folder: Path, reference: str, says:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = 1\nraise ValueError('bad day')", r"bad.py, line 2, failed: ValueError: bad day"),
-        ("import sys\nsys.exit(3)", r"bad.py, line 2, failed: SystemExit: 3"),
-        ("x = (", r"bad.py, line 1, failed: SyntaxError"),
-        ("import not_installed_at_all", r"bad.py, line 1, failed: ModuleNotFoundError: No module named"),
-        ("assert False", r"bad.py, line 1, failed: AssertionError: \(no message\)"),
+        ("x = 1\nraise ValueError('bad day')", r"bad.py, line 2 failed: ValueError: bad day"),
+        ("import sys\nsys.exit(3)", r"bad.py, line 2 failed: SystemExit: 3"),
+        ("x = (", r"bad.* failed: SyntaxError: .* \(bad.py, line 1\)"),
+        ("import not_installed_at_all", r"bad.py, line 1 failed: ModuleNotFoundError: No module named"),
+        ("assert False", r"bad.py, line 1 failed: AssertionError"),
     ],
 )
 @pytest.mark.parametrize("place", ["bad.py", "bad"])

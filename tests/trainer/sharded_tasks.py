@@ -78,3 +78,25 @@ class Normalised(Language):
 
 
 normalised = replace(transformer, model=Normalised)
+
+
+class Wide(nn.Module):
+    """Four blocks that hold most of its weights, and whose weights and activations weigh alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 64)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", batch_first=True) for _ in range(4)
+        )
+        self.head = nn.Linear(64, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+wide = replace(transformer, model=Wide, optimizer=adam.optimizer, shard="none")
+wide_recomputed = replace(wide, checkpoint_activations=True)

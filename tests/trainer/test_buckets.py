@@ -128,7 +128,7 @@ def test_a_gradient_that_changes_after_it_was_sent_ends_the_run() -> None:
 def test_memory_that_runs_out_ends_the_run_only_once_a_part_was_sent(
     fails: str, passes: int, refusal: type[RunFailed]
 ) -> None:
-    """Of two passes the first sends nothing."""
+    """Of two passes the first sends nothing. What was sent in part cannot be left out: the others wait for the rest."""
     steps = Steps(passes=passes)
     expected = [steps.run() for _ in range(3)][-1]
     steps.model.fails = fails
@@ -138,6 +138,9 @@ def test_memory_that_runs_out_ends_the_run_only_once_a_part_was_sent(
     steps.model.fails = ""
     if refusal is DoesNotFit:
         assert torch.equal(steps.run(), expected)
+        return
+    with pytest.raises(RunFailed, match="a backward pass failed while its gradient was being sent"):
+        steps.run()
 
 
 def dense(shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:

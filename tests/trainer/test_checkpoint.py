@@ -29,7 +29,6 @@ from hetopt.trainer.checkpoints.folder import (
     FileRecord,
     Manifest,
     RankState,
-    ResumePoint,
     SharedState,
     is_due,
     leave_model,
@@ -104,9 +103,9 @@ def begin(one: CheckpointSaver, step: int) -> None:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    assert folder.newest(DIGEST) == ResumePoint(step=None)
+    assert folder.newest(DIGEST) == (None, ())
     save(folder, 7)
-    assert folder.newest(DIGEST) == ResumePoint(step=7)
+    assert folder.newest(DIGEST) == (7, ())
     loaded = folder.load_shared(7)
     assert torch.equal(loaded.model["weight"], torch.arange(4.0))
     assert {**vars(loaded), "model": None} == {**vars(shared(7)), "model": None}
@@ -141,10 +140,10 @@ def test_what_others_have_begun_meanwhile_is_left_alone(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     early = {rank_file(1): folder.write(10, rank_file(1), own(1))}
     save(folder, 9)
-    assert folder.newest(DIGEST) == ResumePoint(step=9)
+    assert folder.newest(DIGEST) == (9, ())
     files = {name: folder.write(10, name, state) for name, state in ((rank_file(0), own(0)), (STATE_FILE, shared(10)))}
     folder.publish(Manifest(step=10, digest=DIGEST, workers=2, files={**early, **files}))
-    assert folder.newest(DIGEST) == ResumePoint(step=10)
+    assert folder.newest(DIGEST) == (10, ())
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -170,11 +169,11 @@ def test_one_that_is_torn_or_altered_anywhere_is_passed_over_and_named(
         path.write_bytes(content.replace(b'"sha256": "', b'"sha256": "0', 1))
     found = folder.newest(DIGEST)
     if name == "manifest.json" and how == "truncate" and place == len(content) - 1:
-        assert found == ResumePoint(step=2), "the last newline says nothing"
+        assert found == (2, ()), "the last newline says nothing"
         return
-    assert found.step == 1
-    assert [step for step, _ in found.torn] == [2]
-    assert name in found.torn[0][1]
+    whole, torn = found
+    assert (whole, [step for step, _ in torn]) == (1, [2])
+    assert name in torn[0][1]
 
 
 def test_when_none_is_whole_the_run_does_not_start_over_in_silence(tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path: Path) -> None:
     (folder.partial(1) / STATE_FILE).write_bytes(buffer.getvalue())
     files = {STATE_FILE: FileRecord.of(buffer.getvalue())}
     folder.publish(Manifest(step=1, digest=DIGEST, workers=1, files=files))
-    assert folder.newest(DIGEST).step == 1
+    assert folder.newest(DIGEST) == (1, ())
     with pytest.raises(BadInput, match=rf"{STATE_FILE} is damaged"):
         folder.load_shared(1)
     with pytest.raises(TypeError, match="cannot be packed"):
@@ -252,10 +251,10 @@ def test_it_is_published_only_when_every_worker_has_written(tmp_path: Path, one:
     one._under_way.parts.result()  # type: ignore[union-attr]
     one.conclude([WRITTEN, 0.0])
     assert one.is_busy
-    assert CheckpointFolder(tmp_path).newest(DIGEST) == ResumePoint(step=None)
+    assert CheckpointFolder(tmp_path).newest(DIGEST) == (None, ())
     one.conclude([WRITTEN])
     assert not one.is_busy
-    assert CheckpointFolder(tmp_path).newest(DIGEST) == ResumePoint(step=1)
+    assert CheckpointFolder(tmp_path).newest(DIGEST) == (1, ())
 
 
 def full_disk(*_: object, **__: object) -> None:
@@ -274,7 +273,7 @@ def test_where_the_disk_is_full_an_older_checkpoint_gives_way_and_the_newest_who
     for step in (3, 4):
         begin(one, step)
         assert one.finish() == "worker 0 on here: No space left on device"
-        assert (one.saved_step, CheckpointFolder(tmp_path).newest(DIGEST)) == (2, ResumePoint(step=2))
+        assert (one.saved_step, CheckpointFolder(tmp_path).newest(DIGEST)) == (2, (2, ()))
     assert CheckpointFolder(tmp_path).path(1).exists() is not gives_way
 
 
@@ -295,7 +294,7 @@ def test_the_trained_model_is_worth_more_than_checkpoints(tmp_path: Path, monkey
     needs_the_room_of_all_but(0)
     with pytest.raises(RunFailed, match="No space left on device"):
         leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
-    assert folder.newest(DIGEST) == ResumePoint(step=2)
+    assert folder.newest(DIGEST) == (2, ())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"], "whole or not at all"
     needs_the_room_of_all_but(1)
     leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)

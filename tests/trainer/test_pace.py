@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from hetopt.core.run_folder import ConditionsReader, write_conditions
+from hetopt.core.run_folder import conditions_in, write_conditions
 from hetopt.core.run_spec import Conditions, DeclaredTime, WorkerSpec
 from hetopt.trainer.steps.stopwatch import Declared, Slowdown, Stretched, make_pace
 
@@ -21,7 +21,7 @@ def declared(time_: VirtualClock, run_dir: Path) -> Declared:
     return Declared(
         DeclaredTime(fixed_s=0.01, per_sample_s=0.002),
         "h1",
-        ConditionsReader(run_dir),
+        conditions_in(run_dir),
         clock=time_,
         sleep=time_.sleep,
     )
@@ -78,5 +78,5 @@ def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
 )
 def test_what_a_worker_has_decides_its_pace(tmp_path: Path, worker: dict[str, object], kind: type) -> None:
     spec = WorkerSpec.model_validate({"host": "h0", "type": "local", "local_batch_size": 4, **worker})
-    pace = make_pace(spec, CPU, conditions=ConditionsReader(tmp_path), own_core=False)
+    pace = make_pace(spec, CPU, conditions=conditions_in(tmp_path), own_core=False)
     assert (type(pace), pace.waits) == (kind, kind is not Slowdown)

@@ -13,7 +13,7 @@ from hetopt.api.changes import synchronized
 from hetopt.api.options import Changes
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.sharding import blocks_of
+from hetopt.trainer.sharding import block_facts, blocks_of
 from tests.integrations.sharded_script import Language
 
 from .scenarios import Crew, run_crew, toy_spec
@@ -146,6 +146,10 @@ def test_blocks_are_the_largest_class_that_repeats() -> None:
     assert blocks_of(nested := nn.Sequential(nn.Sequential(made), nn.Sequential(made)), nn.Sequential) == [*nested]
     with pytest.raises(BadInput, match="no block of class Conv2d"):
         blocks_of(made, nn.Conv2d)
+    facts = block_facts(made)
+    assert facts["blocks"] == len(made.blocks)
+    assert 0.4 < facts["block_share"] < 0.5
+    assert block_facts(nn.Linear(2, 2)) == {}
 
 
 def test_a_launch_says_what_is_shared() -> None:

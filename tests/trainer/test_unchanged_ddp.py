@@ -26,7 +26,7 @@ from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.ddp.comm_hook import CommState, comm_hook
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.script.batches import Audit, SessionPlan
+from hetopt.trainer.script.batches import Audit
 from hetopt.trainer.session import session
 from tests.trainer_pieces.runs import run_of
 
@@ -113,7 +113,7 @@ def worker(rank: int, name: str, shares: Sequence[int], compression: Compression
     plan = run_of(*shares, task="script", script=("train.py",), compression=compression, batch_policy="static")
     store = dist.FileStore(f"{folder}/store", len(shares))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(shares))
-    with unequal(SessionPlan(spec=plan), Path(folder)) as run:
+    with unequal(plan, Path(folder)) as run:
         model = SCRIPTS[name](sum(shares) // len(shares), DistributedDataParallel)
     assert run() is not None
     torch.save(model.state_dict(), f"{folder}/{name}-{rank}.pt")
@@ -214,7 +214,7 @@ def standing_still(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def ddp(folder: Path, plan: Any) -> None:
-    with unequal(SessionPlan(spec=plan), folder):
+    with unequal(plan, folder):
         model = DistributedDataParallel(net())
         optimizer, data = standing_still(model), points(NOISE_SAMPLES)
         sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(data)

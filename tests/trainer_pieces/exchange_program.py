@@ -50,6 +50,7 @@ def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> d
     parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, gradient_as_bucket_view=True)
     brought = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     layouts: set[int] = set()
+    begun, sent_bytes = list[tuple[torch.Tensor, torch.futures.Future]](), list[int]()
 
     def hook(state, bucket):  # DistributedDataParallel wants to see types, and cannot read them as text
         layouts.add(bucket.buffer().numel())
@@ -58,7 +59,14 @@ def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> d
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             i = places[id(parameter)]
             brought[starts[i] : starts[i + 1]] += gradient.flatten().double()
-        return exchange.sum_bucket(bucket.parameters(), bucket.buffer(), last=bucket.is_last())
+        begun.append((bucket.buffer(), promise := torch.futures.Future()))
+        exchange.begin(bucket.parameters(), bucket.buffer(), last=bucket.is_last())
+        if bucket.is_last():
+            sent_bytes.append(exchange.wait().sent_bytes)
+            for summed, future in begun:
+                future.set_result(summed)
+            begun.clear()
+        return promise
 
     parallel.register_comm_hook(None, hook)
     received = torch.zeros_like(brought)
@@ -70,12 +78,11 @@ def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> d
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.sub_(parameter.grad, alpha=0.1)
-    stats = exchange.take_stats()
     return {
         "brought": brought,
         "received": received,
         "layouts": torch.tensor(len(layouts)),
-        "bytes": torch.tensor(stats.sent_bytes),
+        "bytes": torch.tensor(sum(sent_bytes)),
         "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]),
         **exchange.state(),
     }

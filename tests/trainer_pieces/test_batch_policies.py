@@ -467,9 +467,9 @@ def test_one_slow_step_is_no_reason_to_grow():
     [
         ({"script": ("t.py",)}, "loader gives batches of one size"),
         ({"task": "session"}, "loader gives batches of one size"),
-        ({"compression": Compression(name="topk", ratio=0.1)}, "whole gradients are summed"),
-        ({"ratio_policy": "auto"}, "whole gradients are summed"),
-        ({"sync": {"name": "local-sgd"}}, "whole gradients are summed"),
+        ({"compression": Compression(name="topk", ratio=0.1)}, "sums of whole gradients"),
+        ({"ratio_policy": "auto"}, "sums of whole gradients"),
+        ({"sync": {"name": "local-sgd"}}, "sums of whole gradients"),
         ({"partition": {"name": "shards"}}, "one order for all"),
     ],
 )

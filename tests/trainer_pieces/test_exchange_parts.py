@@ -145,6 +145,7 @@ def test_a_worker_without_samples_does_not_matter_even_if_it_has_gone_wrong():
         list(pool.map(average, range(2), weights_by_samples([7, 0])))
     assert held[1].eq(1).all()
     assert weights_by_samples([3, 5, 1], participants=(0, 2)) == (0.75, 0.0, 0.25)
+    assert weights_by_samples([0, 5, 0], participants=(0, 2)) == (0.5, 0.0, 0.5), "nobody drawn has samples"
 
 
 RATIOS = (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0)

@@ -9,7 +9,8 @@ from benchmarks._published_collectives import dense, gathered, time_s
 from hetopt.core.comm.cost import LinkSpeed, Operation, trainer
 from hetopt.core.comm.options import make_option
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.network import Network, Timed
+from hetopt.trainer.comm.channel import Message
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.auto import ANOTHER, StepTimes
 
 WORKERS, SIZES = 4, (256, 30_000, 1e6, 4e6)
@@ -23,13 +24,15 @@ links = st.builds(
 
 def timed(primitive, size, link, *, members=WORKERS, factor=1.0):
     operation = Operation(primitive=primitive, payload_bytes=size, members=members)
-    return Timed(operation=operation, time_s=factor * time_s([operation], link, algorithms=trainer))
+    return Message(
+        primitive=primitive, payload_bytes=size, time_s=factor * time_s([operation], link, algorithms=trainer)
+    )
 
 
 def network(link, slower=()):
     factors = dict(slower)
     primitives = ("all_reduce", "all_gather", "broadcast")
-    return Network.of([timed(p, size, link, factor=factors.get(p, 1.0)) for p in primitives for size in SIZES])
+    return Network.of([timed(p, size, link, factor=factors.get(p, 1.0)) for p in primitives for size in SIZES], WORKERS)
 
 
 @given(link=links, factor=st.floats(0.5, 3))

@@ -24,7 +24,7 @@ from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
 from hetopt.optimizer.step_time.local_options import Communication, LocalOption
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController, is_steered
-from hetopt.trainer.steps.step import autocast, initial_loss_scale, matrices_in
+from hetopt.trainer.steps.step import autocast, matrices_in
 from tests.optimizer.profiles import make_device, make_profile
 
 from .test_steering import SLOW, network
@@ -141,7 +141,6 @@ def test_a_plans_precision_is_what_the_trainer_computes_in(
     with matrices_in(precision), autocast("cpu", precision):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
         assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
-    assert (initial_loss_scale(precision) is not None) == (precision == "fp16")
 
 
 def test_each_option_is_priced_by_what_one_exchange_really_sends(every_option: tuple[ExchangeOption, ...]) -> None:

@@ -85,7 +85,7 @@ class Crew:
                 flat = gradients[rank].clone()
                 prepared = self.residuals[rank].prepare(flat)
                 sent: Payload = self.chains[rank].run(prepared, flat, channel, self.step)
-                self.residuals[rank].commit(prepared, sent)
+                self.residuals[rank].commit(sent)
             except BaseException:
                 self._group.barrier.abort()
                 raise

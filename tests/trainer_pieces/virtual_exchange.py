@@ -15,7 +15,8 @@ from hetopt.core.comm.cost import LinkSpeed, Operation, trainer
 from hetopt.core.comm.options import make_option
 from hetopt.core.run_spec import Compression
 from hetopt.core.training_laws import MOST_LOST, distance
-from hetopt.trainer.comm.network import Network, Timed
+from hetopt.trainer.comm.channel import Message
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.auto import PART
 from hetopt.trainer.policies.ratio.policy import GainCurve, RatioObservation, Verdict
 
@@ -112,11 +113,11 @@ class VirtualRun:
     def fresh(self):
         """The network as timed between the workers before training."""
         sizes = (4096, 65536, 1 << 20)
-        return Network.of([self.timed(primitive, size) for primitive in PRIMITIVES for size in sizes])
+        return Network.of([self.timed(primitive, size) for primitive in PRIMITIVES for size in sizes], self.workers)
 
     def timed(self, primitive, size):
         operation = Operation(primitive=primitive, payload_bytes=size, members=self.workers)
-        return Timed(operation=operation, time_s=self.around(self.operation_s(operation, False)))
+        return Message(primitive=primitive, payload_bytes=size, time_s=self.around(self.operation_s(operation, False)))
 
     def take(self, option):
         """One step; its compute, compress and exchange time, and its gain."""

@@ -35,7 +35,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
@@ -300,17 +300,8 @@ _KEPT = 2
 _PARTIAL = ".partial"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResumePoint:
-    """Step of the newest checkpoint that a run can resume from, and damaged checkpoints that are newer.
-
-    Attributes:
-        step: of the newest whole checkpoint; None: there was never one.
-        torn: newer ones that were passed over, newest first: the step of each, and what is wrong with it.
-    """
-
-    step: int | None
-    torn: tuple[tuple[int, str], ...] = ()
+Torn: TypeAlias = tuple[tuple[int, str], ...]
+"""Damaged checkpoints, newest first: the step of each, and what is wrong with it."""
 
 
 class CheckpointFolder:
@@ -327,8 +318,8 @@ class CheckpointFolder:
         """Return the folder in which the checkpoint of a step is being written."""
         return self._folder / f"step-{step}{_PARTIAL}"
 
-    def newest(self, digest: str) -> ResumePoint:
-        """Find the newest checkpoint whose files are all as written, by reading them; refuse another run's.
+    def newest(self, digest: str) -> tuple[int | None, Torn]:
+        """Return the step of the newest checkpoint whose files are all as written (None: none), and damaged newer ones.
 
         Raises:
             BadInput: it belongs to another run, or there are checkpoints and none is whole.
@@ -344,14 +335,14 @@ class CheckpointFolder:
                     hint=_start_over(self._folder),
                 )
             if reason is None:
-                return ResumePoint(step=step, torn=tuple(torn))
+                return step, tuple(torn)
             torn.append((step, reason))
         if torn:
             raise BadInput(
                 f"No checkpoint in {self._folder} is whole: in that of step {torn[0][0]}, {torn[0][1]}.",
                 hint=_start_over(self._folder),
             )
-        return ResumePoint(step=None)
+        return None, ()
 
     def write(self, step: int, name: str, state: SharedState | RankState, *, keeps: int = 1) -> FileRecord:
         """Write shared or one worker's state as a file of the unpublished checkpoint of ``step``; return its record.
@@ -427,10 +418,10 @@ class CheckpointFolder:
         Raises:
             BadInput: see `newest`, or it is damaged.
         """
-        found = self.newest(digest) if rank == 0 else ResumePoint(step=None)
-        for torn, reason in found.torn:
+        newest, damaged = self.newest(digest) if rank == 0 else (None, ())
+        for torn, reason in damaged:
             events.write("checkpoint_skipped", step=torn, reason=reason)
-        step = int(gather_numbers([-1 if found.step is None else found.step], workers)[0][0])
+        step = int(gather_numbers([-1 if newest is None else newest], workers)[0][0])
         if step < 0:
             return None
         shared = self.load_shared(step)

@@ -104,21 +104,7 @@ class SparsePayload(Payload):
         flat.index_add_(0, self.indices, self.values, alpha=sign)
 
 
-class Stateful:
-    """Base of parts of a compression that keep tensors from step to step; this class keeps none."""
-
-    counts_steps: bool = False
-    """Whether a step's number matters, as it does where something is drawn at random."""
-
-    def state(self) -> State:
-        """Return a copy of the tensors that go on from step to step, by name, for a checkpoint; none by default."""
-        return {}
-
-    def load_state(self, state: State) -> None:
-        """Restore the tensors that `state` returned, on any worker; the caller has checked names and shapes."""
-
-
-class Compressor(Stateful, Generic[PayloadT]):
+class Compressor(Generic[PayloadT]):
     """Base of compressors of a flat gradient into a payload; what is left out is for the residual to keep."""
 
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
@@ -131,6 +117,13 @@ class Compressor(Stateful, Generic[PayloadT]):
             turn: of this worker.
         """
         raise NotImplementedError
+
+    def state(self) -> State:
+        """Return a copy of the tensors that go on from step to step, by name, for a checkpoint; none by default."""
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """Restore the tensors that `state` returned, on any worker; the caller has checked names and shapes."""
 
 
 class Summed(Compressor[PayloadT]):
@@ -189,12 +182,11 @@ class AllReduce:
         return payload
 
 
-class IndexChoice(Stateful):
-    """Base of rules for which gradient elements all workers exchange in a step."""
+class IndexChoice(Protocol):
+    """Protocol of rules for which gradient elements all workers exchange in a step."""
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """Return distinct int32 indices to exchange, the same on every worker, as many each step; all must call it."""
-        raise NotImplementedError
 
 
 class Residual:
@@ -206,15 +198,18 @@ class Residual:
     def prepare(self, gradient: Tensor) -> Tensor:
         """Return the vector to compress, gradient plus what was not sent before; no state changes until `commit`.
 
-        Valid until the next `prepare`, so that candidates may be tried.
+        Valid until the next `prepare`.
 
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
         """
         return gradient
 
-    def commit(self, prepared: Tensor, sent: Payload) -> float | None:
-        """Keep ``prepared - sent`` for the next step, where ``sent`` is exactly what the other workers received.
+    def commit(self, sent: Payload) -> float | None:
+        """Keep what was prepared last, less what was sent of it, for the next step.
+
+        Args:
+            sent: exactly what the other workers received.
 
         Returns:
             The energy of what is held back now; None where nothing ever is.
@@ -266,7 +261,6 @@ class Chain:
         self._scale = scale
         self._seed = seed
         self._workspace = Workspace()
-        self.counts_steps = choice is not None or compressor.counts_steps
 
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
         """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
@@ -279,14 +273,12 @@ class Chain:
         return self._at(self._choice.choose(flat, turn), flat, out, turn)
 
     def state(self) -> State:
-        """Return a copy of the state of the compressor and of the choice of indices, by name, for a checkpoint."""
-        return {**self._compressor.state(), **({} if self._choice is None else self._choice.state())}
+        """Return a copy of the compressor's state, by name, for a checkpoint."""
+        return self._compressor.state()
 
     def load_state(self, state: State) -> None:
-        """Restore the state that `state` returned to the compressor and the choice of indices."""
+        """Restore the state that `state` returned."""
         self._compressor.load_state(state)
-        if self._choice is not None:
-            self._choice.load_state(state)
 
     def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
         """Sum the values at these indices; all other elements of the sum are zero."""
@@ -333,10 +325,8 @@ class ErrorFeedback(Residual):
         """Return gradient plus residual, to be compressed; the residual changes only at `commit`."""
         return torch.add(gradient, self._residual, out=self._prepared)
 
-    def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep ``prepared - sent`` as the residual, and return the residual's sum of squares."""
-        if prepared is not self._prepared:
-            self._prepared.copy_(prepared)
+    def commit(self, sent: Payload) -> float:
+        """Keep what was prepared, less what was sent, as the residual; return the residual's sum of squares."""
         sent.add_to(self._prepared, -1)
         self._residual, self._prepared = self._prepared, self._residual
         return energy(self._residual)
@@ -409,7 +399,7 @@ class MomentumCorrection(ErrorFeedback):
     nothing is stale: then u goes on, and the whole is momentum SGD. (Lin et al., "Deep Gradient Compression", arXiv
     1712.01887, sections 3.1 to 3.3; their released successors kept the name without these.)
 
-    The optimizer must then have no momentum of its own (see `hand_over_momentum`); with ``momentum`` 0 this is error
+    The optimizer must then have no momentum of its own (see `own_momentum`); with ``momentum`` 0 this is error
     feedback.
 
     Args:
@@ -444,38 +434,16 @@ class MomentumCorrection(ErrorFeedback):
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
         return super().prepare(self._next_velocity)
 
-    def commit(self, prepared: Tensor, sent: Payload) -> float:
+    def commit(self, sent: Payload) -> float:
         """Keep what was not sent, clear the velocity of elements that were; return the kept sum of squares."""
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
-        return super().commit(prepared, sent)
+        return super().commit(sent)
 
     def kept(self) -> State:
         """Return ``{"velocity": [numel], "unsent": [numel]}``, not copied."""
         return {"velocity": self._velocity, "unsent": self._residual}
-
-
-def hand_over_momentum(optimizer: Optimizer) -> float:
-    """Set an SGD optimizer's momentum to 0 and return what it was, for the workers' residuals to apply instead.
-
-    Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
-    left where everything is sent.
-
-    Raises:
-        BadInput: the optimizer's momentum is not one number that can be taken out.
-    """
-    momenta = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
-    nesterov = any(group.get("nesterov") for group in optimizer.param_groups)
-    if len(momenta) != 1 or nesterov or any(math.isnan(momentum) for momentum in momenta):
-        reason = why_not_optimised(CORRECTION, optimizer_momentum=math.nan)
-        raise BadInput(
-            f"{reason} It can be taken out of plain SGD with one momentum, but not out of this optimizer.",
-            hint="write memory=error_feedback, which leaves the momentum in the optimizer",
-        )
-    for group in optimizer.param_groups:
-        group["momentum"] = 0.0
-    return momenta.pop()
 
 
 def keeps_momentum(asked: Compression) -> bool:
@@ -486,10 +454,22 @@ def keeps_momentum(asked: Compression) -> bool:
 def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
     """Return the compression with the optimizer's momentum, set to 0 there, if workers keep it; else as asked.
 
+    Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
+    left where everything is sent.
+
     Raises:
-        BadInput: it cannot be, or things do not go together.
+        BadInput: things do not go together, or the optimizer's momentum is not one number that can be taken out.
     """
     if not keeps_momentum(asked):
         return asked
-    momentum = hand_over_momentum(optimizer)
-    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momentum})
+    momenta = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
+    nesterov = any(group.get("nesterov") for group in optimizer.param_groups)
+    if len(momenta) != 1 or nesterov or any(math.isnan(momentum) for momentum in momenta):
+        reason = why_not_optimised(CORRECTION, optimizer_momentum=math.nan)
+        raise BadInput(
+            f"{reason} It can be taken out of plain SGD with one momentum, but not out of this optimizer.",
+            hint="write memory=error_feedback, which leaves the momentum in the optimizer",
+        )
+    for group in optimizer.param_groups:
+        group["momentum"] = 0.0
+    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momenta.pop()})

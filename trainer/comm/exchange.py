@@ -20,7 +20,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -30,9 +32,8 @@ from torch._C._distributed_c10d import Store
 
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements
-from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.channel import Channel, Message
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import ALIKE, Residual, State, check_state
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
@@ -49,7 +50,6 @@ class ExchangeStats:
         sent_bytes: payload of this worker (the backend forwards more, see `hetopt.core.comm.cost`).
         compress_s: work of this worker: adding the residual, compressing, adding up what arrived; looks left out.
         sync_s: the collective operations, with the wait for slower workers.
-        messages: those operations one by one.
         energy: sum of squares of gradient and residual; None where there is no residual and no ratio was looked at.
         kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
         look_energies: energies that the largest elements would have kept, at the ratios of ``look_at``.
@@ -58,20 +58,21 @@ class ExchangeStats:
     """
 
     sent_bytes: int
-    compress_s: float
-    sync_s: float
-    messages: tuple[Message, ...] = ()
+    compress_s: float = 0.0
+    sync_s: float = 0.0
     energy: float | None = None
     kept_energy: float | None = None
     look_energies: tuple[float, ...] = ()
     level_gains: tuple[float, float] | None = None
 
 
-def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
+def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats | None:
     """Return the stats of consecutive exchanges added up: bytes, seconds, and energies (None: one is not known).
 
-    Messages, looks and gains of levels are left out.
+    None: there was no exchange. Of several, looks and gains of levels are left out.
     """
+    if len(parts) < 2:
+        return next(iter(parts), None)
 
     def total(energies: Sequence[float | None]) -> float | None:
         known = [energy for energy in energies if energy is not None]
@@ -89,7 +90,6 @@ def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
 _HAS_RESIDUAL = f"{ALIKE}owes"
-_OWN = (_IN_USE, _STEPS, _HAS_RESIDUAL)
 
 SENDS_ALL = ("identity", "bf16")
 """Compressions after which no residual is worth sending: bf16 leaves a part in 10^5 of a gradient's energy."""
@@ -114,7 +114,6 @@ class Exchange:
         seed: of all randomness, the same on every worker.
         store: that all workers can reach, to find out who is missing when an exchange times out.
         group: who exchanges; None: all workers.
-        residual: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
 
     Attributes:
@@ -136,7 +135,6 @@ class Exchange:
         seed: int = 0,
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
-        residual: Residual | None = None,
         first_step: int = 0,
     ) -> None:
         self._group = group
@@ -147,7 +145,7 @@ class Exchange:
         self._shapes = shapes
         self._seed = seed
         self._store = store
-        self.residual = make_residual(first, numel, device=device) if residual is None else residual
+        self.residual = make_residual(first, numel, device=device)
         self._step = first_step
         self.has_residual = False
         self._begin(first)
@@ -182,22 +180,24 @@ class Exchange:
             LostPeer: a worker left in the middle.
         """
         if flat.numel() == 0:
-            return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+            return ExchangeStats(sent_bytes=0)
         residual = self.residual
         with self._guard:
             channel = channel or Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
             prepared = residual.prepare(flat)
             there = None if not residual.kept() and not look_at else energy(prepared)
-            looked, looking_s = _look(prepared, look_at, channel)
+            looking = channel.now()
+            counts = [kept_elements(self.numel, ratio) for ratio in look_at]
+            looked = kept_energies(prepared, counts) if counts else ()
+            looking_s = channel.now() - looking
             sent = self._chain.run(prepared, flat, channel, self._step)
-            held_back = residual.commit(prepared, sent)
+            held_back = residual.commit(sent)
         sync_s = sum(message.time_s for message in channel.messages)
         stats = ExchangeStats(
             sent_bytes=sum(message.payload_bytes for message in channel.messages),
             compress_s=channel.now() - begun - sync_s - looking_s,
             sync_s=sync_s,
-            messages=tuple(channel.messages),
             energy=there,
             kept_energy=there if there is None or held_back is None else max(0.0, there - held_back),
             look_energies=looked,
@@ -212,7 +212,7 @@ class Exchange:
         in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self.residual.state(),
-            **self._carried(),
+            **{f"{ALIKE}{key}": value for key, value in self._chain.state().items()},
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
             _HAS_RESIDUAL: torch.tensor(self.has_residual),
@@ -224,19 +224,19 @@ class Exchange:
         Raises:
             BadInput: the state belongs to another residual or to another model.
         """
-        rest = {key: value for key, value in state.items() if key not in _OWN}
-        if (in_use := state.get(_IN_USE)) is not None:
+        rest = dict(state)
+        if (in_use := rest.pop(_IN_USE, None)) is not None:
             self._begin(Compression.model_validate_json(bytes(in_use.tolist())))
-        check_state(rest, {**self.residual.state(), **self._carried()})
-        self.residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
-        carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
-        self._step = int(state.get(_STEPS, torch.tensor(self._step)))
+        self._step = int(rest.pop(_STEPS, self._step))
+        self.has_residual = bool(rest.pop(_HAS_RESIDUAL, True))
+        carried = {key.removeprefix(ALIKE): rest.pop(key) for key in state if key in rest and key.startswith(ALIKE)}
+        check_state(carried, self._chain.state())
         self._chain.load_state(carried)
-        self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
+        self.residual.load_state(rest)
 
     def _begin(self, compression: Compression) -> None:
         numel, shapes = self.numel, self._shapes
-        chosen = checked_for(compression, numel, shapes)
+        chosen = checked_for(compression, shapes)
         self._chain = make_chain(compression, numel, shapes=shapes, seed=self._seed, device=self._device)
         layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], self._seed)).encode()).hexdigest()[:8]
         amount = f" {compression.ratio:g}" if chosen.method.by_ratio else ""
@@ -248,24 +248,16 @@ class Exchange:
         )
         self.compression = compression
 
-    def _carried(self) -> State:
-        """Return the state of the compression in use, the same on all workers."""
-        return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
-
-
-def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:
-    """Measure the kept energies at the ratios, and the seconds that it took."""
-    if not ratios:
-        return (), 0.0
-    begun = channel.now()
-    looked = kept_energies(prepared, [kept_elements(prepared.numel(), ratio) for ratio in ratios])
-    return looked, channel.now() - begun
-
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Return each worker's weight, samples over all samples, in rank order; 0 outside ``participants`` (None: all)."""
-    counted = [count if participants is None or rank in participants else 0 for rank, count in enumerate(samples)]
-    return tuple(count / sum(counted) for count in counted)
+    """Return each worker's weight, samples over all samples, in rank order; 0 outside ``participants`` (None: all).
+
+    Where none of them has samples, they count alike.
+    """
+    counts = range(len(samples)) if participants is None else participants
+    total = sum(samples[rank] for rank in counts)
+    shares = {rank: samples[rank] / total if total else 1 / len(counts) for rank in counts}
+    return tuple(shares.get(rank, 0.0) for rank in range(len(samples)))
 
 
 def average_parameters(
@@ -308,7 +300,7 @@ def average_parameters(
         update.mul_(weight)
         message[-1] = weight * square
     if rounded is None or exactly:
-        owed = {} if rounded is None else rounded.residual.state()  # by earlier averages; it stays owed
+        owed = {} if rounded is None else rounded.residual.kept()  # by earlier averages; it stays owed
         if (residual := owed.get("residual")) is not None:
             message[: residual.numel()].add_(residual)
         channel.all_reduce(message)
@@ -333,12 +325,14 @@ class DenseBuckets(Residual):
     """Uncompressed sum of a gradient's buckets over the workers, each begun while backward makes the rest.
 
     Args:
-        guard: names who is lost when the workers do not all come.
+        guard: context of the wait, which names who is lost when the workers do not all come; None: nobody is named.
         group: who sums; None: all workers.
     """
 
-    def __init__(self, guard: Guard, group: dist.ProcessGroup | None = None) -> None:
-        self._guard, self._group = guard, group
+    def __init__(
+        self, guard: AbstractContextManager[None] | None = None, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._guard, self._group = guard or nullcontext(), group
         self._sent: list[dist.Work] = []
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
@@ -360,7 +354,8 @@ class BucketExchange:
 
     The residual belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
     the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
-    gradient's residual has, with the parameters in their order.
+    gradient's residual has, with the parameters in their order. What a compressor itself carries from step to step
+    stays with the layout of the buckets.
 
     All workers must bring the same buckets in the same order, as DistributedDataParallel sees to. While a backward pass
     runs, collectives come from this thread, and must come from no other.
@@ -387,73 +382,41 @@ class BucketExchange:
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
-        self._compression = compression
-        self._clock = clock
         self._seed = seed
-        self._store, self._group = store, group
         self._spans: dict[int, Span] = {}
         numel = 0
         for parameter in parameters:
             first, numel = numel, numel + held(parameter).numel()
             self._spans[id(parameter)] = first, numel
+        checked_for(compression, None)
         device = parameters[0].device
-        self._whole: State = make_residual(compression, numel, device=device).state()
-        links = make_chain(compression, numel, seed=seed, device=device)
-        if links.state():
-            raise BadInput(
-                f"{chosen.name} by {chosen.collective} carries more from step to step than buckets can.",
-                hint="exchange the whole gradient after the backward pass, or name the collective",
-            )
-        self._random = links.counts_steps
+        self._make = partial(Exchange, compression, device=device, clock=clock, store=store, group=group)
+        self._whole: State = make_residual(compression, numel, device=device).kept()
         self._buckets: dict[tuple[Span, ...], Exchange] = {}
-        self._stats: list[ExchangeStats] = []
-        self._sent: list[torch.futures.Future[Tensor]] = []
+        self._sent: list[Future[ExchangeStats]] = []
         self._step = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-exchange")
 
-    def sum_bucket(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> torch.futures.Future[Tensor]:
-        """Begin to replace a bucket by its compressed sum over all workers; the future holds the same buffer.
+    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
+        """Begin to replace a bucket by its compressed sum over all workers, without waiting.
 
         Args:
             parameters: of the bucket, in the order of its elements.
             buffer: 1-D fp32, their gradients weighted by this worker's share of the batch.
             last: whether the step has no further bucket.
         """
-        promise: torch.futures.Future[Tensor] = torch.futures.Future()
-
-        def keep(done: Future[Tensor]) -> None:
-            error = done.exception()
-            if error is None:
-                promise.set_result(done.result())
-            else:
-                promise.set_exception(error)  # type: ignore[arg-type]  # torch declares a result where it takes an error
-
         spans = tuple(self._spans[id(parameter)] for parameter in parameters)
-        self._thread.submit(self._exchange, spans, buffer, last).add_done_callback(keep)
-        return promise
+        self._sent.append(self._thread.submit(self._exchange, spans, buffer, last))
 
-    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Begin to replace a bucket by its compressed sum over all workers, without waiting."""
-        self._sent.append(self.sum_bucket(parameters, buffer, last=last))
-
-    def wait(self) -> ExchangeStats:
-        """Wait until all buckets begun are summed; return the bytes and seconds of all since the last call."""
+    def wait(self) -> ExchangeStats | None:
+        """Wait until all buckets begun are summed; return their stats, added up; None: there was no bucket."""
         sent, self._sent = self._sent, []
-        for promise in sent:
-            promise.wait()
-        return self.take_stats()
-
-    def take_stats(self) -> ExchangeStats:
-        """Return the stats of all buckets summed since the last call, added up; not while a backward pass runs."""
-        taken, self._stats = self._stats, []
-        return summed(taken)
+        return summed([bucket.result() for bucket in sent])
 
     def state(self) -> State:
         """Return a copy of the residual, [all parameters], for a checkpoint; not while a backward pass runs."""
-        self._put_together(list(self._buckets))
-        state = {key: value.clone() for key, value in self._whole.items()}
-        return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
+        self._put_together()
+        return {**{key: value.clone() for key, value in self._whole.items()}, _STEPS: torch.tensor(self._step)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the residual that `state` returned; not while a backward pass runs.
@@ -461,48 +424,32 @@ class BucketExchange:
         Raises:
             BadInput: the state belongs to another residual or to another model.
         """
-        check_state(state, self.state())
+        steps = state.get(_STEPS, torch.tensor(0))
+        check_state({**state, _STEPS: steps}, self.state())
         self._buckets.clear()
-        self._step = int(state.get(_STEPS, torch.tensor(0)))
+        self._step = int(steps)
         for key, value in self._whole.items():
             value.copy_(state[key])
 
-    def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> Tensor:
-        bucket = self._buckets.get(spans) or self._new_bucket(spans, buffer)
-        self._stats.append(bucket.run(buffer))
-        if last:
-            self._step += 1
-        return buffer
+    def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> ExchangeStats:
+        bucket = self._buckets.get(spans)
+        if bucket is None:  # in place of old ones that shared its parameters
+            self._put_together()
+            self._buckets = {key: old for key, old in self._buckets.items() if not set(key) & set(spans)}
+            bucket = self._make(buffer.numel(), seed=self._seed + spans[0][0], first_step=self._step)
+            residual = {key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()}
+            bucket.residual.load_state(residual)
+            self._buckets[spans] = bucket
+        stats = bucket.run(buffer)
+        self._step += last
+        return stats
 
-    def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> Exchange:
-        """Make the exchange of a bucket that was never seen, in place of old ones that shared its parameters."""
-        self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
-        numel, device = buffer.numel(), buffer.device
-        residual = make_residual(self._compression, numel, device=device)
-        residual.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
-        exchange = Exchange(
-            self._compression,
-            numel,
-            device=device,
-            clock=self._clock,
-            seed=self._seed + spans[0][0],
-            store=self._store,
-            group=self._group,
-            residual=residual,
-            first_step=self._step,
-        )
-        self._buckets[spans] = exchange
-        return exchange
-
-    def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
-        """Copy the residuals of buckets into the vector of all parameters."""
-        for spans in keys:
-            state = self._buckets[spans].residual.state()
-            for key, value in state.items():
+    def _put_together(self) -> None:
+        """Copy the residuals of all buckets into the vectors of all parameters."""
+        for spans, bucket in self._buckets.items():
+            for key, value in bucket.residual.kept().items():
                 for (start, stop), part in zip(spans, torch.split(value, [j - i for i, j in spans]), strict=True):
                     self._whole[key][start:stop] = part
-            if forget:
-                del self._buckets[spans]
 
 
 BucketSum: TypeAlias = DenseBuckets | BucketExchange

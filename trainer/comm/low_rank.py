@@ -98,8 +98,6 @@ class LowRank(Summed[LowRankPayload]):
         device: where the gradient lies.
     """
 
-    counts_steps = True
-
     def __init__(self, shapes: Shapes, *, rank: int, seed: int = 0, device: torch.device | None = None) -> None:
         self._places = matrix_places(shapes, rank)
         self._left_elements = sum(p.rows * (p.rank or p.columns) for p in self._places)

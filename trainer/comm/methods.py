@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from hetopt.core.comm.composition import (
     Method,
     combine,
 )
-from hetopt.core.comm.payload_bytes import Shapes, gathered_bits, kept_elements, summed_bits
+from hetopt.core.comm.payload_bytes import LARGEST_GATHERED, Shapes, kept_elements, summed_bits
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import Compression
@@ -91,18 +92,14 @@ class Asked:
         return self.compression.ratio
 
 
-def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
-    """Make the compressor of codes on a grid: summed on the way, or gathered."""
-
-    def make(asked: Asked) -> Compressor[Any]:
-        bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
-        if asked.chosen.collective == GATHER:
-            width, fitting = gathered_bits(bits=bits, levels=levels)
-            return Packed(bits=width, levels=fitting, at_random=at_random)
-        summed_bits(asked.workers, bits=bits, levels=levels)  # refuses what cannot be, before the first step
-        return Quantised(scales=scales, bits=bits, levels=levels, at_random=at_random)
-
-    return make
+def _quantised(scales: int, asked: Asked) -> Compressor[Any]:
+    """Return the compressor of codes on a grid: summed on the way, or gathered."""
+    bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
+    if asked.chosen.collective == GATHER:
+        width, fitting = summed_bits(1, bits=bits, levels=levels, largest=LARGEST_GATHERED)
+        return Packed(bits=width, levels=fitting, at_random=at_random)
+    summed_bits(asked.workers, bits=bits, levels=levels)  # refuses what cannot be, before the first step
+    return Quantised(scales=scales, bits=bits, levels=levels, at_random=at_random)
 
 
 COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
@@ -116,11 +113,11 @@ COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "dgc": lambda asked: Dgc(asked.ratio),
     "redsync": lambda asked: RedSync(asked.ratio),
     "randomk": lambda asked: Identity(),  # of elements that were chosen before
-    "qsgd_maxnorm": _quantised(1),
-    "qsgd_two_scale": _quantised(2),
-    "qsgd_multi_scale": _quantised(3),
-    "global_randomk_maxnorm": _quantised(1),
-    "global_randomk_two_scale": _quantised(2),
+    "qsgd_maxnorm": partial(_quantised, 1),
+    "qsgd_two_scale": partial(_quantised, 2),
+    "qsgd_multi_scale": partial(_quantised, 3),
+    "global_randomk_maxnorm": partial(_quantised, 1),
+    "global_randomk_two_scale": partial(_quantised, 2),
     "sign": lambda asked: Sign(),
     "powersgd": lambda asked: LowRank(
         asked.shapes or (), rank=asked.compression.rank or 1, seed=asked.seed, device=asked.device
@@ -166,35 +163,6 @@ def make_residual(
             return Residual()
 
 
-def make_compressor(
-    compression: Compression,
-    numel: int,
-    *,
-    shapes: Shapes | None = None,
-    seed: int = 0,
-    device: torch.device | None = None,
-) -> Compressor[Any]:
-    """Make the compressor that a compression names, for a gradient of ``numel`` elements.
-
-    Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
-
-    Raises:
-        BadInput: an unknown name, or things that do not go together.
-    """
-    chosen = checked_for(compression, numel, shapes)
-    workers = group_size(None)
-    asked = Asked(
-        compression=compression,
-        chosen=chosen,
-        numel=numel,
-        shapes=shapes,
-        seed=seed,
-        workers=workers,
-        device=device,
-    )
-    return COMPRESSORS[chosen.name](asked)
-
-
 def make_chain(
     compression: Compression,
     numel: int,
@@ -202,16 +170,25 @@ def make_chain(
     shapes: Shapes | None = None,
     seed: int = 0,
     device: torch.device | None = None,
-) -> Chain | Levels:
+) -> Chain:
     """Make what turns a gradient of ``numel`` elements into all workers' sum by a compression, without the residual.
 
-    Arguments are as of `make_compressor`.
+    Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
     """
-    chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
-    compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device)
+    chosen, ratio = checked_for(compression, shapes), compression.ratio
+    asked = Asked(
+        compression=compression,
+        chosen=chosen,
+        numel=numel,
+        shapes=shapes,
+        seed=seed,
+        workers=group_size(None),
+        device=device,
+    )
+    compressor = COMPRESSORS[chosen.name](asked)
     coding = ElementCoding(compression.coding or PLAIN)
     if compression.least_gain is not None or compression.floor_ratio is not None:
         gather, floor_ratio = AllGather(coding, same_size=chosen.method.same_size), compression.floor_ratio or ratio
@@ -240,7 +217,7 @@ def _collective(chosen: Combination, compressor: Compressor[Any], coding: Elemen
     return SlicedAllReduce() if isinstance(compressor, LowPrecision) else AllReduce()
 
 
-def checked_for(compression: Compression, numel: int, shapes: Shapes | None) -> Combination:
+def checked_for(compression: Compression, shapes: Shapes | None) -> Combination:
     """Return the compressor, memory and collective that a compression means; refuses what does not go together.
 
     Raises:

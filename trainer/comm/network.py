@@ -25,16 +25,8 @@ from hetopt.core.comm.cost import LinkSpeed, Operation, Primitive, fit_alpha_bet
 from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Option
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.exchange import Exchange
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """A timed collective operation: seconds on the worker that waited least; of a broadcast, on the last to have it."""
-
-    operation: Operation
-    time_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +36,10 @@ class Network:
     lines: Mapping[Primitive, LinkSpeed]
 
     @classmethod
-    def of(cls, timings: Sequence[Timed]) -> Network:
+    def of(cls, timings: Sequence[Message], workers: int) -> Network:
         """Fit latency and bandwidth of each collective to timings at two payload sizes or more, between workers."""
-        kinds = dict.fromkeys(timed.operation.primitive for timed in timings)
-        return cls(lines={kind: _line([t for t in timings if t.operation.primitive == kind]) for kind in kinds})
+        kinds = dict.fromkeys(timed.primitive for timed in timings)
+        return cls(lines={kind: _line([t for t in timings if t.primitive == kind], workers) for kind in kinds})
 
     def expected_s(self, operations: Sequence[Operation]) -> float:
         """Return the predicted network seconds of collective operations, carried out one after the other."""
@@ -64,9 +56,12 @@ class Network:
         return next(iter(self.lines.values()))
 
 
-def _line(timings: Sequence[Timed]) -> LinkSpeed:
+def _line(timings: Sequence[Message], workers: int) -> LinkSpeed:
     """Fit ``t / m = alpha + (x / m) beta``: relative errors are what they were."""
-    terms = [timed.operation.terms(trainer) for timed in timings]
+    terms = [
+        Operation(primitive=timed.primitive, payload_bytes=timed.payload_bytes, members=workers).terms(trainer)
+        for timed in timings
+    ]
     sizes = [round(term.traffic_bytes / term.messages) for term in terms]
     return fit_alpha_beta(sizes, [timed.time_s / term.messages for timed, term in zip(timings, terms, strict=True)])
 
@@ -93,8 +88,10 @@ def measure_network(
     gradient_bytes: int,
     *,
     device: torch.device,
-) -> tuple[Timed, ...]:
+) -> tuple[Message, ...]:
     """Time each collective at up to four payload sizes, at most ``gradient_bytes``; all workers must call it.
+
+    Times are of the worker that waited least; of a broadcast, of the last to have it.
 
     Two are large, for the rate, and the smallest shows nothing but latency. What is between tells how much passes
     before the rate is felt.
@@ -123,7 +120,7 @@ def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, devi
 
 def _timed(
     channel: Channel, primitive: Primitive, payload_bytes: int, device: torch.device, *, once: bool = False
-) -> Timed:
+) -> Message:
     """Time a primitive: the median of some runs, each begun together, after one run that does not count."""
     numel = max(1, payload_bytes // 4)
     payload = torch.ones(numel, device=device)
@@ -140,9 +137,8 @@ def _timed(
         for _ in range(count):
             time.sleep(PAUSE_S)
             channel.all_reduce(torch.zeros(1))
-            begun = channel.now()
             run[primitive]()
-            times_s.append(channel.now() - begun)
+            times_s.append(channel.messages[-1].time_s)
         sign = 1.0 if primitive == "broadcast" else -1.0
         signed_s = torch.tensor(times_s, dtype=torch.float64) * sign
         channel.all_reduce(signed_s, "max")
@@ -151,8 +147,7 @@ def _timed(
     [first_s] = agreed_s(1)
     repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
     time_s = statistics.median(agreed_s(1 if once else repeats))
-    operation = Operation(primitive=primitive, payload_bytes=4 * numel, members=channel.workers)
-    return Timed(operation=operation, time_s=max(1e-6, time_s))
+    return Message(primitive=primitive, payload_bytes=4 * numel, time_s=max(1e-6, time_s))
 
 
 def timed_candidates(candidates: Candidates, network: Network, *, device: torch.device, seed: int) -> Candidates:

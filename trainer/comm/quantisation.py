@@ -182,7 +182,7 @@ class Quantised(Summed[QuantisedPayload]):
 
     def __init__(self, *, at_random: bool, scales: int = 1, bits: int | None = None, levels: int | None = None) -> None:
         self._scales = scales
-        self.counts_steps = at_random
+        self._at_random = at_random
         self._bits = bits
         self._levels = levels
         self._lanes: dict[tuple[int, int], Lanes] = {}
@@ -200,7 +200,7 @@ class Quantised(Summed[QuantisedPayload]):
         if not math.isfinite(peak):
             return QuantisedPayload(codes=codes.zero_(), grid=None, lanes=lanes)
         grid = Grid.agreed(flat, peak=peak, levels=levels, scales=self._scales, channel=turn.channel)
-        grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self.counts_steps else nearest)
+        grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self._at_random else nearest)
         return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
 
     def wire(self, payload: QuantisedPayload, out: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class Packed(Compressor[PackedPayload]):
     """
 
     def __init__(self, *, bits: int, levels: int, at_random: bool) -> None:
-        self.counts_steps = at_random
+        self._at_random = at_random
         self._bits = bits
         self._levels = levels
         # Codes -s..s are stored with s added; what is left over of the width stands for 0.
@@ -276,7 +276,7 @@ class Packed(Compressor[PackedPayload]):
         peak = largest_magnitude(flat)
         grid = Grid(peak=peak if math.isfinite(peak) else 0.0, levels=self._levels)
         codes = torch.empty(flat.numel(), dtype=torch.int16, device=flat.device)
-        grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self.counts_steps else nearest)
+        grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self._at_random else nearest)
         biased = codes.add_(self._levels).to(torch.uint8)
         packed = pack_codes(biased, self._bits, biased.new_empty(-(-biased.numel() * self._bits // 8)))
         unit = flat.new_tensor([peak / self._levels if math.isfinite(peak) else math.nan])

@@ -18,9 +18,8 @@ sent that keeps less than eps. The paper smooths each worker's own gains (by N/1
 Selected elements on the wire: gathered with their indices, or summed at indices that all workers share.
 
 Indices are shared where all workers draw them from one seed (random-k), or where one worker's Top-k is everyone's
-choice (AR-Topk, arXiv 2312.02493): in turn (STAR), by the energy of the choice (VAR), or whichever of the two the
-gradients call for. Then values can be summed on the way, and every worker's residual keeps what the *shared* indices
-left out of its own gradient.
+choice (AR-Topk, arXiv 2312.02493): in turn (STAR), or by the energy of the choice (VAR). Then values can be summed on
+the way, and every worker's residual keeps what the *shared* indices left out of its own gradient.
 """
 
 from __future__ import annotations
@@ -44,13 +43,12 @@ from hetopt.core.comm.payload_bytes import (
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import (
     AllReduce,
+    Chain,
     Compressor,
     Identity,
     IndexChoice,
     Payload,
     SparsePayload,
-    State,
-    Stateful,
     Turn,
     shared_generator,
 )
@@ -214,21 +212,12 @@ class RandomElements(IndexChoice):
         return places.to(device=flat.device, dtype=torch.int32)
 
 
-LOOK_EVERY_STEPS = 16
-SKEWED, EVEN = 2.0, 1.5
-_WEIGHT = 0.5
-
-
 class SharedSelection(IndexChoice):
     """Choice of the elements that one worker's compressor selects for all: in turn, or by most energy (AR-Topk).
 
     STAR: workers choose in turn; only one of them selects, and each waits N steps for its turn. VAR: the worker chooses
-    whose selection holds most energy, which takes a gather of four bytes in every step. Else turns while the workers'
-    gradients are alike, elections while they are not, or where turns come too rarely: the skew, largest over mean
-    energy of the workers' selections, is 1 where all are alike and N where one has it all. It is known in steps with an
-    election, and every 16th step has one. Smoothed, it starts elections at 2 and ends them at 1.5. Above 32 workers
-    there are only elections. (The paper conjectures both conditions and leaves switching to future work; the numbers
-    are ours.)
+    whose selection holds most energy, which takes a gather of four bytes in every step. Else in turn, but above 32
+    workers, where turns come too rarely, by most energy.
 
     Args:
         collective: who chooses: `STAR`, `VAR` or `AR_TOPK`.
@@ -245,61 +234,31 @@ class SharedSelection(IndexChoice):
         self._count = count
         self._coding = coding
         self._workspace = Workspace()
-        self._skew = 1.0
-        self._electing = False
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Return the int32 indices that one worker selects and broadcasts in this step; all workers must call it."""
-        looks = turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1
-        asks = self._electing or looks or turn.channel.workers > MANY_WORKERS
-        if self._collective == VAR or (self._collective != STAR and asks):
-            return self._elected(flat, turn)
-        source = turn.step % turn.channel.workers
-        selection = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
-        return self._hand_on(selection, flat, turn.channel, source)
+        """Return the int32 indices that one worker selects and broadcasts in this step; all workers must call it.
 
-    def _elected(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Return the indices of the worker whose selection holds most energy.
-
-        Norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the lowest rank wins;
-        a NaN wins over everything, and is seen by all.
+        In an election norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the
+        lowest rank wins; a NaN wins over everything, and is seen by all.
         """
-        selection = self._compressor.encode(flat, turn)
-        norms = turn.channel.all_gather(flat.new_tensor([math.sqrt(energy(selection.values))])).flatten().cpu()
-        source = int(norms.argmax())
-        energies = norms.double().square()
-        mean = float(energies.mean())
-        skew = float(energies[source]) / mean if mean > 0 else 1.0
-        if math.isfinite(skew):
-            self._skew += _WEIGHT * (skew - self._skew)
-        self._electing = self._skew > (EVEN if self._electing else SKEWED)
-        return self._hand_on(selection, flat, turn.channel, source)
-
-    def _hand_on(self, selection: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
-        numel = flat.numel()
-        size = index_bytes(numel, self._count, self._coding.name)
-        message = self._workspace.take("message", size, torch.uint8, flat.device)
+        channel, numel, coding = turn.channel, flat.numel(), self._coding
+        is_elected = self._collective == VAR or (self._collective != STAR and channel.workers > MANY_WORKERS)
+        source, selection = turn.step % channel.workers, None
+        if is_elected or channel.rank == source:
+            selection = self._compressor.encode(flat, turn)
+        if is_elected and selection is not None:
+            norm = math.sqrt(energy(selection.values))
+            source = int(channel.all_gather(flat.new_tensor([norm])).argmax())
+        message = self._workspace.take(
+            "message", index_bytes(numel, self._count, coding.name), torch.uint8, flat.device
+        )
         if selection is not None and channel.rank == source:
-            self._coding.write_indices(selection.indices, numel, message)
+            coding.write_indices(selection.indices, numel, message)
         channel.broadcast(message, source)
-        return self._coding.read_indices(message, numel, self._count)
-
-    def state(self) -> State:
-        """Return the smoothed skew and whether workers are elected, as tensors; empty under `STAR` and `VAR`."""
-        if self._collective in (STAR, VAR):
-            return {}
-        return {"skew": torch.tensor(self._skew, dtype=torch.float64), "electing": torch.tensor(self._electing)}
-
-    def load_state(self, state: State) -> None:
-        """Restore the skew and election that `state` returned; an empty state changes nothing."""
-        if state:
-            self._skew, self._electing = float(state["skew"]), bool(state["electing"])
+        return coding.read_indices(message, numel, self._count)
 
 
 SAMPLE_SIZE = 65_536
-
-_WORD = 8
-_ALL_TRUE = 0x0101010101010101  # eight of torch's one-byte truths
 
 
 class Selection(Compressor[SparsePayload]):
@@ -366,28 +325,12 @@ def sampled_threshold(flat: Tensor, k: int) -> float:
 def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return ascending indices and magnitudes of the elements of ``|value| >= threshold``, NaN included."""
     indices, magnitudes = [], []
-    crowded = flat.device.type != "cpu"
     for block in blocks(flat.numel(), flat.device):
         chunk = flat[block].abs()
-        below = chunk.lt(threshold)
-        passed = below.logical_not_().nonzero().squeeze(1) if crowded else _few_false(below)
-        if flat.device.type == "cpu":
-            crowded = passed.numel() * _WORD * 3 > chunk.numel()
+        passed = chunk.lt(threshold).logical_not_().nonzero().squeeze(1)
         magnitudes.append(chunk.index_select(0, passed))
         indices.append(passed.add_(block.start))
     return torch.cat(indices), torch.cat(magnitudes)
-
-
-def _few_false(flags: Tensor) -> Tensor:
-    """Return the indices of the False among many True: eight at a time, skipping words that are all True."""
-    whole = flags.numel() // _WORD * _WORD
-    words = flags[:whole].view(torch.int64).bitwise_xor_(_ALL_TRUE)
-    hit = words.nonzero().squeeze(1)
-    inside = flags[:whole].view(torch.uint8).view(-1, _WORD).index_select(0, hit).view(-1).nonzero().squeeze(1)
-    indices = hit.index_select(0, inside >> 3).mul_(_WORD).add_(inside.bitwise_and_(7))
-    if whole == flags.numel():
-        return indices
-    return torch.cat((indices, flags[whole:].logical_not().nonzero().squeeze(1).add_(whole)))
 
 
 def top_mask(magnitudes: Tensor, k: int) -> Tensor:
@@ -451,8 +394,6 @@ class Dgc(ThresholdSelection):
     that Top-k has. (Lin et al., arXiv 1712.01887; momentum is the residual's.)
     """
 
-    counts_steps = True
-
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
         """Return the indices of 0.7 k to 1.3 k elements not below a sampled threshold; None: Top-k decides."""
         numel = flat.numel()
@@ -497,8 +438,6 @@ class MsTopK(ThresholdSelection):
     "Towards scalable distributed training of deep learning on public cloud clusters", arXiv 2010.10458.)
     """
 
-    counts_steps = True
-
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
         """Return the ascending indices of exactly k elements, the last ones at random; None: Top-k decides."""
         lower, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
@@ -530,7 +469,7 @@ def kept_energies(flat: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
     return tuple(whole if count >= flat.numel() else min(whole, float(prefixes[count - 1])) for count in counts)
 
 
-class Levels(Stateful):
+class Levels(Chain):
     """Compression that sends a strong selection, a weaker one or everything, by the energy that each keeps (GraVAC).
 
     The candidate is selected from a first, larger selection, the floor: so only that looks at the whole gradient. Of
@@ -559,14 +498,12 @@ class Levels(Stateful):
         least_gain: float,
         seed: int = 0,
     ) -> None:
+        self._first, self._gather = select(max(ratio, floor_ratio)), gather
+        super().__init__(self._first, gather, seed=seed)
         self._select = select
         self._ratio = ratio
-        self._first = select(max(ratio, floor_ratio))
         self._is_direct = ratio >= floor_ratio
-        self._gather = gather
         self._least_gain = least_gain
-        self._seed = seed
-        self.counts_steps = self._first.counts_steps
         self.gains: tuple[float, float] | None = None
 
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:

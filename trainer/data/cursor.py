@@ -148,8 +148,7 @@ def permutation(size: int, seed: int, epoch: int) -> Indices:
     guaranteed never to change between releases and platforms (NEP 19), while its shuffles, and torch's, are not; and
     workers that disagree about the order would repeat and lose samples silently.
     """
-    words = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(size)
-    order = np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    order = shuffled(size, seed, epoch)
     order.setflags(write=False)
     return order
 
@@ -264,8 +263,7 @@ def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
             )
 
     def order(worker: int, turn: int) -> Indices:
-        words = _words(len(parts[worker]), seed, _ORDER, worker, turn)
-        return parts[worker][np.argsort(words, kind="stable")]
+        return parts[worker][shuffled(len(parts[worker]), seed, _ORDER, worker, turn)]
 
     return order
 
@@ -343,24 +341,15 @@ def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Ind
             f"the labels of a worker must be at most the {len(kinds)} of the data, got {each}.",
             hint="ask for fewer labels a worker",
         )
-    dealt = kinds[np.argsort(_words(len(kinds), seed, _LABELS), kind="stable")]
-    owners: dict[int, list[int]] = {place: [] for place in range(len(kinds))}
-    for worker in range(workers):
-        for number in range(each):
-            owners[(worker * each + number) % len(kinds)].append(worker)
+    dealt = kinds[shuffled(len(kinds), seed, _LABELS)]
     held: list[list[Indices]] = [[] for _ in range(workers)]
-    for place, those in owners.items():
-        if those:
-            parts = _cut(_of_label(labels, dealt[place], seed), [1] * len(those))
-            for worker, part in zip(those, parts, strict=True):
-                held[worker].append(part)
+    for place, label in enumerate(dealt[: workers * each]):
+        owners = [turn // each for turn in range(place, workers * each, len(kinds))]  # the label's turns to be dealt
+        those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
+        mixed = those[shuffled(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF)]
+        for worker, part in zip(owners, _cut(mixed, [1] * len(owners)), strict=True):
+            held[worker].append(part)
     return tuple(np.concatenate(parts) for parts in held)
-
-
-def _of_label(labels: Indices, label: int, seed: int) -> Indices:
-    """Return the samples of a label, shuffled."""
-    those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
-    return those[np.argsort(_words(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF), kind="stable")]
 
 
 def _cut(whole: Indices, weights: Sequence[int]) -> tuple[Indices, ...]:
@@ -370,9 +359,10 @@ def _cut(whole: Indices, weights: Sequence[int]) -> tuple[Indices, ...]:
     return tuple(whole[first:last] for first, last in pairwise(edges))
 
 
-def _words(count: int, *key: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return random 64-bit words, the same for the same key everywhere."""
-    return np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
+def shuffled(count: int, *key: int) -> Indices:
+    """Return the numbers from 0 to ``count`` - 1 in a random order, the same for the same key everywhere."""
+    words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
 def _check_enough(size: int, weights: Sequence[int]) -> None:
@@ -417,12 +407,9 @@ class PartitionedCursor(Cursor):
         Where that was with another number of workers, parts are others, too: each worker begins as deep in its own as
         its weight says.
         """
-        saved = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
-        keys = [f"drawn_by_{worker}" for worker in range(len(self._weights))]
-        if len(saved) == len(keys) and all(key in state for key in keys):
-            drawn = [state[key] for key in keys]
-        else:
-            drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
+        drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
+        if sum(key.startswith("drawn_by_") for key in state) == len(drawn):
+            drawn = [state[f"drawn_by_{worker}"] for worker in range(len(drawn))]
         return PartitionedCursor(self._parts, self.dataset_size, weights=self._weights, positions=drawn)
 
 
@@ -485,8 +472,8 @@ class StreamCursor(Cursor):
         now_s = self._clock()
         arrived, aged = self._arrived(now_s), self._aged(now_s)
         policy = self._stream.buffer
-        self._most_held = max(self._most_held, held(policy, taken=self.taken, arrived=arrived, aged=aged, count=count))
         first = first_kept(policy, taken=self.taken, arrived=arrived, aged=aged, count=count)
+        self._most_held = max(self._most_held, arrived - first)
         self._dropped += first - self.taken
         last = first + count
         if arrived < last:
@@ -527,11 +514,11 @@ class StreamCursor(Cursor):
         """
         now_s = self._clock()
         arrived = self._arrived(now_s)
-        waiting = held(
+        first = first_kept(
             self._stream.buffer, taken=self.taken, arrived=arrived, aged=self._aged(now_s), count=self._count
         )
         flow = {
-            "stream_buffered": float(max(self._most_held, waiting)),
+            "stream_buffered": float(max(self._most_held, arrived - first)),
             "stream_wait_s": self._wait_s,
             "stream_dropped": float(self._dropped - self._dropped_before),
         }
@@ -570,6 +557,8 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
 def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
     """Return the running number of the first sample that a stream's buffer still has when ``count`` are taken.
 
+    Those behind it that have arrived wait in the buffer.
+
     Args:
         policy: of the buffer.
         taken: samples that were taken or dropped before: the oldest that waits has this number.
@@ -580,14 +569,6 @@ def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, cou
     newest = max(taken, arrived - count)
     kept = {"persistence": taken, "truncation": newest, "bounded_age": min(newest, max(taken, aged))}
     return kept[policy]
-
-
-def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
-    """Return the number of samples that wait in a stream's buffer, where a batch takes ``count`` at once.
-
-    Arguments are as of `first_kept`.
-    """
-    return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)
 
 
 AnyCursor: TypeAlias = SampleCursor | PartitionedCursor | StreamCursor

@@ -30,7 +30,7 @@ checkpoints, its clipping and its policies of precision.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,9 +45,16 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.comm.exchange import BucketExchange, Exchange, ExchangeStats, summed
+from hetopt.trainer.comm.exchange import (
+    BucketExchange,
+    BucketSum,
+    DenseBuckets,
+    Exchange,
+    ExchangeStats,
+    summed,
+)
 from hetopt.trainer.comm.vectors import GradientNorms
-from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, make_plan
+from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, make_spec
 from hetopt.trainer.sharding import held
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
 from hetopt.trainer.steps.step import all_finite
@@ -67,10 +74,12 @@ class GradientState:
         differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
         waited_s: seconds of a step spent waiting for other workers before the last part of the gradient was sent.
         norms: squared norms of a step's gradient, where they are wanted.
+        stats: of the last step's exchanges, until `take_stats` takes them.
     """
 
     def __init__(self, exchange: ExchangeConfig) -> None:
         self.exchange = exchange
+        self.stats: list[ExchangeStats] = []
         self.weight: float | str | None = None
         self.record: AuditRecord | None = None
         self.is_audit = False
@@ -79,8 +88,9 @@ class GradientState:
         self.waited_s = 0.0
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return the bytes and seconds of the last step's gradient exchange; None: there was none, as always here."""
-        return None
+        """Return the cost of the last step's exchanges, added up; None: there was none since the last call."""
+        taken, self.stats = self.stats, []
+        return summed(taken)
 
     @property
     def is_under_backward(self) -> bool:
@@ -115,6 +125,38 @@ SUM = "sum"
 _FLOAT32 = torch.float32
 
 
+class WholeSum:
+    """Compressed sum of a whole gradient over the workers, at once when its last bucket is made.
+
+    The buckets' elements are exchanged in the order of the parameters, whatever the buckets are.
+
+    Args:
+        exchange: that sums.
+        parameters: of the gradient, fp32.
+    """
+
+    def __init__(self, exchange: Exchange, parameters: Sequence[nn.Parameter]) -> None:
+        self._exchange, self._parameters = exchange, parameters
+        self._made: dict[int, Tensor] = {}  # by parameter
+
+    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
+        """Keep a bucket, 1-D, whose elements are the gradients of ``parameters``, until the others are made."""
+        pieces = torch.split(buffer, [parameter.numel() for parameter in parameters])
+        self._made |= zip(map(id, parameters), pieces, strict=True)
+
+    def wait(self) -> ExchangeStats | None:
+        """Replace all buckets by their sum over all workers; return its cost; None: it was not finite on a worker."""
+        made = [self._made[id(parameter)] for parameter in self._parameters]
+        flat, stats, self._made = torch.cat(made), None, {}
+        if all_finite(flat):
+            stats = self._exchange.run(flat)
+        else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step
+            flat.fill_(torch.inf)
+        for piece, part in zip(made, torch.split(flat, [piece.numel() for piece in made]), strict=True):
+            piece.copy_(part)
+        return stats
+
+
 class CommState(GradientState):
     """The state of hetopt's communication hook for one DDP module: compression, and weight of this worker's gradient.
 
@@ -136,7 +178,6 @@ class CommState(GradientState):
         record: what audits found.
         is_audit: whether the step at hand is an audit, on all workers.
         differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
-        stats: of the last step's exchange, where the whole gradient is exchanged.
 
     Raises:
         BadInput: the compression is not known, or parts of it do not go together.
@@ -158,7 +199,7 @@ class CommState(GradientState):
         self._workers = dist.get_world_size(ddp.process_group)
         self._parameters = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
         if spec is None:
-            spec = make_plan(self._workers, compression=compression, policy="static", sync="bsp", spec=None).spec
+            spec = make_spec(self._workers, compression=compression, policy="static", sync="bsp", spec=None)
         self.adopt(spec, reach)
         super().__init__(self.exchange)
         self.weight = weight
@@ -175,19 +216,16 @@ class CommState(GradientState):
         shapes = [tuple(parameter.shape) for parameter in self._parameters]
         self.exchange = make_exchange(spec, spec.compression, shapes, device)
         by_bucket = self.exchange.steering is None and not METHODS[spec.compression.name].by_shape
-        is_float32 = all(parameter.dtype == _FLOAT32 for parameter in self._parameters)
-        self._by_bucket = (
-            BucketExchange(spec.compression, self._parameters, seed=spec.seed)
-            if by_bucket and is_float32 and not self.exchange.is_dense
-            else None
-        )
+        self._sums: BucketSum | WholeSum
+        if self.exchange.is_dense or any(parameter.dtype != _FLOAT32 for parameter in self._parameters):
+            self._sums = DenseBuckets()
+        elif by_bucket or self.exchange.exchange is None:
+            self._sums = BucketExchange(spec.compression, self._parameters, seed=spec.seed)
+        else:
+            self._sums = WholeSum(self.exchange.exchange, self._parameters)
         self._devices = [device] if device.type != "cpu" else None
         self._reach = reach
-        self.stats: ExchangeStats | None = None
-        self._sent: list[tuple[dist.Work, Tensor, torch.futures.Future[Tensor]]] = []
-        self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
-        self._places: dict[int, Tensor] = {}
-        self._flat = torch.empty(0)
+        self._waiting: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
         self._elements = sum(parameter.numel() for parameter in self._parameters)
         self._made = 0
 
@@ -202,24 +240,17 @@ class CommState(GradientState):
             self._audit(bucket)
             promise.set_result(buffer)
             return promise
-        if self._by_bucket is not None:
-            return self._by_bucket.sum_bucket(bucket.parameters(), buffer, last=is_last)
-        if self.exchange.is_dense or buffer.dtype != _FLOAT32:
-            self.stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
-            self.norms.add_own([buffer], first=bucket.index() == 0)
-            work = dist.all_reduce(buffer, async_op=True)
-            assert work is not None  # as for every asynchronous collective of a member of the group
-            self._sent.append((work, buffer, promise))
-        else:
-            self._waiting.append((bucket, promise))
+        self.norms.add_own([buffer], first=bucket.index() == 0)
+        self._sums.begin(bucket.parameters(), buffer, last=is_last)
+        self._waiting.append((buffer, promise))
         if is_last:
-            sent, self._sent = self._sent, []
-            for work, summed, future in sent:
-                work.wait()
-                self.norms.add_summed([summed])
-                future.set_result(summed)
-            if self._waiting:
-                self._exchange_whole()
+            stats, waiting, self._waiting = self._sums.wait(), self._waiting, []
+            if isinstance(self._sums, DenseBuckets):
+                stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes)
+            self.stats = [] if stats is None else [stats]
+            for total, future in waiting:
+                self.norms.add_summed([total])
+                future.set_result(total)
         return promise
 
     def _audit(self, bucket: GradBucket) -> None:
@@ -231,7 +262,7 @@ class CommState(GradientState):
         self._squares += float(buffer.double().square().sum())
         pieces = torch.split((buffer - parts).cpu(), [parameter.numel() for parameter in parameters])
         self._apart |= zip(map(id, parameters), pieces, strict=True)
-        self.stats = ExchangeStats(sent_bytes=2 * self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
+        self.stats = [ExchangeStats(sent_bytes=2 * self.exchange.dense_bytes)]
 
     def audited(self) -> tuple[Tensor, float] | None:
         """Return and forget the leader's gradient minus the shares' sum, [elements], and the norm of the leader's.
@@ -243,43 +274,10 @@ class CommState(GradientState):
         pieces = [apart[id(parameter)] for parameter in self._parameters if id(parameter) in apart]
         return (torch.cat(pieces), math.sqrt(squares)) if pieces else None
 
-    def take_stats(self) -> ExchangeStats | None:
-        """Return the cost of the last exchange, in buckets of all since the last call; None: there was none."""
-        stats, self.stats = self.stats, None
-        return self._by_bucket.take_stats() if stats is None and self._by_bucket is not None else stats
-
     @property
     def is_under_backward(self) -> bool:
         """See `GradientState`."""
-        return self.exchange.is_dense or self._by_bucket is not None
-
-    def _exchange_whole(self) -> None:
-        """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""
-        if not self._places:
-            self._flat = torch.zeros(self._elements, device=self._parameters[0].device)
-            parts = torch.split(self._flat, [parameter.numel() for parameter in self._parameters])
-            self._places = {
-                id(parameter): part.view(parameter.shape)
-                for parameter, part in zip(self._parameters, parts, strict=True)
-            }
-        waiting, self._waiting = self._waiting, []
-        pairs = [
-            (self._places[id(parameter)], gradient)
-            for bucket, _ in waiting
-            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
-        ]
-        for place, gradient in pairs:
-            place.copy_(gradient.view(place.shape))
-        if all_finite(self._flat):
-            exchange = self.exchange.exchange
-            assert exchange is not None
-            self.stats = exchange.run(self._flat, ())
-        else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step
-            self._flat.fill_(torch.inf)
-        for place, gradient in pairs:
-            gradient.copy_(place.view(gradient.shape))
-        for bucket, promise in waiting:
-            promise.set_result(bucket.buffer())
+        return not isinstance(self._sums, WholeSum)
 
 
 def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -324,17 +322,11 @@ class ShardedState(GradientState):
         super().__init__(exchange)
         self.dtype = next(module.parameters()).dtype
         self._exchanges: dict[str, Exchange] = {}
-        self._stats: list[ExchangeStats] = []
         self._parts = self._parts_before = 0
         if self.sums:
             for name, part in module.named_modules():
                 if isinstance(part, FSDPModule):
                     part.set_all_reduce_hook(partial(self._sum, name))
-
-    def take_stats(self) -> ExchangeStats | None:
-        """Return the summed bytes and seconds of the exchanges since the last call; None: there were none."""
-        taken, self._stats = self._stats, []
-        return summed(taken) if taken else None
 
     def ended(self) -> None:
         """Note that a backward pass has ended, and tell ``reach`` so where parts of the model had no gradient."""
@@ -358,7 +350,7 @@ class ShardedState(GradientState):
             )
         if self.exchange.is_dense or all_finite(flat, group):
             stats = self._exchanges[name].run(flat)
-            self._stats.append(stats)
+            self.stats.append(stats)
             self.waited_s += stats.sync_s if done < 1 else 0.0
         else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step
             flat.fill_(torch.inf)

@@ -48,7 +48,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Sampler, dataloader
 
 from hetopt.core.errors import BadInput
-from hetopt.core.run_spec import Compression
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
 from hetopt.trainer.context import Generators, States
 from hetopt.trainer.data.fetch import samples_in
@@ -67,9 +67,9 @@ from hetopt.trainer.script.batches import (
     AuditResult,
     Audits,
     Part,
-    SessionPlan,
     ShareTable,
     Stopped,
+    keeps_equal,
     own_items,
 )
 from hetopt.trainer.script.periods import Periods
@@ -174,7 +174,7 @@ class UnequalBatches(Sampler[list[int]]):
         for number, batch in enumerate(self._of_all_ranks()):
             audits = self._table.audits
             self._step += audits is None or number % audits.accumulate == 0
-            sharer.drawn((epoch, number + 1))
+            sharer.periods.drawn = (epoch, number + 1)  # shares may change from there on
             part = self._table.part(sharer.rank, len(batch), (epoch, number), self._step)
             self.parts.append(part)
             yield list(own_items(batch, part))
@@ -206,23 +206,25 @@ class DdpRun:
     """One worker's run of a DDP script: its shares of batches, weights of losses, control periods and event log.
 
     Args:
-        plan: shares, compression, policies; of the launch.
+        spec: of the launch: shares, compression, policies.
         run_dir: for the event log, which rank 0 writes.
         rank: of this worker.
         world_size: workers.
+        as_one: whether every step is an audit: what one machine would compute.
 
     Attributes:
+        periods: count its steps, and decide on shares and exchange.
         steps: that optimizers have made.
         can_audit: whether a loss is of the samples of its worker alone, and not divided by what all workers count.
     """
 
-    def __init__(self, plan: SessionPlan, run_dir: Path, rank: int, world_size: int) -> None:
-        self._plan, self._run_dir = plan, run_dir
+    def __init__(self, spec: RunSpec, run_dir: Path, rank: int, world_size: int, *, as_one: bool = False) -> None:
+        self._spec, self._run_dir, self._as_one = spec, run_dir, as_one
         self.rank, self.world_size, self.steps = rank, world_size, 0
-        self._modules: list[tuple[Any, Any]] = []  # of DDP, and how their gradients travel
+        self._modules: list[tuple[nn.Module, Any]] = []  # of DDP, and how their gradients travel
         self._hooked: dict[int, bool] = {}
         self._remarks: set[str] = set()
-        self._periods = Periods(plan, rank, world_size, run_dir)
+        self.periods = Periods(spec, rank, world_size, run_dir)
         self._waiting: deque[tuple[object, Part]] = deque()
         self._read: Counter[UnequalBatches] = Counter()  # batches of each loader that was trained on
         self._part: Part | None = None
@@ -257,8 +259,8 @@ class DdpRun:
 
     def batch_of(self, batch_size: int) -> int:
         """Return the global batch size in samples: a script's plan's, else ``batch_size`` per worker times workers."""
-        planned = self._plan.spec.global_batch_size
-        return planned if self._plan.spec.script else batch_size * self.world_size
+        planned = self._spec.global_batch_size
+        return planned if self._spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
         """Return the table of local batch sizes of a new loader, at ``batch_size`` samples per rank in the script."""
@@ -270,29 +272,23 @@ class DdpRun:
             )
         return self._begin(size)
 
-    def drawn(self, place: tuple[int, int]) -> None:
-        """Record (epoch, number) of the next batch that this worker has not drawn: shares may change from there on."""
-        self._periods.drawn = place
-
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
         state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
-        return self._periods.begin(
+        return self.periods.begin(
             size, module, state.exchange, device=self._device, step=self.steps, keep=keep, audits=self._audits(keep)
         )
 
     @property
     def _device(self) -> torch.device:
-        device: torch.device = next(self._modules[-1][0].parameters()).device
-        return device
+        return next(self._modules[-1][0].parameters()).device
 
     def _audits(self, keep: tuple[int, ...]) -> Audits | None:
         """Return the rule for which batches the leader computes whole and the others in shares; None: none.
 
         Shares that have to be equal stay so in every step.
         """
-        spec, states = self._plan.spec, [state for _, state in self._modules]
-        as_one = self._plan.as_one
-        if not as_one and (keep or self.world_size < LEAST_WORKERS or self._plan.keeps_equal):
+        spec, states, as_one = self._spec, [state for _, state in self._modules], self._as_one
+        if not as_one and (keep or self.world_size < LEAST_WORKERS or keeps_equal(spec)):
             return None
         can_audit = self.is_ours and self.can_audit and all(state.weight is None for state in states)
         if as_one and not can_audit:
@@ -310,7 +306,7 @@ class DdpRun:
 
     def attach(self, ddp: DistributedDataParallel) -> None:
         """Register a DDP module, whose gradients hetopt exchanges from its first training pass on."""
-        self._modules.append((ddp, CommState(ddp, spec=self._plan.spec, reach=self.reach)))
+        self._modules.append((ddp, CommState(ddp, spec=self._spec, reach=self.reach)))
 
     def attach_sharded(self, module: nn.Module, replicas: dist.ProcessGroup | None) -> None:
         """Register a sharded module, whose gradients hetopt exchanges between replicas, in place of those inside it.
@@ -321,7 +317,7 @@ class DdpRun:
         """
         inside = set(module.modules())
         self._modules = [(other, state) for other, state in self._modules if other not in inside]
-        state = ShardedState(module, spec=self._plan.spec, replicas=replicas, reach=self.reach)
+        state = ShardedState(module, spec=self._spec, replicas=replicas, reach=self.reach)
         self._modules.append((module, state))
         self._hooked[id(module)] = state.sums
         self.can_audit = False
@@ -335,7 +331,7 @@ class DdpRun:
         """Note that the script registered a communication hook: hetopt's, or another, which replaces compression."""
         self._hooked[id(ddp)] = isinstance(state, CommState)
         if isinstance(state, CommState):
-            state.adopt(self._plan.spec, self.reach)
+            state.adopt(self._spec, self.reach)
             self._modules = [(module, state if module is ddp else other) for module, other in self._modules]
         else:
             self.remark(
@@ -389,11 +385,11 @@ class DdpRun:
             self.remark("the script reads its batches through no DataLoader: shares stay equal.")
         else:
             return
-        if self._periods.engine is None:
+        if self.periods.engine is None:
             self._begin(part.batch, part.shares)
         self._part = part
-        self._periods.samples_seen += part.batch
-        self._periods.pace.begin(part.samples)
+        self.periods.samples_seen += part.batch
+        self.periods.pace.begin(part.samples)
         self._batches += 1
 
     def _factor(self) -> float:
@@ -427,7 +423,7 @@ class DdpRun:
 
     def _equal_part(self, rows: int) -> Part:
         """Return this worker's part of a batch that hetopt does not share out, equal on all workers."""
-        samples = rows or max(1, self._plan.spec.global_batch_size // self.world_size)
+        samples = rows or max(1, self._spec.global_batch_size // self.world_size)
         return Part(samples=samples, batch=samples * self.world_size, shares=(samples,) * self.world_size)
 
     def weigh(self, weight: float | str | None) -> None:
@@ -437,10 +433,10 @@ class DdpRun:
 
     def reach(self, done: float) -> None:
         """Note that a part of backward, 0 to 1, is done; on a worker that is slowed down, wait until it would be."""
-        if self._periods.pace.waits:
-            self._periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
-        if done >= 1 and self._periods.engine is not None:
-            self._periods.computed = self._periods.stopwatch.mark()
+        if self.periods.pace.waits:
+            self.periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
+        if done >= 1 and self.periods.engine is not None:
+            self.periods.computed = self.periods.stopwatch.mark()
             self._is_audit = None
 
     @contextmanager
@@ -483,7 +479,7 @@ class DdpRun:
         dist.all_reduce(drawn)
         result = AuditResult.of(apart, norm, draws=bool(drawn), before=state.differences)
         state.record.tolerance = max(state.record.tolerance, ROUNDINGS * torch.finfo(self._computes_in).eps)
-        state.record.tell(result, self.steps + 1, self._periods.events)
+        state.record.tell(result, self.steps + 1, self.periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count an optimizer's step; at the end of a control period gather figures and decide, with all workers.
@@ -492,7 +488,7 @@ class DdpRun:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
         """
         periods, part, wrapped = (
-            self._periods,
+            self.periods,
             self._part,
             {id(parameter) for ddp, _ in self._modules for parameter in ddp.parameters()},
         )
@@ -509,17 +505,18 @@ class DdpRun:
         loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
         samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
         waited_s, state.waited_s = state.waited_s, 0.0
-        stats = state.take_stats()
-        trace = periods.trace(
-            loss * samples,
-            stats,
+        stops = periods.after(
+            part.shares,
+            loss_sum=loss * samples,
+            stats=state.take_stats(),
             hidden=state.is_under_backward,
             waited_s=waited_s,
             norms=state.norms.take(part.samples),
+            counts=part.shares == periods.shares and not part.is_audit,
+            learning_rate=float(optimizer.param_groups[0]["lr"]),
+            epoch=self._passes,
         )
-        counts = part.shares == periods.shares and not part.is_audit
-        learning_rate = float(optimizer.param_groups[0]["lr"])
-        if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate, epoch=self._passes):
+        if stops:
             raise Stopped
         periods.begun = periods.stopwatch.mark()
         if periods.engine is not None and len(self._modules) == 1:
@@ -540,9 +537,9 @@ class DdpRun:
 
     def conclude(self) -> None:
         """Log the last steps and gather the model for `close`, while workers are connected; all must call it."""
-        if self._periods.engine is not None and self._left is None:
+        if self.periods.engine is not None and self._left is None:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
-                self._periods.finish(self._passes())
+                self.periods.finish(self._passes())
             module, _ = self._modules[-1]
             state = gathered(_inner(module).state_dict(), keep=self.rank == 0)
             trained = state.items() if is_sharded(module.parameters()) else _inner(module).named_parameters()
@@ -559,22 +556,15 @@ class DdpRun:
             state, parameters = self._left
             leave_model(self._run_dir, state, stopped=stopped, number=1)
             mark = parameters_sha256(parameters)
-            self._periods.events.write(
-                "session_finished", step=self.steps, epoch=self._passes(), parameters_sha256=mark
-            )
-        self._periods.events.close()
+            self.periods.events.write("session_finished", step=self.steps, epoch=self._passes(), parameters_sha256=mark)
+        self.periods.events.close()
 
 
 class LoneRun(DdpRun):
     """The run of a script on one worker: nothing is shared or exchanged, and the steps of its optimizer are logged.
 
-    Args:
-        plan: of the launch.
-        run_dir: for the event log.
+    Arguments are as of `DdpRun`.
     """
-
-    def __init__(self, plan: SessionPlan, run_dir: Path) -> None:
-        super().__init__(plan, run_dir, 0, 1)
 
     def forward(self, ddp: DistributedDataParallel, rows: int) -> None:
         """Do nothing: all of a batch is this worker's."""
@@ -584,7 +574,7 @@ class LoneRun(DdpRun):
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count an optimizer's step and log it; the first one begins the log, without its time, which is not known."""
-        samples = self._plan.spec.global_batch_size
+        samples = self._spec.global_batch_size
         if self._part is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             exchange = ExchangeConfig(
@@ -599,8 +589,8 @@ class LoneRun(DdpRun):
             super().stepped(optimizer)
         else:
             return  # one more of the same step
-        self._periods.samples_seen += samples
-        self._periods.pace.begin(samples)
+        self.periods.samples_seen += samples
+        self.periods.pace.begin(samples)
 
 
 ROUNDINGS = 4
@@ -620,14 +610,15 @@ def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
 
 
 @contextmanager
-def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | None]]:
+def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[Callable[[], DdpRun | None]]:
     """Extend torch inside, so that a DDP script trains on unequal workers; yield a function that returns its run.
 
     None: the script has made no module of DistributedDataParallel, sharded none and, on one worker, made no step.
 
     Args:
-        plan: of the launch.
+        spec: of the launch.
         run_dir: of the launch.
+        as_one: whether the leader computes all of every batch: what one machine would.
     """
     runs: list[DdpRun] = []
     meshes: list[DeviceMesh] = []
@@ -642,14 +633,14 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def made(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
+        if dist.get_world_size(self.process_group) == len(spec.workers) > 1:
             if not runs:
-                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
+                runs.append(DdpRun(spec, run_dir, dist.get_rank(), dist.get_world_size(), as_one=as_one))
             runs[0].attach(self)
         ask_trainer()
 
     def sharded(shard: Any, module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
-        workers = len(plan.spec.workers)
+        workers = len(spec.workers)
         if not dist.is_initialized() or dist.get_world_size() != workers or workers == 1:
             return shard(module, *args, **({} if mesh is None else {"mesh": mesh}), **options)
         if mesh is not None and mesh.size() != workers:
@@ -664,11 +655,11 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                     if mesh is None
                     else mesh.device_type
                 )
-                meshes.append(replica_mesh([worker.host for worker in plan.spec.workers], kind))
+                meshes.append(replica_mesh([worker.host for worker in spec.workers], kind))
             mesh = meshes[0][SHARD]
         done = shard(module, *args, mesh=mesh, **options)
         if not runs:
-            runs.append(DdpRun(plan, run_dir, dist.get_rank(), workers))
+            runs.append(DdpRun(spec, run_dir, dist.get_rank(), workers, as_one=as_one))
         for part in module if isinstance(module, list | tuple) else [module]:
             runs[0].attach_sharded(part, meshes[0][REPLICA].get_group() if mesh.ndim == 1 else None)
             part.register_forward_pre_hook(runs[0].calls, with_kwargs=True)
@@ -707,11 +698,11 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
-        if not runs and len(plan.spec.workers) == 1 and REGISTRY.begun == 0:
-            runs.append(LoneRun(plan, run_dir))
+        if not runs and len(spec.workers) == 1 and REGISTRY.begun == 0:
+            runs.append(LoneRun(spec, run_dir, 0, 1))
         if runs:
             runs[0].stepped(optimizer)
-        elif len(plan.spec.workers) > 1:
+        elif len(spec.workers) > 1:
             _refuse_other_ways(optimizer)
 
     def joined(

@@ -99,9 +99,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import (
@@ -122,8 +122,8 @@ from hetopt.core.run_spec import (
     AllocationSettings,
     CriticalSettings,
     DynamicSettings,
-    ProportionalSettings,
     RunSpec,
+    Share,
     Stream,
 )
 from hetopt.core.training_laws import Moments, NoiseCurve, learning_rate_scale, noise_scale, step_worth
@@ -345,6 +345,20 @@ class DynamicShares(DynamicSettings):
         if sum(total if most is None else most for most in high) < total:
             high = (widest,) * len(caps)
         return (low,) * len(caps), high
+
+
+class ProportionalShares(DynamicShares):
+    """Batch policy of local batch sizes in proportion to each worker's throughput in the last epoch (or period).
+
+    Dynamic batching without smoothing, dead-band and caps.
+    """
+
+    smoothing: Share = 1.0
+    dead_band: Annotated[float, Field(ge=0)] = 0.0
+    every: Every = "epoch"
+
+    def _judged(self, cap: int | None, before: Growth | None, samples_per_s: float) -> int | None:
+        return None
 
 
 def omnilearn(*, minimum: int = 1) -> DynamicShares:
@@ -636,40 +650,6 @@ def _median_error(step_variance: float, steps: int) -> float:
     return math.hypot(LEAST_ERROR, math.sqrt(math.pi / 2 * step_variance / steps))
 
 
-class ProportionalShares(ProportionalSettings):
-    """Batch policy of local batch sizes in proportion to each worker's throughput in the last epoch (or period).
-
-    Attributes:
-        minimum: least share of a worker.
-    """
-
-    minimum: PositiveInt = 1
-
-    initial: ClassVar[type[EpochMean]] = EpochMean
-    """The state before the first period: no measurements."""
-
-    def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
-        """Return the mean so far, and local batch sizes by throughput if an epoch has ended, else as observed.
-
-        Raises:
-            BadInput: the global batch does not hold the workers' least shares.
-        """
-        shares = observation.local_batch_sizes
-        state, times_s = state.gather(observation, self.every)
-        if times_s is None:
-            return state, BatchDecision(local_batch_sizes=shares)
-        proposed = largest_remainder(
-            [share / time_s for share, time_s in zip(shares, times_s, strict=True)],
-            sum(shares),
-            minimum=(self.minimum,) * len(shares),
-            maximum=(None,) * len(shares),
-        )
-        if proposed == shares:
-            return state, BatchDecision(local_batch_sizes=shares)
-        reason = f"in proportion to throughput; compute took {min(times_s):.3g} to {max(times_s):.3g} s"
-        return state, BatchDecision(local_batch_sizes=proposed, reason=reason)
-
-
 class AllocateMicroBatches(AllocationSettings):
     """Batch policy of local batch sizes in whole micro-batches, dealt out by throughput once an epoch (or period).
 
@@ -854,14 +834,9 @@ def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
     return AllocateMicroBatches.model_validate({**spec.batch_settings, "micro": size})
 
 
-def _told(policy: type[ProportionalShares | DynamicShares]) -> Maker:
+def _told(policy: type[DynamicShares]) -> Maker:
     """Return a maker of a policy by the run's settings."""
     return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
-
-
-def _rate(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
-    assert spec.stream is not None, "the spec checks it"
-    return RateShares(stream=spec.stream, minimum=minimum)
 
 
 def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
@@ -880,7 +855,7 @@ POLICIES: dict[str, Maker] = {
     "omnilearn": lambda spec, minimum: omnilearn(minimum=minimum),
     "allocation": _allocation,
     "model": lambda spec, minimum: ModelShares(minimum=minimum),
-    "rate": _rate,
+    "rate": lambda spec, minimum: RateShares(stream=cast(Stream, spec.stream), minimum=minimum),  # the spec checks it
     "critical": _critical,
 }
 

@@ -42,7 +42,6 @@ from hetopt.core.artifact import read_record
 from hetopt.core.batch_partition import largest_remainder, within_memory
 from hetopt.core.comm.composition import AUTO
 from hetopt.core.comm.compression_text import parse_compression
-from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog
 from hetopt.core.paths import host_name
@@ -54,7 +53,6 @@ from hetopt.core.run_spec import (
     Synchronization,
     WorkerSpec,
     parse_sync,
-    spell_sync,
 )
 from hetopt.trainer.context import States
 from hetopt.trainer.engine import tensors_mark
@@ -65,9 +63,7 @@ _NUMPY_SEEDS = 2**32
 
 def draw_by_rank(rank: int) -> None:
     """Seed torch's, Python's and NumPy's generators by rank, but leave rank 0's; every worker must call it."""
-    copy = torch.Generator()
-    copy.set_state(torch.get_rng_state())
-    seed = torch.tensor([int(torch.randint(2**31, (), generator=copy))])
+    seed = torch.randint(2**31, (1,), generator=torch.default_generator.clone_state())
     dist.broadcast(seed, src=0)
     if rank:
         rank_seed = int(seed) + _SEED_STRIDE * rank
@@ -386,70 +382,53 @@ def mark_of(sample: object) -> int:
     return mark
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionPlan:
-    """The plan of a script's run, its spec, from which shares and compression follow; the same on all workers.
+def keeps_equal(spec: RunSpec) -> bool:
+    """Return whether each worker has the same samples of every batch to the end, so that no step is audited."""
+    return spec.batch_policy == "uniform"
 
-    Attributes:
-        spec: the run that the session is like. Its workers' batches weigh their shares; what a script does itself (its
+
+def with_batch(spec: RunSpec, batch_size: int, *, minimum: int = 1) -> RunSpec:
+    """Return a run's spec with local batch sizes that sum to ``batch_size``, in proportion to those it has.
+
+    Args:
+        spec: of the run that a script is like. Its workers' batches weigh their shares; what a script does itself (its
             data, its end, its learning rate) does not count.
-        as_one: whether every step of a DDP script is an audit: what one machine would compute.
+        batch_size: samples of a full batch.
+        minimum: least share of a worker, in samples, where the batch has as many.
+
+    Raises:
+        BadInput: there are fewer samples than workers.
     """
-
-    spec: RunSpec
-    as_one: bool = False
-
-    @property
-    def keeps_equal(self) -> bool:
-        """True where each worker has the same samples of every batch from first to last, so that no step is audited."""
-        return self.spec.batch_policy == "uniform"
-
-    @property
-    def description(self) -> str:
-        """The exchange, policies and synchronization that all workers have to share, as a text to compare."""
-        spec = self.spec
-        policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, shares {spec.batch_policy}"
-        return f"{way_name(spec.compression)}, {policies}, sync {spell_sync(spec.sync)}"
-
-    def shares(self, batch_size: int, *, minimum: int = 1) -> tuple[int, ...]:
-        """Return the first local batch sizes, by rank, that sum to ``batch_size``, in proportion to the spec's.
-
-        Args:
-            batch_size: samples of a full batch.
-            minimum: least share of a worker, in samples, where the batch has as many.
-
-        Raises:
-            BadInput: there are fewer samples than workers.
-        """
-        workers = len(self.spec.workers)
-        if batch_size < workers:
-            raise BadInput(
-                f"the batch size must be at least {workers}, one sample a worker, got {batch_size}.",
-                hint="use fewer workers or a larger batch size",
-            )
-        least = min(minimum, batch_size // workers)
-        weights = [worker.local_batch_size for worker in self.spec.workers]
-        shares = largest_remainder(weights, batch_size, minimum=[least] * workers, maximum=[None] * workers)
-        return within_memory(self.spec, shares)
-
-    def run_spec(self, shares: tuple[int, ...]) -> RunSpec:
-        """Return a copy of the run's spec with these local batch sizes, by rank, for policies and the head of logs."""
-        workers = (
-            worker.model_copy(update={"local_batch_size": share})
-            for worker, share in zip(self.spec.workers, shares, strict=True)
+    workers = len(spec.workers)
+    if batch_size < workers:
+        raise BadInput(
+            f"the batch size must be at least {workers}, one sample a worker, got {batch_size}.",
+            hint="use fewer workers or a larger batch size",
         )
-        return self.spec.model_copy(update={"workers": tuple(workers)})
+    least = min(minimum, batch_size // workers)
+    weights = [worker.local_batch_size for worker in spec.workers]
+    shares = largest_remainder(weights, batch_size, minimum=[least] * workers, maximum=[None] * workers)
+    return with_shares(spec, within_memory(spec, shares))
 
 
-def make_plan(
+def with_shares(spec: RunSpec, shares: Shares) -> RunSpec:
+    """Return a run's spec with these local batch sizes, by rank, for policies and the head of logs."""
+    workers = (
+        worker.model_copy(update={"local_batch_size": share})
+        for worker, share in zip(spec.workers, shares, strict=True)
+    )
+    return spec.model_copy(update={"workers": tuple(workers)})
+
+
+def make_spec(
     world_size: int,
     *,
     compression: Compression | str,
     policy: str,
     sync: Synchronization | str,
     spec: RunSpec | Path | str | None,
-) -> SessionPlan:
-    """Return the plan of a script on ``world_size`` workers from its arguments or, where given, from ``spec`` alone.
+) -> RunSpec:
+    """Return a script's run spec for ``world_size`` workers: of its arguments or, where given, ``spec`` alone.
 
     Raises:
         BadInput: it cannot be read, or is for another number of workers.
@@ -459,19 +438,17 @@ def make_plan(
         if isinstance(compression, str):
             compression = Compression() if auto else parse_compression(compression, option="compression")
         checked(compression)
-        return SessionPlan(
-            spec=RunSpec(
-                task=OF_SESSIONS,
-                workers=tuple(
-                    WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
-                ),
-                compression=compression,
-                ratio_policy="auto" if auto else "fixed",
-                collective_policy="cheapest" if auto else "fixed",
-                sync=parse_sync(sync, option="sync") if isinstance(sync, str) else sync,
-                batch_policy=policy,
-                stop=StopRule(max_steps=1),
-            )
+        return RunSpec(
+            task=OF_SESSIONS,
+            workers=tuple(
+                WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
+            ),
+            compression=compression,
+            ratio_policy="auto" if auto else "fixed",
+            collective_policy="cheapest" if auto else "fixed",
+            sync=parse_sync(sync, option="sync") if isinstance(sync, str) else sync,
+            batch_policy=policy,
+            stop=StopRule(max_steps=1),
         )
     planned = (
         spec if isinstance(spec, RunSpec) else read_record(RunSpec, Path(spec), hint="write it with `hetopt export`")
@@ -481,7 +458,7 @@ def make_plan(
             f"The run is planned for {len(planned.workers)} workers, but {world_size} were started.",
             hint=f"start torchrun with {len(planned.workers)} processes in all",
         )
-    return SessionPlan(spec=planned)
+    return planned
 
 
 @dataclass

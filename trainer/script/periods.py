@@ -23,7 +23,7 @@ from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Balance, Engine, announce
 from hetopt.trainer.policies.policy import KeepShares, choose_policy
-from hetopt.trainer.script.batches import Audits, Place, SessionPlan, Shares, ShareTable
+from hetopt.trainer.script.batches import Audits, Place, Shares, ShareTable, with_batch, with_shares
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.period import Period
 from hetopt.trainer.steps.step import StepTrace
@@ -39,7 +39,7 @@ class Periods:
     """The control periods of a script on one worker, which log its steps and decide on shares and exchange.
 
     Args:
-        plan: shares, compression, policies.
+        spec: shares, compression, policies.
         rank: of this worker.
         world_size: workers.
         folder: for the event log and step times, which rank 0 writes; None: nowhere.
@@ -60,7 +60,7 @@ class Periods:
 
     def __init__(
         self,
-        plan: SessionPlan,
+        spec: RunSpec,
         rank: int,
         world_size: int,
         folder: Path | None,
@@ -68,7 +68,7 @@ class Periods:
         store: Store | None = None,
         watched: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._plan, self._rank, self._world_size = plan, rank, world_size
+        self._spec, self._rank, self._world_size = spec, rank, world_size
         self._folder, self._store, self._watched = folder, store, watched
         if folder is not None and rank == 0:
             with suppress(OSError):  # the log says which file cannot be written
@@ -110,7 +110,7 @@ class Periods:
             BadInput: there are fewer samples than workers.
         """
         minimum = 1 if keep else least_share(model, size, self._world_size)
-        spec = self._plan.run_spec(keep or self._plan.shares(size, minimum=minimum))
+        spec = with_shares(self._spec, keep) if keep else with_batch(self._spec, size, minimum=minimum)
         balance = Balance(spec, KeepShares() if keep else choose_policy(spec, minimum=minimum), minimum=minimum)
         run_dir, before = self._folder or Path(), self.engine
         context = WorkerContext(
@@ -147,19 +147,27 @@ class Periods:
         """The samples of a full batch that each worker takes now, in rank order."""
         return () if self.engine is None else self.engine.balance.shares
 
-    def trace(
+    def after(
         self,
+        samples: Shares,
+        *,
         loss_sum: Tensor,
         stats: ExchangeStats | None,
-        *,
         hidden: bool,
         waited_s: float = 0.0,
         energy: float | None = None,
         norms: tuple[float, float, float] | None = None,
-    ) -> StepTrace:
-        """Return the loss, times and exchange of the step that ends now; reads the clock.
+        counts: bool,
+        learning_rate: float,
+        epoch: Callable[[], float],
+        steps_left: int | None = None,
+    ) -> bool:
+        """Log a step that ends now, and decide at a control period's end; return whether the run is to stop.
+
+        All workers must call it.
 
         Args:
+            samples: of the step, of every worker, in rank order.
             loss_sum: sum of this worker's losses over its samples, float64.
             stats: of the exchange; None: there was none.
             hidden: whether it was under backward.
@@ -167,44 +175,25 @@ class Periods:
             energy: squared norm of this worker's gradient, in local SGD; None: not measured.
             norms: squared norms of this worker's weighted gradient and of the sum, and this worker's samples; None:
                 they were not wanted.
-        """
-        now, computed, self.computed = self.stopwatch.mark(), self.computed, None
-        assert self.engine is not None
-        return StepTrace(
-            loss_sum=loss_sum,
-            start=self.begun,
-            backward_end=now if computed is None else computed,
-            reduce_end=now,
-            waited_s=waited_s,
-            way="" if stats is None else self.engine.exchange.way,
-            exchange=stats,
-            under_backward=stats is not None and hidden,
-            gradient_energy=energy,
-            norms=norms,
-        )
-
-    def after(
-        self,
-        trace: StepTrace,
-        samples: Shares,
-        *,
-        counts: bool,
-        learning_rate: float,
-        epoch: Callable[[], float],
-        steps_left: int | None = None,
-    ) -> bool:
-        """Log a step, and decide at a control period's end; return whether the run is to stop. All must call it.
-
-        Args:
-            trace: of the step.
-            samples: of the step, of every worker, in rank order.
             counts: whether the step is like others; if not, its times are left out.
             learning_rate: of the first parameter group.
             epoch: returns the passes over the data.
             steps_left: until the script ends; None: not known.
         """
-        engine = self.engine
+        engine, now, computed, self.computed = self.engine, self.stopwatch.mark(), self.computed, None
         assert engine is not None
+        trace = StepTrace(
+            loss_sum=loss_sum,
+            start=self.begun,
+            backward_end=now if computed is None else computed,
+            reduce_end=now,
+            waited_s=waited_s,
+            way="" if stats is None else engine.exchange.way,
+            exchange=stats,
+            under_backward=stats is not None and hidden,
+            gradient_energy=energy,
+            norms=norms,
+        )
         engine.after(trace, samples, counts=counts)
         if not engine.is_over:
             return False
@@ -223,7 +212,7 @@ class Periods:
                 self.saver.conclude([row.checkpoint_part for row in period.rows])
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
             passes = epoch()
-            self._write(period, passes)
+            self._write(engine, period, passes)
             engine.steer(period, epoch=passes, learning_rate=learning_rate, steps_left=steps_left)
             stops = period.stop_wished
             if engine.share(period, max(0, place[0])) and self.table is not None:
@@ -235,12 +224,9 @@ class Periods:
     def finish(self, epoch: float) -> None:
         """Log the steps since the last control period, after ``epoch`` passes over the data; all must call it."""
         if self.engine is not None and self.engine.log.unread:
-            epoch_drawn, batch = self.drawn
-            self._write(self.engine.read(self.engine.gather(drawn_epoch=epoch_drawn, drawn_batch=batch)), epoch)
+            self._write(self.engine, self.engine.read(self.engine.gather()), epoch)
 
-    def _write(self, period: Period, epoch: float) -> None:
-        engine = self.engine
-        assert engine is not None
+    def _write(self, engine: Engine, period: Period, epoch: float) -> None:
         if period.diverged:
             return
         engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)
@@ -248,7 +234,7 @@ class Periods:
             _add_sample(
                 self._folder,
                 period,
-                types=[worker.type for worker in self._plan.spec.workers],
+                types=[worker.type for worker in self._spec.workers],
                 compression=engine.exchange.in_use,
             )
 

@@ -14,16 +14,17 @@ from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
-from hetopt.core.run_spec import Compression, RunSpec, Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, Synchronization, spell_sync
 from hetopt.trainer.agreement import join_group
 from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, SessionPlan, make_plan
+from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, make_spec
 from hetopt.trainer.session.guards import inspect_model, inspect_optimizers
 from hetopt.trainer.session.run import Session
 
@@ -94,35 +95,39 @@ def session(
         inspect_model(each, world_size)
     inspect_optimizers(given or (optimizer,))
     whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-    plan = make_plan(
+    run_spec = make_spec(
         world_size,
         compression=compression,
         policy=policy,
         sync=sync,
         spec=spec or os.environ.get(SPEC_VARIABLE) or None,
     )
-    check_for_script(plan.spec)
+    check_for_script(run_spec)
     if len(given) == 1:  # momentum that the workers keep is taken over
-        compression = own_momentum(plan.spec.compression, given[0])
-        plan = SessionPlan(spec=plan.spec.model_copy(update={"compression": compression}))
-    elif plan.spec.is_local or plan.spec.ratio_policy != "fixed" or keeps_momentum(plan.spec.compression):
+        compression = own_momentum(run_spec.compression, given[0])
+        run_spec = run_spec.model_copy(update={"compression": compression})
+    elif run_spec.is_local or run_spec.ratio_policy != "fixed" or keeps_momentum(run_spec.compression):
         raise BadInput(
             "A session of several optimizers sums their gradients at every step, with a compression that stays.",
             hint="leave out sync, compression='auto' and compression that keeps the momentum (dgc)",
         )
-    if batch_norm == "synchronized" and plan.spec.is_local:
+    if batch_norm == "synchronized" and run_spec.is_local:
         raise BadInput(
             "batch_norm='synchronized' normalises by the batch of all workers, and these train for themselves.",
             hint="leave out sync, or batch_norm",
         )
-    store, leave = join(whole, rank, world_size, timeout_s or plan.spec.exchange_timeout_s)
+    store, leave = join(whole, rank, world_size, timeout_s or run_spec.exchange_timeout_s)
     if world_size > 1:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
-        meet(f"{plan.description}, {accumulate} backward passes a step, batch norm {batch_norm}")
+        policies = f"ratio policy {run_spec.ratio_policy}, collective {run_spec.collective_policy}"
+        meet(
+            f"{way_name(run_spec.compression)}, {policies}, shares {run_spec.batch_policy}, sync "
+            f"{spell_sync(run_spec.sync)}, {accumulate} backward passes a step, batch norm {batch_norm}"
+        )
     return Session(
         whole,
         given,
-        plan=plan,
+        spec=run_spec,
         rank=rank,
         world_size=world_size,
         store=store,

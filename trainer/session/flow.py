@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -41,10 +42,10 @@ from hetopt.trainer.script.batches import (
     AuditRecord,
     Audits,
     Part,
-    SessionPlan,
     ShareTable,
     Stopped,
     draw_by_rank,
+    keeps_equal,
 )
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
@@ -108,7 +109,7 @@ class Flow:
         model: nn.Module,
         optimizers: Sequence[Optimizer],
         *,
-        plan: SessionPlan,
+        spec: RunSpec,
         rank: int,
         world_size: int,
         store: Store | None,
@@ -121,18 +122,18 @@ class Flow:
         leave: Callable[[], None],
     ) -> None:
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self._model, self._plan, self._store = model, plan, store
+        self._model, self._spec = model, spec
         self._scaler, self._steps, self._folder, self._leave = scaler, steps, folder, leave
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._sides = [Side(optimizer=optimizer) for optimizer in optimizers]
         named = [named_parameters(optimizer, self._names) for optimizer in optimizers]
         for parameters in (*named, self._trained):
             self.device = check_parameters(parameters)
-        self._trains_alone = plan.spec.is_local and world_size > 1
-        self._is_joint = not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity")
+        self._trains_alone = spec.is_local and world_size > 1
+        self._is_joint = not self._trains_alone and (world_size > 1 or spec.compression.name != "identity")
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._exchange = ExchangeConfig(
-            compression=plan.spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in self._trained)
+            compression=spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in self._trained)
         )
         if self._is_joint:
             # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
@@ -140,7 +141,7 @@ class Flow:
             for side, parameters in zip(self._sides, named, strict=True):
                 side.sum = GradientSum(
                     parameters,
-                    self._make_exchange,
+                    partial(make_exchange, spec, spec.compression, device=self.device, store=store),
                     world_size=world_size,
                     overlaps=overlaps,
                     watched=lambda: self._gate,
@@ -151,7 +152,7 @@ class Flow:
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
-        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint and not plan.keeps_equal
+        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint and not keeps_equal(spec)
         self._tells_batches: bool | None = None  # whether a step is of the batches given for it; None: none was made
         # What brings together workers that train for themselves, from the first batch on; between epochs the model is
         # the average of all of them.
@@ -170,7 +171,7 @@ class Flow:
         REGISTRY.enter(self)
         room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
         self._gate = StepMessages(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
-        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=lambda: self._gate)
+        self._periods = Periods(spec, rank, world_size, folder, store=store, watched=lambda: self._gate)
         every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
         known = set(map(id, model.parameters()))
         self._others = [parameter for parameter in every if id(parameter) not in known]  # which only optimizers know
@@ -323,7 +324,7 @@ class Flow:
         return table
 
     def _audits_of_steps(self) -> Audits:
-        return Audits(accumulate=self.accumulate, largest=self._plan.spec.workers[0].max_local_batch_size)
+        return Audits(accumulate=self.accumulate, largest=self._spec.workers[0].max_local_batch_size)
 
     def _begin_audits(self) -> None:
         """Audit from the second step on, if the gradient of the first was of its own batches alone.
@@ -374,10 +375,6 @@ class Flow:
             else replace(every[0], dense_bytes=sum(exchange.dense_bytes for exchange in every))
         )
 
-    def _make_exchange(self, shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
-        spec = self._plan.spec
-        return make_exchange(spec, spec.compression, shapes, self.device, store=self._store)
-
     def ask(self, is_first: bool) -> None:
         """Note that the script asks for a batch, perhaps an epoch's first: end the last step or the run; time the next.
 
@@ -421,10 +418,6 @@ class Flow:
         self._periods.pace.begin(part.samples, read_s=0.0 if asked_s is None else time.perf_counter() - asked_s)
         self._periods.drawn = self._shared.drawn
 
-    def _draws(self) -> bool:
-        """Return whether the script has drawn torch random numbers since the audited batch was given."""
-        return self._drawn_before.has_drawn(self.device)
-
     def end_data(self) -> None:
         """Note that the epoch has no more batches, so that models or buffers are averaged once its last is computed."""
         self._is_epoch_over = self.world_size > 1
@@ -460,23 +453,20 @@ class Flow:
         periods, part, taken = self._periods, self._part or self._newest, self._taken
         if periods.engine is not None and part is not None:
             first = self._sides[0].sum
-            trace = periods.trace(
-                self._loss_sum,
-                self._stats[0] if len(self._stats) == 1 else summed(self._stats) if self._stats else None,
-                hidden=first is not None and first.was_hidden,
-                waited_s=self._waited_s,
-                # A gradient that a GradScaler did not apply was not finite.
-                energy=math.inf if self._energy is None and self._between is not None else self._energy,
-                norms=None if first is None else first.norms.take(taken[self.rank]),
-            )
-            if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
-                check_batch(self._plan.spec, sum(taken))
+            if periods.engine.step == 0 and self._spec.script and not self._varies:
+                check_batch(self._spec, sum(taken))
             periods.samples_seen += sum(taken)
             with self._gate:
                 # Steps over incomplete batches, over shares of before, and audits are not judged.
                 stops = periods.after(
-                    trace,
                     taken,
+                    loss_sum=self._loss_sum,
+                    stats=summed(self._stats),
+                    hidden=first is not None and first.was_hidden,
+                    waited_s=self._waited_s,
+                    # A gradient that a GradScaler did not apply was not finite.
+                    energy=math.inf if self._energy is None and self._between is not None else self._energy,
+                    norms=None if first is None else first.norms.take(taken[self.rank]),
                     counts=part.shares == self.shares and not part.is_audit,
                     learning_rate=float(self._sides[0].optimizer.param_groups[0]["lr"]),
                     epoch=lambda: self._shared.passes,
@@ -619,17 +609,14 @@ class Flow:
             if side in held:
                 side.sum.begin(wants_norms=self._wants_norms)
             if part is not None and part.is_audit:
-                self._audit_step(side.sum, own_weight)
+                draws = self._drawn_before.has_drawn(self.device)  # since the audited batch was given
+                with self._gate:
+                    result = side.sum.audit(own_weight, is_leader=self.rank == 0, draws=draws)
+                self._audit.tell(result, self._gate.step + 1, self._periods.events)
             else:
                 side.sum.sum(0.0 if side in held else own_weight, self._scaler, look_at=look_at)
             self._stats += [] if side.sum.stats is None else [side.sum.stats]
         self._end_sum()
-
-    def _audit_step(self, gradient: GradientSum, own_weight: float) -> None:
-        """Take the leader's gradient of the whole batch, and record its distance from the sum over the parts."""
-        with self._gate:
-            distance = gradient.audit(own_weight, is_leader=self.rank == 0, draws=self._draws())
-        self._audit.tell(distance, self._gate.step + 1, self._periods.events)
 
     @property
     def _wants_norms(self) -> bool:
@@ -693,7 +680,7 @@ class Flow:
         """Count a step whose gradients are summed."""
         if self._trains_alone:
             self._sides[0].backwards = 0
-            if self._plan.spec.sync.name == "selsync":
+            if self._spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
                 gradients = [
                     parameter.grad.detach().reshape(-1).float()

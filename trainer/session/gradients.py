@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from hetopt.core.comm.cost import DIRECT_BYTES
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.exchange import DenseBuckets, ExchangeStats
 from hetopt.trainer.comm.vectors import GradientNorms
 from hetopt.trainer.engine import parameters_of
 from hetopt.trainer.script.batches import AuditResult
@@ -72,6 +72,7 @@ class GradientSum:
         self._watched = watched
         self._sharers = world_size  # of a gradient of all workers that is there already
         self._buckets: Buckets | None = None
+        self._dense = DenseBuckets()
         self.is_pending = self.was_hidden = self.has_arrived = False
         self.stats: ExchangeStats | None = None
         self._audits: list[Tensor] = []  # the sum of what audits found, where random numbers are drawn
@@ -218,7 +219,7 @@ class GradientSum:
             reach: waits until a worker that is slowed down would have made this part of the gradient (1 = all).
         """
         if self._buckets is not None:
-            self._weigh, self._reach, self._sent = weigh, reach, list[Any]()
+            self._weigh, self._reach = weigh, reach
             self._buckets.arm()
 
     def _take_part(self, part: Part) -> None:
@@ -228,7 +229,7 @@ class GradientSum:
         self._put(self._weigh(), part.members.start, part.members.stop)
         if part.start:
             sent = self._whole[self._ahead + part.start : self._ahead + part.stop]
-            self._sent.append(dist.all_reduce(sent, async_op=True))
+            self._dense.begin(self.parameters, sent, last=False)
 
     def sum(self, weight: float, scaler: GradScaler | None = None, *, look_at: Sequence[float] = ()) -> None:
         """Sum ``weight`` times ``.grad``, with held gradients, over all workers, in place; every worker must call it.
@@ -259,9 +260,8 @@ class GradientSum:
         """Wait for the all-reduces of buckets; where a worker made a gradient twice, sum all of it again."""
         buckets.finish()
         self._mark(spoilt=buckets.is_repeated)
-        self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
-        for sent in self._sent:
-            sent.wait()
+        self._dense.begin(self.parameters, self._whole[: self._ahead + buckets.parts[-1].stop], last=True)
+        self._dense.wait()
         self.stats = self._sent_dense()
         if self._marks[-1]:  # from now on after backward
             self._overlaps = False
@@ -274,7 +274,7 @@ class GradientSum:
         self._marks.copy_(torch.tensor([*self._used, spoilt]))
 
     def _sent_dense(self, sync_s: float = 0.0) -> ExchangeStats:
-        return ExchangeStats(sent_bytes=self._flat.nbytes, compress_s=0.0, sync_s=sync_s)
+        return ExchangeStats(sent_bytes=self._flat.nbytes, sync_s=sync_s)
 
     def _sum_flat(self, scaler: GradScaler | None, look_at: Sequence[float]) -> None:
         exchange, flat = self.exchange.exchange, self._flat

@@ -283,7 +283,7 @@ class Session(Flow):
         check_extra(extra)
         self._extra = extra
         self._gate.take("called run.resume", self._newest)
-        newest = folder.load_newest(run_digest(self._plan.spec), self.rank, self.world_size, self._periods.events)
+        newest = folder.load_newest(run_digest(self._spec), self.rank, self.world_size, self._periods.events)
         if newest is None:
             return 0
         shared, rank_state = newest

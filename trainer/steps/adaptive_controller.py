@@ -20,7 +20,6 @@ from torch._C._distributed_c10d import Store
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import GATHER, METHODS, why_not_controlled
-from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.comm.options import IDENTITY, LOOK_AT, Candidates, Option, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
@@ -29,15 +28,21 @@ from hetopt.core.run_rules import check_ratio_controller
 from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, Compression, GravacSettings, RunSpec, Settings
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
 from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.channel import Message
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.network import (
     Network,
-    Timed,
     measure_network,
     timed_candidates,
 )
-from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, StepTimes
-from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook
+from hetopt.trainer.policies.ratio.policy import (
+    RatioDecision,
+    RatioObservation,
+    RatioPolicy,
+    Verdict,
+    gain_of,
+)
 from hetopt.trainer.policies.ratio.published import (
     WARM_UP,
     Accordion,
@@ -51,9 +56,6 @@ from hetopt.trainer.steps.period import Period
 
 LOOKED_STEPS = 3
 """Of a period that looks at gains while gradients travel in buckets, at least."""
-
-LEAST_SAVING = 0.05
-"""Of a step, that is worth another collective at the same ratio."""
 
 
 class AdaptiveController:
@@ -97,10 +99,9 @@ class AdaptiveController:
             tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
         )
         self._state: Record = self._policy.initial()
-        self._times = StepTimes()
         self._verdict: Verdict | None = None
         self._decision = self._first(spec)
-        self.candidate, _ = self._candidate_of(self._decision)
+        self.candidate = self._candidate_of(self._decision)
 
     def _first(self, spec: RunSpec) -> RatioDecision:
         """Return the policy's first decision; under ``auto`` the candidate that the plan was made for."""
@@ -172,13 +173,16 @@ class AdaptiveController:
             self._decision = replace(self._decision, measure_gain=False)
             return None
         before, first_row = self.candidate, period.rows[0]  # gains of levels are alike on all workers
+        compute_s = max(row.way_compute_s for row in period.rows)
+        # A step is as long on all workers.
+        step_s = max(statistics.median(row.way_step_s for row in period.rows), compute_s)
         observation = RatioObservation(
             step=step,
             steps=min(period.exchanges, step),
             epoch=epoch,
             ratio=before.ratio,
-            compute_s=period.way_compute_s,
-            step_s=period.way_step_s,
+            compute_s=compute_s,
+            step_s=step_s,
             kept_energy=tuple(row.kept_energy for row in period.rows),
             energy=tuple(row.energy for row in period.rows),
             gradient_norm=math.sqrt(statistics.fmean(row.gradient_energy for row in period.rows)),
@@ -191,49 +195,28 @@ class AdaptiveController:
             verdict=self._verdict,
             level_gains=(first_row.candidate_gain, first_row.floor_gain) if first_row.floor_gain > 0 else None,
         )
-        if self.network is not None:
-            self._times = self._times.after(
-                before,
-                self.network,
-                step_s=observation.step_s,
-                compute_s=observation.compute_s,
-                steps=observation.steps,
-            )
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
-        self.candidate, reason = self._candidate_of(self._decision, before.key)
+        self.candidate = self._candidate_of(self._decision)
         if self.candidate.key == before.key and self.candidate.compression == before.compression:
             return None
-        return {
-            "before": before.key,
-            "after": self.candidate.key,
-            "reason": self._decision.reason or reason,
-        }
+        return {"before": before.key, "after": self.candidate.key, "reason": self._decision.reason or ""}
 
-    def _candidate_of(self, decision: RatioDecision, used: str | None = None) -> tuple[Option, str]:
-        """Return the candidate that a decision means, of several collectives the quickest, and in words why.
-
-        Args:
-            decision: of the policy.
-            used: key of the candidate in use; None: training has not begun.
-        """
+    def _candidate_of(self, decision: RatioDecision) -> Option:
+        """Return the candidate that a decision means; of several collectives the quickest on the measured network."""
+        network = self.network
         if decision.option is not None:
             named = self.candidates.find(decision.option)
             assert named is not None, f"{decision.option} is not on the candidates"
-            return named, ""
+            return named
         candidates = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
             plain = next(each for each in candidates if each.collective == GATHER)
-            return replace(plain, compression=plain.compression.model_copy(update=levels)), ""
-        if len(candidates) == 1 or self.network is None:
-            return candidates[0], ""
-        steps_s = {each.key: self._times.step_s(each, self.network) for each in candidates}
-        best = min(candidates, key=lambda each: steps_s[each.key])
-        now_s, best_s = steps_s.get(used or "", 0.0), steps_s[best.key]
-        if best_s > (1 - LEAST_SAVING) * now_s > 0:
-            return next(each for each in candidates if each.key == used), ""
-        return best, f"{way_in_words(best.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
+            return replace(plain, compression=plain.compression.model_copy(update=levels))
+        if network is None:
+            return candidates[0]
+        return min(candidates, key=lambda each: each.compress_s + network.exchange_s(each))
 
     def state(self) -> Mapping[str, object]:
         """Return the ratio policy's state and the exchange in use, for a checkpoint, as plain JSON."""
@@ -263,7 +246,7 @@ class AdaptiveController:
         if isinstance(self._state, GravacState):
             assert isinstance(self._policy, Gravac)
             self._decision = self._policy.payload(self._state)
-            self.candidate, _ = self._candidate_of(self._decision)
+            self.candidate = self._candidate_of(self._decision)
 
 
 def choose_ratio_policy(
@@ -330,7 +313,7 @@ class ExchangeConfig:
     dense_bytes: int
     exchange: Exchange | None = None
     steering: AdaptiveController | None = None
-    timings: tuple[Timed, ...] = ()
+    timings: tuple[Message, ...] = ()
     measured_s: float = 0.0
 
     @property
@@ -364,7 +347,7 @@ class ExchangeConfig:
 
     def event(self, period: Period) -> Event:
         """Return the ``exchange`` field of a period's ``step`` event; empty if nothing finite was exchanged."""
-        steering = self.steering
+        steering, rows = self.steering, period.rows
         if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}
         looked: Event = {}
@@ -376,11 +359,11 @@ class ExchangeConfig:
                 "compressor": self.in_use.name,
                 "ratio": self.in_use.ratio,
                 "collective": settled_collective(self.in_use),
-                "gain": round(period.gain, 6),
+                "gain": round(gain_of(sum(row.kept_energy for row in rows), sum(row.energy for row in rows)), 6),
                 "sent_bytes": round(statistics.fmean(row.sent_bytes for row in period.rows)),
                 "dense_bytes": self.dense_bytes,
-                "compress_s": round(period.compress_s, 7),
-                "sync_s": round(period.sync_s, 7),
+                "compress_s": round(max(row.compress_s for row in rows), 7),
+                "sync_s": round(min(row.sync_s for row in rows), 7),  # of who waits least: the network's alone
                 "exchanges": period.exchanges,
                 **looked,
             }
@@ -449,7 +432,7 @@ def make_exchange(
             shapes=shapes,
             buckets=buckets,
         )
-        seen = Network.of(timings) if timings else None
+        seen = Network.of(timings, len(spec.workers)) if timings else None
         if seen is not None and spec.weighs_ways:
             candidates = timed_candidates(candidates, seen, device=device, seed=spec.seed)
             candidates = replace(candidates, bf16_in_buckets=bf16_in_buckets)

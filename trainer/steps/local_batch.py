@@ -31,7 +31,7 @@ from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Injection, RunSpec
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.data.cursor import AnyCursor, GlobalBatch, Indices, MicroBatch, by_epoch, evenly
+from hetopt.trainer.data.cursor import AnyCursor, GlobalBatch, Indices, MicroBatch, by_epoch, evenly, shuffled
 from hetopt.trainer.data.fetch import (
     Batch,
     MapDataset,
@@ -57,8 +57,7 @@ def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, posi
         seed: of the run.
         position: samples that were drawn before this step; who gives is drawn anew in each.
     """
-    words = np.random.PCG64(np.random.SeedSequence((seed, 0x1217EC7, position))).random_raw(len(drawn))
-    givers = set(np.argsort(words, kind="stable")[: _givers(injection, len(drawn))].tolist())
+    givers = set(shuffled(len(drawn), seed, 0x1217EC7, position)[: _givers(injection, len(drawn))].tolist())
     return tuple(
         max(1, round(injection.samples * samples)) if rank in givers else 0 for rank, samples in enumerate(drawn)
     )

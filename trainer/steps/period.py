@@ -14,7 +14,7 @@ from hetopt.core.events.log import Event
 from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.policies.policy import BatchObservation
-from hetopt.trainer.policies.ratio.policy import GainCurve, gain_of
+from hetopt.trainer.policies.ratio.policy import GainCurve
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
@@ -37,7 +37,7 @@ class ControlRow:
         judged_steps: steps with the present shares since these were last judged.
         compute_median_s: median compute time over those: what shares are judged by, for one hiccup must not move them.
         compute_spread_s: robust standard deviation of one step's compute time over those.
-        loss_sum: sum of the losses over the worker's samples.
+        loss_sum: sum over the steps of the losses of the worker's samples, each over the samples of all workers.
         pace_use: real over declared compute time (see `Slowdown.use`); 0: not known.
         memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
         stop_wished: 1 when somebody asked this worker to stop.
@@ -139,8 +139,8 @@ class Period:
 
     @property
     def loss(self) -> float:
-        """Mean loss over the samples of the period; NaN or infinite if any worker's was."""
-        return sum(row.loss_sum for row in self.rows) / (sum(self.local_batch_sizes) * self.steps)
+        """Mean loss of the period's steps; NaN or infinite if any worker's was."""
+        return sum(row.loss_sum for row in self.rows) / self.steps
 
     @property
     def diverged(self) -> bool:
@@ -182,31 +182,6 @@ class Period:
     def exchanges(self) -> int:
         """Exchanges that the figures are over; the same on all workers."""
         return int(self.rows[0].exchanges)
-
-    @property
-    def way_step_s(self) -> float:
-        """Seconds of the whole step, which is as long on all workers."""
-        return max(statistics.median(row.way_step_s for row in self.rows), self.way_compute_s)
-
-    @property
-    def way_compute_s(self) -> float:
-        """Compute time of the slowest worker, in seconds."""
-        return max(row.way_compute_s for row in self.rows)
-
-    @property
-    def compress_s(self) -> float:
-        """Time for compression on the slowest worker, in seconds."""
-        return max(row.compress_s for row in self.rows)
-
-    @property
-    def sync_s(self) -> float:
-        """Seconds in the collective of the worker that waited least, so that only the network is in it."""
-        return min(row.sync_s for row in self.rows)
-
-    @property
-    def gain(self) -> float:
-        """Kept energy over energy, of all workers, in [0, 1]; 1 where nothing is held back."""
-        return gain_of(sum(row.kept_energy for row in self.rows), sum(row.energy for row in self.rows))
 
     @property
     def is_finite(self) -> bool:
@@ -287,22 +262,19 @@ class PeriodLog:
 
     Attributes:
         stopwatch: of the device.
-        traces: of the steps that no row tells about yet.
-        spans: beginning and end of each of them.
     """
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self._resumed = stopwatch.mark()
-        self.traces: list[StepTrace] = []
-        self.spans: list[tuple[Mark, Mark]] = []
+        self._steps: list[tuple[StepTrace, tuple[Mark, Mark]]] = []
         self._judged_s: list[float] = []
         self._with_other_shares = 0
 
     @property
     def unread(self) -> int:
         """The number of steps that no row tells about yet."""
-        return len(self.traces)
+        return len(self._steps)
 
     def resume(self) -> None:
         """Start timing the next step now, so that the time since the last one is no part of it."""
@@ -311,8 +283,7 @@ class PeriodLog:
     def add(self, trace: StepTrace) -> None:
         """Add the trace of a step, which ends now."""
         now = self.stopwatch.mark()
-        self.traces.append(trace)
-        self.spans.append((self._resumed, now))
+        self._steps.append((trace, (self._resumed, now)))
         self._resumed = now
 
     def close(self, *, way: str = "", dense_bytes: int = 0, looks: int = 0, **reported: float) -> ControlRow:
@@ -325,15 +296,15 @@ class PeriodLog:
             **reported: fields of the worker besides its steps.
         """
         seconds = self.stopwatch.seconds
-        traces, self.traces = self.traces, []
-        spans, self.spans = self.spans, []
+        steps, self._steps = self._steps, []
+        traces = [trace for trace, _ in steps]
         # A period that holds nothing but steps with other shares ends a run: nobody judges it.
         fresh = traces[self._with_other_shares :] or traces
         self._with_other_shares = 0
         compute = [max(0.0, seconds(trace.start, trace.backward_end) - trace.waited_s) for trace in fresh]
         self._judged_s += compute
         median_s = statistics.median(self._judged_s)
-        alike = [(trace, span) for trace, span in zip(traces, spans, strict=True) if trace.way == way]
+        alike = [(trace, span) for trace, span in steps if trace.way == way]
         stats = [self._waited_for(trace, dense_bytes) for trace, _ in alike]
         gains = [exchange.level_gains for exchange in stats if exchange.level_gains is not None]
         norms = [trace.norms for trace in traces if trace.norms is not None]
@@ -342,7 +313,7 @@ class PeriodLog:
         )
         return ControlRow(
             steps=len(traces),
-            step_time_s=statistics.fmean(seconds(*span) for span in spans),
+            step_time_s=statistics.fmean(seconds(*span) for _, span in steps),
             compute_s=statistics.fmean(compute),
             processor_s=statistics.fmean(
                 self.stopwatch.processor_s(trace.start, trace.backward_end) for trace in fresh
@@ -376,14 +347,14 @@ class PeriodLog:
         """Return the part of an exchange that adds to a step: all of it, or what backward did not hide."""
         if trace.exchange is not None and not trace.under_backward:
             return trace.exchange
-        stats = trace.exchange or ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
+        stats = trace.exchange or ExchangeStats(sent_bytes=dense_bytes)
         return replace(stats, compress_s=0.0, sync_s=self.stopwatch.seconds(trace.backward_end, trace.reduce_end))
 
     def judged(self, *, changed: bool) -> None:
         """Forget compute times, so that only later steps judge local batch sizes; ``changed``: these have changed."""
         self._judged_s = []
         if changed:
-            self._with_other_shares = len(self.traces)
+            self._with_other_shares = len(self._steps)
 
 
 def _seconds(value: float) -> float:

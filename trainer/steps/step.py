@@ -123,17 +123,13 @@ class LossScale:
         return LossScale(value=self.value, clean_steps=self.clean_steps + 1, growth_interval=self.growth_interval)
 
 
-def initial_loss_scale(precision: Precision) -> LossScale | None:
-    """Return the loss scale to start from for fp16; None: the precision needs none."""
-    return LossScale() if precision == "fp16" else None
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTrace:
     """Record of one step of this worker: loss, marks of its times, and its exchange.
 
     Attributes:
-        loss_sum: sum of this worker's losses over its samples, a double on the device.
+        loss_sum: sum of this worker's losses over its samples, a double on the device; in a period's log over the
+            samples of all workers.
         start: before the first sample was fetched.
         backward_end: when this worker's last gradient was ready (what its pace waited included).
         reduce_end: when the gradient of all workers was ready.
@@ -573,13 +569,21 @@ class FusedStep:
             self._pace.reach(1.0)
             self._computed = self._stopwatch.mark()
         if self._counted is not None:  # and so nothing is on its way yet
-            by_samples = global_batch_size / self._count_all(self._counted)
+            total = self._counted.to("cpu")  # of all workers, that the step's losses are means over
+            if not self._is_alone and dist.is_initialized():
+                dist.all_reduce(total)
+            by_samples = global_batch_size / (float(total) or 1.0)
             self.flat.mul_(by_samples)
             loss_sum = loss_sum * by_samples
         finite, square = True, None
         stats: ExchangeStats | None = None
         if self.in_buckets is not None:
-            self._finish_buckets()
+            self._buckets.finish()
+            if self._buckets.is_repeated:
+                raise RunFailed(
+                    "a layer's gradient was made twice in one backward pass, the second time when it was sent already.",
+                    hint="pass use_reentrant=False to torch.utils.checkpoint",
+                )
             stats = self.in_buckets.wait()
             if loss_scale is not None:
                 # An overflow anywhere is in the sum, which is the same everywhere, or in that of another shard.
@@ -595,7 +599,7 @@ class FusedStep:
             square = energy(self.flat) if self._wants_energy and finite else None
             if finite:
                 self._norms.add_own([self.flat], first=True)
-                alone = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+                alone = ExchangeStats(sent_bytes=0)
                 stats = alone if self._exchange is None else self._exchange.run(self.flat, look_at)
         if finite:
             self._norms.add_summed([self.flat])
@@ -693,26 +697,11 @@ class FusedStep:
         members = self._parameters[part.members.start : part.members.stop]
         self.in_buckets.begin(members, buffer, last=part.start == 0)
 
-    def _finish_buckets(self) -> None:
-        self._buckets.finish()
-        if self._buckets.is_repeated:
-            raise RunFailed(
-                "a layer's gradient was made twice in one backward pass, the second time when it was sent already.",
-                hint="pass use_reentrant=False to torch.utils.checkpoint",
-            )
-
     def _take_gradients(self) -> None:
         """Point the gradients to the buffer from here on; another step may have led them elsewhere."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view
-
-    def _count_all(self, counted: Tensor) -> float:
-        """Return the total count of all workers that the step's losses are means over; never 0."""
-        total = counted.to("cpu")
-        if not self._is_alone and dist.is_initialized():
-            dist.all_reduce(total)
-        return float(total) or 1.0
 
 
 def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:

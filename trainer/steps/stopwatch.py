@@ -15,12 +15,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 
-from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import DeclaredTime, WorkerSpec
+from hetopt.core.run_spec import Conditions, DeclaredTime, WorkerSpec
 
 
 class CpuMark(NamedTuple):
@@ -60,11 +59,10 @@ class Stopwatch:
         return max(0.0, _between(first, last).processor_s)
 
 
-def _between(first: Mark, last: Mark) -> CpuMark:
-    if isinstance(first, CpuMark) and isinstance(last, CpuMark):
+def _between(first: Any, last: Any) -> CpuMark:
+    """Return the seconds between two marks of one device, by both clocks."""
+    if isinstance(first, CpuMark):
         return CpuMark(last.wall_s - first.wall_s, last.processor_s - first.processor_s)
-    assert isinstance(first, torch.cuda.Event)
-    assert isinstance(last, torch.cuda.Event)
     last.synchronize()
     elapsed_s = float(first.elapsed_time(last)) / 1e3
     return CpuMark(elapsed_s, elapsed_s)
@@ -148,7 +146,7 @@ class Declared(Slowdown):
         self,
         declared: DeclaredTime,
         host: str,
-        conditions: ConditionsReader,
+        conditions: Callable[[], Conditions],
         *,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] | None = None,
@@ -165,7 +163,7 @@ class Declared(Slowdown):
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Set the declared seconds of a step of ``samples``, begun ``read_s`` seconds ago, by the conditions now."""
-        now = self._conditions.now()
+        now = self._conditions()
         plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
         self._declared_s = plain_s * now.slowdown / now.speed_factors.get(self._host, 1.0)
         self._waited_s = 0.0
@@ -212,7 +210,9 @@ def precisely(seconds: float) -> None:
         os.sched_yield()
 
 
-def make_pace(worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, own_core: bool) -> Slowdown:
+def make_pace(
+    worker: WorkerSpec, device: torch.device, *, conditions: Callable[[], Conditions], own_core: bool
+) -> Slowdown:
     """Make the slowdown of a worker on a device: to its declared time, else by its factor, else none.
 
     On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever

@@ -42,7 +42,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -55,22 +54,13 @@ from hetopt.core.run_spec import Compression, RunSpec, Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, average_parameters, weights_by_samples
+from hetopt.trainer.data.cursor import shuffled
 from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyncDecision:
-    """Decision after a step whether all workers average parameters now, and whose enter the average.
-
-    Attributes:
-        synchronise: average parameters now.
-        participants: ranks whose parameters enter the average; None: all of them. Everyone receives it.
-    """
-
-    synchronise: bool
-    participants: tuple[int, ...] | None = None
+Participants: TypeAlias = Sequence[int] | None
+"""The ranks whose parameters enter an average now, which everyone receives; None: there is no average yet."""
 
 
 class Rounds(Record):
@@ -109,18 +99,12 @@ class Periodic:
 
     def decide(
         self, state: Rounds, step: int, local_steps: int, changes: tuple[float, ...] | None
-    ) -> tuple[Rounds, SyncDecision]:
-        """Return the next state, and whether to average now, after H ``local_steps``; alike on all ranks."""
+    ) -> tuple[Rounds, Participants]:
+        """Return the next state, and whose parameters to average now, after H ``local_steps``; alike on all ranks."""
         if local_steps < self.every_steps:
-            return state, SyncDecision(synchronise=False)
-        return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
-
-    def _drawn(self, number: int) -> tuple[int, ...] | None:
+            return state, None
         count = max(1, math.ceil(self.participants * self.workers - 1e-9))
-        if count >= self.workers:
-            return None
-        words = np.random.PCG64(np.random.SeedSequence((self.seed, number))).random_raw(self.workers)
-        return tuple(sorted(np.argsort(words, kind="stable")[:count].tolist()))
+        return Rounds(done=state.done + 1), sorted(shuffled(self.workers, self.seed, state.done)[:count].tolist())
 
 
 STEERING_GAIN = 0.5
@@ -186,6 +170,7 @@ class SelSync:
         delta: change from which a worker votes; infinite: votes are counted in vain. None: steered.
         synchronised_share: of the steps, where delta is steered.
         needed: workers that have to vote for it.
+        workers: how many there are.
         window: first steps, each of which synchronises while the moving norm settles; where delta is fixed.
         max_local_steps: most steps in a row without; None: any number.
     """
@@ -193,6 +178,7 @@ class SelSync:
     delta: float | None
     synchronised_share: float
     needed: int
+    workers: int
     window: int
     max_local_steps: int | None = None
 
@@ -210,28 +196,29 @@ class SelSync:
 
     def decide(
         self, state: SelSyncState, step: int, local_steps: int, changes: tuple[float, ...] | None
-    ) -> tuple[SelSyncState, SyncDecision]:
-        """Return the next state, and whether to average now, by the workers' gradient changes; alike on all ranks."""
+    ) -> tuple[SelSyncState, Participants]:
+        """Return the next state, and all ranks or None, by the workers' gradient changes; alike on all ranks."""
         change = None if changes is None else self._decisive(changes)
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
         overdue = self.max_local_steps is not None and local_steps > self.max_local_steps
         if self.delta is None:
-            return self._paced(state, step, local_steps, change, voted=voted, overdue=overdue)
-        in_window = step <= self.window and threshold != math.inf
-        return state, SyncDecision(synchronise=voted or overdue or in_window)
+            state, is_due = self._paced(state, step, local_steps, change, voted=voted, overdue=overdue)
+        else:
+            is_due = voted or overdue or (step <= self.window and threshold != math.inf)
+        return state, range(self.workers) if is_due else None
 
     def _paced(
         self, state: SelSyncState, step: int, gap: int, change: float | None, *, voted: bool, overdue: bool
-    ) -> tuple[SelSyncState, SyncDecision]:
+    ) -> tuple[SelSyncState, bool]:
         """Decide where delta is steered: an average not too soon after the last one, nor too late."""
         mean = 1 / self.synchronised_share
         early = 1 + GROWTH * step
         if early < mean:
-            return self._begun(state, change), SyncDecision(synchronise=overdue or gap >= early)
+            return self._begun(state, change), overdue or gap >= early
         due = gap >= MOST_GAP * mean
         synchronise = overdue or due or (voted and gap >= LEAST_GAP * mean)
-        return self._steered(state, change, synchronised=synchronise), SyncDecision(synchronise=synchronise)
+        return self._steered(state, change, synchronised=synchronise), synchronise
 
     def _decisive(self, changes: tuple[float, ...]) -> float:
         """Return the change that the last of the needed votes depends on."""
@@ -283,7 +270,7 @@ def choose_sync_policy(
     """
     match sync.name:
         case "local-sgd":
-            return Periodic(every_steps=sync.every_steps)
+            return Periodic(every_steps=sync.every_steps, workers=workers)
         case "fedavg":
             return Periodic(
                 every_steps=steps_of_epochs(sync.every_epochs, dataset_size, global_batch_size),
@@ -297,6 +284,7 @@ def choose_sync_policy(
                 delta=deltas[sync.delta] if isinstance(sync.delta, str) else sync.delta,
                 synchronised_share=sync.synchronised_share,
                 needed=votes_needed(sync.votes, sync.quorum, workers),
+                workers=workers,
                 window=sync.window,
                 max_local_steps=sync.max_local_steps,
             )
@@ -330,29 +318,19 @@ class ModelVector:
                 tensor.copy_(part.view(tensor.shape))
 
 
-class OuterStep:
-    """Outer optimizer (DiLoCo) that steps by the workers' averaged update, with Nesterov's momentum.
+def outer_step(update: Tensor, velocity: Tensor, *, rate: float, momentum: float) -> None:
+    """Turn the workers' averaged update of the parameters into DiLoCo's outer step, in place, by Nesterov's momentum.
 
     Args:
-        parameters: elements that are stepped; running statistics behind them are averaged as they are.
+        update: 1-D; the step that is added to the last common parameters afterwards.
+        velocity: as long, or empty without momentum; the next step's afterwards.
         rate: of the outer step.
         momentum: of the outer step, in [0, 1).
-        like: a tensor of the device and type that updates have.
     """
-
-    def __init__(self, parameters: int, *, rate: float, momentum: float, like: Tensor) -> None:
-        self._rate, self._momentum = rate, momentum
-        self.velocity = like.new_zeros(parameters if momentum else 0)
-        self._parameters = parameters
-
-    def take(self, update: Tensor) -> None:
-        """Turn an averaged update, in place, into the outer step that is added to the last common parameters."""
-        parameters = update[: self._parameters]
-        if self._momentum:
-            self.velocity.mul_(self._momentum).add_(parameters)
-            parameters.add_(self.velocity, alpha=self._momentum)
-        if self._rate != 1:
-            parameters.mul_(self._rate)
+    if momentum:
+        velocity.mul_(momentum).add_(update)
+        update.add_(velocity, alpha=momentum)
+    update.mul_(rate)
 
 
 class Synchronizer:
@@ -387,9 +365,7 @@ class Synchronizer:
         self._optimizer = optimizer
         self._vector = ModelVector(model)
         self._base = self._vector.read()
-        self._outer = OuterStep(
-            self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
-        )
+        self._velocity = self._base.new_zeros(self._vector.parameters if sync.outer_momentum else 0)
         self._rounded: Exchange | None = None
         if compression.name != "identity":
             self._rounded = Exchange(compression, self._vector.parameters, device=self._base.device)
@@ -416,13 +392,13 @@ class Synchronizer:
         """
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
-        self._state, decision = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
+        self._state, ranks = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
-        if decision.synchronise:
+        if ranks is not None:
             channel = self._channel()
             begun_s = channel.now()
-            divergence = self._synchronise(channel, decision)
+            divergence = self._synchronise(channel, ranks)
             sync_s = sum(message.time_s for message in channel.messages)
             work_s = channel.now() - begun_s - sync_s
             sent_bytes += sum(message.payload_bytes for message in channel.messages)
@@ -443,14 +419,19 @@ class Synchronizer:
         self._votes = now
         return None if rows is None else tuple(row[0] for row in rows)
 
-    def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
-        """Average the parameters; return the divergence of the workers before that."""
-        parameters, step = self._vector.read(), self._outer.take
-        weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
-        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=step)
+    def _synchronise(self, channel: Channel, ranks: Sequence[int]) -> float:
+        """Average the parameters of some workers; return the divergence of all workers before that."""
+        parameters = self._vector.read()
+        weight = weights_by_samples(self._samples, ranks)[channel.rank]
+        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=self._step)
         self._vector.write(parameters)
         self._samples, self._local_steps = (0,) * self._workers, 0
         return divergence
+
+    def _step(self, update: Tensor) -> None:
+        """Make the outer step of an averaged update, in place; running statistics behind the parameters stay."""
+        sync, parameters = self._sync, update[: self._vector.parameters]
+        outer_step(parameters, self._velocity, rate=sync.outer_rate, momentum=sync.outer_momentum)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -462,9 +443,8 @@ class Synchronizer:
         if self._own is not None or is_settled:
             yield
             return
-        samples = self._samples if self._local_steps else (1,) * self._workers
         mean, base = self._vector.read(), self._base.clone()
-        weight = weights_by_samples(samples)[self._rank]
+        weight = weights_by_samples(self._samples)[self._rank]
         average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
         self._own = self._vector.read()
         self._vector.write(mean)
@@ -488,9 +468,6 @@ class Synchronizer:
         }
         if divergences:
             summary["divergence"] = round(sum(divergences) / len(divergences), 9)
-        if isinstance(self._policy, SelSync) and self._sync.delta == "auto":
-            threshold = self._policy.threshold(self._state)
-            summary["delta"] = None if threshold is None else round(threshold, 9)
         return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
@@ -500,7 +477,7 @@ class Synchronizer:
             "policy_state": self._state.model_dump(mode="json"),
             "own": self._vector.read() if self._own is None else self._own,
             "base": self._base,
-            "outer": self._outer.velocity,
+            "outer": self._velocity,
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
             "held_back": {} if self._rounded is None else self._rounded.state(),
@@ -518,7 +495,7 @@ class Synchronizer:
         self._state = type(self._policy.initial()).model_validate(state["policy_state"])
         self._vector.write(state["own"].to(self._base))
         self._base = state["base"].to(self._base)
-        self._outer.velocity.copy_(state["outer"])
+        self._velocity.copy_(state["outer"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._samples = tuple(int(count) for count in state["samples"])
         if self._rounded is not None:

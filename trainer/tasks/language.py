@@ -17,7 +17,6 @@ import itertools
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -42,16 +41,7 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusFiles:
-    """The text files that a language model trains and is evaluated on, and a note where the choice is unusual."""
-
-    train: Path
-    evaluation: Path
-    note: str = ""
-
-
-def find_corpus(folder: Path | None) -> CorpusFiles:
+def find_corpus(folder: Path | None) -> tuple[Path, Path]:
     """Return the text files to train and evaluate on: train and valid; else train and test; else valid and test.
 
     Raises:
@@ -66,8 +56,7 @@ def find_corpus(folder: Path | None) -> CorpusFiles:
             train = folder / inside / naming.format(first)
             evaluation = folder / inside / naming.format(second)
             if train.is_file() and evaluation.is_file():
-                note = "" if first == "train" else "there is no training file, so the validation text trains"
-                return CorpusFiles(train=train, evaluation=evaluation, note=note)
+                return train, evaluation
     raise BadInput(f"There is no pair of text files to train and evaluate on in {folder}.", hint=_HINT)
 
 
@@ -81,17 +70,16 @@ def load_corpus(folder: Path | None, *, vocabulary_size: int, window: int) -> Ta
     Raises:
         BadInput: files are missing, are not UTF-8 text, or hold less than one window.
     """
-    files = find_corpus(folder)
-    counts = Counter(word for line in _lines(files.train) for word in line)
+    train_file, evaluation_file = find_corpus(folder)
+    counts = Counter(word for line in _lines(train_file) for word in line)
     vocabulary = build_vocabulary(counts, vocabulary_size)
-    train = windows(encode(files.train, vocabulary), window, source=files.train)
-    evaluation = windows(encode(files.evaluation, vocabulary), window, source=files.evaluation)
-    parts = [
-        f"{len(train):,} windows of {window} tokens from {files.train} to train, {len(evaluation):,} from "
-        f"{files.evaluation.name} to evaluate, vocabulary {len(vocabulary):,} of {len(counts | _SPECIAL):,} words",
-        *([files.note] if files.note else []),
-    ]
-    return TaskData(train=train, evaluation=evaluation, description="; ".join(parts))
+    train = windows(encode(train_file, vocabulary), window, source=train_file)
+    evaluation = windows(encode(evaluation_file, vocabulary), window, source=evaluation_file)
+    description = (
+        f"{len(train):,} windows of {window} tokens from {train_file} to train, {len(evaluation):,} from "
+        f"{evaluation_file.name} to evaluate, vocabulary {len(vocabulary):,} of {len(counts | _SPECIAL):,} words"
+    )
+    return TaskData(train=train, evaluation=evaluation, description=description)
 
 
 def build_vocabulary(counts: Mapping[str, int], size: int) -> dict[str, int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -13,6 +12,7 @@ from typing import TypeVar
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import unknown
 from hetopt.core.run_rules import BUNDLED, names_no_task
+from hetopt.trainer.failure import Lines, reason_of
 from hetopt.trainer.task import Task
 
 
@@ -79,10 +79,8 @@ def user_code(place: str, run: Callable[[], T]) -> T:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        line = line_in(place, error)
-        where = f"{place}, line {line}," if line else place
         raise BadInput(
-            f"{where} failed: {type(error).__name__}: {first_line(error)}",
+            f"{Lines(place).of(error)} failed: {reason_of(error)}",
             hint="Fix that file; try it alone with `python -c 'import ...'` or `python FILE`.",
         ) from error
 
@@ -90,20 +88,16 @@ def user_code(place: str, run: Callable[[], T]) -> T:
 def _import_module(name: str) -> ModuleType:
     _search_first(Path.cwd())
     try:
-        spec = user_code(name, lambda: importlib.util.find_spec(name))
+        return user_code(name, lambda: importlib.import_module(name))
     except BadInput as error:
-        # find_spec imports the parents of a dotted name: one that does not exist is a wrong name, any other failure is
-        # the parent's own.
+        # That it or its parent does not exist is a wrong name; any other failure is that of a module's own.
         cause = error.__cause__
-        if not (isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}.")):
-            raise
-        spec = None
-    if spec is None:
-        raise BadInput(
-            f"There is no module '{name}' to import.",
-            hint="Run from the folder that holds it, or name the file: path/to/file.py:attribute.",
-        )
-    return user_code(spec.origin or name, lambda: importlib.import_module(name))
+        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
+            raise BadInput(
+                f"There is no module '{name}' to import.",
+                hint="Run from the folder that holds it, or name the file: path/to/file.py:attribute.",
+            ) from None
+        raise
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -113,8 +107,7 @@ def _import_file(path: Path) -> ModuleType:
     _search_first(path.parent)
     name = f"hetopt_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{path} cannot be imported as Python.")
+    assert spec is not None and spec.loader is not None, "the name of a file of Python"  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look the module up by name while it is being run
     loader = spec.loader
@@ -135,17 +128,3 @@ def _candidates(module: ModuleType) -> list[str]:
         if type(value).__module__ == "hetopt.trainer.task"
         or (isinstance(value, FunctionType) and value.__module__ == module.__name__)
     ]
-
-
-def line_in(place: str, error: BaseException) -> int | None:
-    """Return the innermost line number of the file ``place`` that an error came through; None: it came through none."""
-    if isinstance(error, SyntaxError) and error.filename == place:
-        return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
-    return lines[-1] if lines else None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; "(no message)" where it is empty."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else "(no message)"

@@ -14,14 +14,13 @@ A record is a label byte and 3,072 bytes of pixels: the red, green and blue plan
 Random crops and flips whose randomness is a function of (seed, epoch, sample), not of who draws first.
 
 Stateful generators give each worker its own stream, so an image would look different when the shares of the workers
-change. Here the random bits of a sample are a hash of its coordinates, as in counter-based generators (Salmon et al.
-2011); the hash is the finaliser of SplitMix64 (Steele, Lea & Flood 2014), chained once a coordinate.
+change. Here all samples of an epoch have their random bits at once, whoever reads which of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,11 +36,10 @@ from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.recipes import classification, sgd, step_decay
 
 
-def random_bits(seed: int, epoch: int, indices: Sequence[int]) -> NDArray[np.uint64]:
-    """Return 64 random bits per sample index, uint64 [n], which depend on seed, epoch and that index alone."""
-    key = np.array([seed & _MASK], dtype=np.uint64)
-    key = _mix(_mix(key) ^ np.uint64(epoch & _MASK))
-    return _mix(key ^ np.asarray(indices, dtype=np.int64).astype(np.uint64))
+@lru_cache(maxsize=2)  # samples are read ahead: one reader may be in the next epoch already
+def random_bits(seed: int, epoch: int, samples: int) -> NDArray[np.uint64]:
+    """Return 64 random bits for each of ``samples`` samples, uint64 [samples]; the same on every platform."""
+    return np.random.PCG64(np.random.SeedSequence((seed, epoch, _CROPS))).random_raw(samples)
 
 
 def cropped_and_flipped(images: Tensor, bits: NDArray[np.uint64], padding: int) -> Tensor:
@@ -73,14 +71,8 @@ def _field(bits: NDArray[np.uint64], shift: int) -> Tensor:
     return torch.from_numpy(((bits >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64))
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_CROPS = 0xC20B5
+"""Tells these random words from those that order the samples of the same epoch."""
 
 
 CLASSES = 10
@@ -136,7 +128,8 @@ class ImageDataset:
         rows = torch.as_tensor(indices, dtype=torch.int64)
         images = self._images[rows]
         if self._padding:
-            images = cropped_and_flipped(images, random_bits(self._seed, self._epoch, indices), self._padding)
+            bits = random_bits(self._seed, self._epoch, len(self))[rows.numpy()]
+            images = cropped_and_flipped(images, bits, self._padding)
         return (images.float() - self._mean) * self._scale, self._labels[rows]
 
 

@@ -55,13 +55,7 @@ ExecStart=/bin/sh -c 'exec shutdown -h now'
 """The unit that shuts the machine down."""
 
 
-def end_timer(moment: str) -> str:
-    """Return the systemd timer unit that shuts a machine down at a moment.
-
-    Args:
-        moment: whole seconds since the epoch, or a shell variable that holds them.
-    """
-    return f"""\
+TIMER_UNIT = """\
 [Unit]
 Description=hetopt: when this machine ends
 
@@ -73,25 +67,20 @@ Persistent=true
 [Install]
 WantedBy=timers.target
 """
+"""The unit that starts that at a moment: whole seconds since the epoch, or a shell variable that holds them."""
 
-
-def again_service(boot_id: str) -> str:
-    """Return the systemd service unit that shuts a machine down at any boot but that with ``boot_id``.
-
-    Args:
-        boot_id: the kernel's id of the first boot, or a shell command that prints it.
-    """
-    return f"""\
+AGAIN_UNIT = f"""\
 [Unit]
 Description=hetopt: ends this machine if it boots again
 
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'grep -qx {boot_id} {BOOT_ID} || exec shutdown -h now'
+ExecStart=/bin/sh -c 'grep -qx $(cat {BOOT_ID}) {BOOT_ID} || exec shutdown -h now'
 
 [Install]
 WantedBy=multi-user.target
 """
+"""The unit that shuts the machine down at any boot but that in which a shell has read the kernel's id of it."""
 
 
 def set_timer(
@@ -106,7 +95,7 @@ def set_timer(
         clock: seconds since the epoch.
     """
     now_s = clock()
-    write_atomically(units / END_TIMER, end_timer(str(math.floor(max(end_s, now_s + _SOONEST_S)))))
+    write_atomically(units / END_TIMER, TIMER_UNIT.format(moment=math.floor(max(end_s, now_s + _SOONEST_S))))
     reloaded = run(["systemctl", "daemon-reload"])
     if not (run(["systemctl", "restart", END_TIMER]) and reloaded):
         # Without the timer, the other way that systems have to end at a time.
@@ -143,21 +132,19 @@ class NodeConfig(Terms):
         return f"runs/{self.run_id}"
 
 
-def _proxied(proxy: str) -> str:
-    """Return shell lines that send all programs through a proxy, but for addresses of the machine itself."""
-    if not proxy:
-        return ""
-    itself = f"{facts.METADATA_ENDPOINT.removeprefix('http://')},localhost,127.0.0.1"
-    return f"""export HTTP_PROXY={proxy} HTTPS_PROXY={proxy} NO_PROXY={itself}
-export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY
-"""
+_PROXIED = (
+    "export HTTP_PROXY={proxy} HTTPS_PROXY={proxy} "
+    f"NO_PROXY={facts.METADATA_ENDPOINT.removeprefix('http://')},localhost,127.0.0.1\n"
+    "export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY\n"
+)
+"""The lines that send all programs through a proxy, but for addresses of the machine itself."""
 
 
 def user_data(config: NodeConfig) -> str:
     """Return the script that a rented machine runs as root when it boots (EC2 user data)."""
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
-    torch = f'\n        "${{pip[@]}}" --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt" &&'
+    torch = f'\n        PIP_INDEX_URL={CPU_TORCH_INDEX} "$@" --requirement "$locks-torch.txt" &&'
     python = facts.PYTHON
     return f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
@@ -171,9 +158,9 @@ mkdir -p "${UNITS_VARIABLE}"
 cat >"${UNITS_VARIABLE}/{END_SERVICE}" <<'HETOPT'
 {END_UNIT}HETOPT
 cat >"${UNITS_VARIABLE}/{END_TIMER}" <<HETOPT
-{end_timer("$end")}HETOPT
+{TIMER_UNIT.format(moment="$end")}HETOPT
 cat >"${UNITS_VARIABLE}/{AGAIN_SERVICE}" <<HETOPT
-{again_service(f"$(cat {BOOT_ID})")}HETOPT
+{AGAIN_UNIT}HETOPT
 systemctl daemon-reload
 systemctl enable {AGAIN_SERVICE} {END_TIMER}
 systemctl restart {END_TIMER} || shutdown -h "+$(((end - $(date +%s)) / 60))"
@@ -186,7 +173,7 @@ mkdir -p "$root/code" "$root/data" "$root/run" "$TMPDIR"
 exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION={config.region}
-{_proxied(config.proxy)}
+{_PROXIED.format(proxy=config.proxy) if config.proxy else ""}
 object() {{ # get KEY FILE, or put KEY --body FILE
     aws s3api "$1-object" --bucket {config.bucket} --expected-bucket-owner {config.account_id} \\
         --key "${{@:2}}" >/dev/null
@@ -230,26 +217,26 @@ own_disk() {{
 own_disk || true
 
 command -v {python} >/dev/null || dnf --quiet --assumeyes install {python}
-{python} -m venv --without-pip "$root/venv"
+{python} -m venv "$root/venv"
 locks="$root/code/locks/$(uname -m)-{"gpu" if config.has_gpu else "cpu"}"
 own="$root/code/task/requirements.txt"
 [ -f "$own" ] || own=/dev/null
-packages() {{ # install, or download, and where from or where to
-    local pip=("$root/venv/bin/python" -m pip "$1" --quiet --disable-pip-version-check --no-cache-dir
-        --no-deps --only-binary :all: --require-hashes "${{@:2}}")
-    "${{pip[@]}}" --requirement "$locks.txt" &&{"" if config.has_gpu else torch}
-        {{ [ ! -s "$own" ] || "${{pip[@]}}" --requirement "$own"; }}
-}}
-
 wheels="$root/wheels"
-pip() {{
-    "$root/venv/bin/python" -m ensurepip >/dev/null && packages "$@"
+pip=("$root/venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir)
+locked=(--quiet --no-deps --only-binary :all: --require-hashes)
+each() {{ # COMMAND, of each lock and of what the task brings
+    "$@" --requirement "$locks.txt" &&{"" if config.has_gpu else torch}
+        {{ [ ! -s "$own" ] || "$@" --requirement "$own"; }}
 }}
-# Without pip this takes half the time, with every processor. Compiling all of torch takes longer than unpacking it, and
-# a machine imports a part.
+# uv, which is in each lock itself, takes a third of pip's time, on every processor. Compiling all of torch takes longer
+# than unpacking it, and a machine imports a part.
 install() {{
-    PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.unpack "$wheels" "$locks"*.txt "$own" ||
-        pip install --no-compile --no-index --find-links "$wheels"
+    local here=("${{locked[@]}}" --no-index --find-links "$wheels")
+    sed -n '/^uv==/,/[0-9a-f]$/p' "$locks.txt" >"$root/uv.txt"
+    "${{pip[@]}}" install "${{here[@]}}" --requirement "$root/uv.txt" || return
+    each "$root/venv/bin/python" -m uv pip install "${{here[@]}}" --offline --cache-dir "$TMPDIR/uv" ||
+        each "${{pip[@]}}" install "${{here[@]}}" --no-compile || return
+    rm -rf "$TMPDIR/uv"
 }}
 
 # What a machine before this one has left in the bucket, under the hash of what is wanted: then no index is needed. It
@@ -263,7 +250,7 @@ if aws s3 cp --only-show-errors "s3://{config.bucket}/$left" "$wheels.tar" 2>/de
 else
     echo "no wheels in the bucket: they come from their index"
     rm -rf "$wheels" "$wheels.tar"
-    pip download --dest "$wheels"
+    each "${{pip[@]}}" download "${{locked[@]}}" --dest "$wheels"
     install
     leave() {{
         tar --create --directory "$wheels" --file "$wheels.tar" . && object put "$left" --body "$wheels.tar" ||

@@ -79,9 +79,12 @@ class S3Objects(Objects):
 
     def _carry(self, operation: str, *places: str) -> bool:
         """Carry a file in parts; return whether that went well."""
+        from boto3.s3.transfer import TransferConfig
+
+        in_parts = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)
         owner = {"ExpectedBucketOwner": self.account_id}
         try:
-            getattr(self.client, operation)(*places, ExtraArgs=owner, Config=_in_parts())
+            getattr(self.client, operation)(*places, ExtraArgs=owner, Config=in_parts)
         except failures():
             return False
         return True
@@ -115,13 +118,13 @@ class S3Objects(Objects):
         except failures() as error:
             raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=READABLE) from None
 
-    def names(self, prefix: str) -> Sequence[str]:
-        """Return the sorted names of all objects with a prefix; empty where S3 does not answer."""
+    def names(self, prefix: str) -> Sequence[str] | None:
+        """Return the sorted names of all objects with a prefix; None if S3 refuses or does not answer."""
         place = {"Bucket": self.bucket, "Prefix": f"{self.prefix}/{prefix}", "ExpectedBucketOwner": self.account_id}
         try:
             return sorted(entry["Key"].removeprefix(f"{self.prefix}/") for entry in _listed(self.client, **place))
         except failures():
-            return []
+            return None
 
 
 def _client(service: str, region: str, **config: Any) -> Any:
@@ -137,12 +140,6 @@ def failures() -> tuple[type[Exception], ...]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     return Boto3Error, ClientError, BotoCoreError
-
-
-def _in_parts() -> Any:
-    from boto3.s3.transfer import TransferConfig
-
-    return TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)
 
 
 def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_s: float = 1.0) -> bool:

@@ -47,7 +47,7 @@ from hetopt.core.run_folder import (
     CONDITIONS_FILE,
     LIVING_FILE,
     STOP_FILE,
-    ConditionsReader,
+    conditions_in,
     host_log_folder,
     read_from,
     read_spec,
@@ -100,7 +100,7 @@ class RehearsalConductor(Conductor):
         earlier = self.reader.read()
         self._pending = still_to_come(self.miniature.changes, earlier)
         # A resumed run keeps what was learned about this machine.
-        kept = ConditionsReader(self.run_dir).now().slowdown if earlier else 1.0
+        kept = conditions_in(self.run_dir)().slowdown if earlier else 1.0
         self._fit = FitWatch(slowdown=kept)
         self._run = RunFold()  # of this session
         self.now.survives = survives(self.spec)

@@ -287,9 +287,8 @@ def why_not() -> str | None:
     for tool in ("ip", "tc"):
         if find_tool(tool) is None:
             return f"a rehearsal needs `{tool}` (iproute2), which is not installed"
-    probe = EmulatedHost(name="h0", rate_bits_per_s=1e7)
     try:
-        with EmulatedNetwork.create([probe], owner=_PROBE) as network:
+        with EmulatedNetwork.create([EmulatedHost(name="h0", rate_bits_per_s=1e7)], owner=_PROBE) as network:
             started = network.popen(0, ["true"], stderr=subprocess.PIPE)
             said = started.communicate()[1].decode(errors="replace").strip()
     except NetworkRefused as error:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from hetopt.backends.emulation.namespaces import (
@@ -38,7 +39,6 @@ from hetopt.backends.emulation.namespaces import (
 from hetopt.backends.prediction import (
     AGENT_S,
     ASSUMED_LOG_SD,
-    HOST_LINK,
     WORKER_S,
     ExchangeGroup,
     PlacedRun,
@@ -52,7 +52,6 @@ from hetopt.backends.prediction import (
 from hetopt.core import formatting
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.comm.cost import Primitive
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import DURATION, NUMBER, RATE, Item, arguments, fields, record, repeated, split
 from hetopt.core.plain_text import known
@@ -70,7 +69,7 @@ from hetopt.core.run_spec import (
     ScaledEmulation,
     WorkerSpec,
 )
-from hetopt.optimizer.fit import LinkModel, fit, times_as_long
+from hetopt.optimizer.fit import fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_time.model import learned_shape
 
@@ -295,16 +294,11 @@ def _predict(
     model, profile, several = here.model, plan.profile, len(hosts) > 1
     slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
 
-    def link(primitive: Primitive) -> LinkModel:
-        """Return a link as limited, or this machine's own between the workers of one host."""
-        if several:
-            return box_link(primitive, slowest, here.workers / here.cpus)
-        return model.host_links.get(primitive, HOST_LINK)
-
+    limited = partial(box_link, rate_bits_per_s=slowest, workers_per_processor=here.workers / here.cpus)
     meeting = ExchangeGroup(
         model=model,
         workers=here.workers,
-        link=link,
+        link=limited if several else None,
         compressors={**model.reference.compressors, **here.fitted.compressors},
         overlap=learned_shape(model).overlap,
         # Workers that declare their time end one after the other: the last of them compresses when others have. But
@@ -367,6 +361,7 @@ def in_its_place(plan: Plan, processors: int) -> Plan:
             "precision": "fp32",
             "micro_batch_size": None,
             "learning_rate_scale": 1.0,
+            "shard": None,
         }
     )
     changed = {"profile": _profile(plan.profile, processors), "run": run}

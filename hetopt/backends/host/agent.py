@@ -381,14 +381,14 @@ class Checkpoints:
         The checkpoints of this machine may be newer than what the others have.
 
         Raises:
-            RunFailed: it cannot be read, or nothing of it is there, as where the bucket does not answer.
+            RunFailed: it cannot be read, or nothing of it is listed.
         """
         folder = self.run_dir / CHECKPOINT_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         if checkpoint is None:
             return
         prefix = f"ckpt/{checkpoint}/"
-        for name in self.objects.names(prefix):
+        for name in self.objects.names(prefix) or ():
             part = name.removeprefix(prefix)
             if not _PARTS.fullmatch(part):
                 continue  # nothing that a checkpoint has
@@ -479,12 +479,12 @@ class Checkpoints:
         manifest = self.objects.get(prefix + MANIFEST_FILE)
         if manifest is None:
             return False
-        there = {name.removeprefix(prefix) for name in self.objects.names(prefix)}
+        there = {name.removeprefix(prefix) for name in self.objects.names(prefix) or ()}
         return {name.decode() for name in _NAMED.findall(manifest)} <= there
 
     def _forget_older(self, named: str, before: str | None) -> None:
         """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it."""
-        for name in self.objects.names("ckpt/step-"):
+        for name in self.objects.names("ckpt/step-") or ():
             step = checkpoint_name(name.split("/")[1])
             if step is not None and step not in (named, before) and _step(step) < _step(named):
                 self.objects.delete(name)
@@ -506,12 +506,13 @@ class Uploads(Checkpoints):
         """Replace this machine's event log by the bucket's, to continue it; do nothing but on the first host.
 
         Raises:
-            RunFailed: a part cannot be read, or there is none although machines have trained: what is written on would
-                take the place of what is there.
+            RunFailed: the parts cannot be listed, or one of them not be read: what is written on would take the place
+                of what is there.
         """
         if self.leads:
-            parts = [self.objects.get(name) for name in self.objects.names("events/")]
-            if None in parts or (self.generation > 0 and not parts):
+            names = self.objects.names("events/")
+            parts = [self.objects.get(name) for name in names or ()]
+            if names is None or None in parts:
                 raise RunFailed("the run's events cannot be read.", hint="launch the run again")
             text = b"".join(part or b"" for part in parts)
             (self.run_dir / EVENTS_FILE).write_bytes(text)

@@ -30,9 +30,6 @@ from hetopt.core.run_spec import DATA_PLACE
 from hetopt.core.search_path import code_folder
 
 REQUIREMENTS = "requirements.txt"
-MOST_FILES = 500
-"""A folder of more Python files than this is no training job's."""
-
 MOST_BYTES = 1_000_000
 """Of a file among a script's arguments: what is larger is data, which has its own way."""
 
@@ -70,10 +67,6 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
         name = path.relative_to(folder).as_posix()
         if name in files:
             continue
-        if len(files) >= MOST_FILES:
-            raise BadInput(
-                f"{file} needs more than {MOST_FILES} files of its folder.", hint="put what it imports into a package"
-            )
         files[name] = read_bytes(path, hint="launch from the folder that the profile was made in")
         for module, line in _imports(files[name], path):
             beside = _beside(folder, module)
@@ -113,18 +106,13 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
         size = None if path.is_dir() else path.stat().st_size
         if size is None or size > MOST_BYTES:
             what = f"the folder {value}" if size is None else f"the file {value} of {size:,} bytes"
-            if not rented:
-                raise BadInput(
-                    f"the script is given {what}, which the other hosts may not have.",
-                    hint=f"copy it to the same place on each, give that as `data`, and write {DATA_PLACE} instead; "
-                    "where the script only writes there, name a place that does not exist yet",
-                )
-            folder_of_it = path if size is None else path.parent
+            once = f"copy it once, `aws s3 sync {typed(path if size is None else path.parent)} s3://BUCKET/data/NAME`"
+            copy = f"{once}, give `data=s3://BUCKET/data/NAME`" if rented else "copy it to one place on each as `data`"
             raise BadInput(
-                f"the script is given {what}, which rented machines do not have.",
-                hint=f"copy it once, `aws s3 sync {typed(folder_of_it)} s3://BUCKET/data/NAME`, give "
-                f"`data=s3://BUCKET/data/NAME`, and write {DATA_PLACE} in its place; where the script only writes "
-                "there, name a place that does not exist yet",
+                f"the script is given {what}, which {'rented machines do' if rented else 'the other hosts may'} "
+                "not have.",
+                hint=f"{copy}, and write {DATA_PLACE} instead; where the script only writes there, name a place that "
+                "does not exist yet",
             )
         inside = path.is_relative_to(folder)
         name = path.relative_to(folder).as_posix() if inside else f"given-{place}/{path.name}"
@@ -138,9 +126,8 @@ def _names_a_path(value: str, option: str) -> bool:
     (the ``train`` of a mode), unless its option says that it is a place."""
     try:
         path = Path(value).expanduser()
-        if not path.exists():
-            return False
-        return "/" in value or path.is_file() or not option.startswith("-") or bool(_PLACE.search(option))
+        is_meant = "/" in value or path.is_file() or not option.startswith("-") or bool(_PLACE.search(option))
+        return is_meant and path.exists()
     except (OSError, RuntimeError, ValueError):
         return False  # too long for a path, an unknown user's home, or a zero byte
 
@@ -213,27 +200,11 @@ def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]
 _distributions_here = cache(packages_distributions)
 
 
-NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
-"""What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
+NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3", "uv")
+"""What a machine installs: what training needs, the way to S3, and what installs. Versions, hashes: `make locks`."""
 
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
-"""What of hetopt machines run, and..."""
-
-_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("checking", "conductor", "link"))
-LEFT_OUT = (
-    "ec2/renter",
-    "host/bundle.py",
-    "host/entry.py",
-    "conductor.py",
-    "emulation",
-    "on_this_machine.py",
-    "prediction.py",
-    "probe_runs.py",
-    "slurm",
-    "supervisor.py",
-    *_LAUNCHING,
-)
-"""...what of `hetopt.backends` they do not: they plan nothing and rent nothing."""
+"""Where what machines run of hetopt is: they plan nothing."""
 
 TASK_FOLDER = "task"
 
@@ -304,9 +275,7 @@ def _sources(name: str) -> Iterable[tuple[str, bytes]]:
         return
     folder = (_HERE / name).resolve()
     for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".toml")):
-        inside = path.relative_to(folder).as_posix()
-        if not any(inside == part or inside.startswith(f"{part}/") for part in LEFT_OUT):
-            yield f"hetopt/{name}/{inside}", path.read_bytes()
+        yield f"hetopt/{name}/{path.relative_to(folder).as_posix()}", path.read_bytes()
 
 
 def _locks() -> Iterable[tuple[str, bytes]]:

@@ -29,6 +29,7 @@ import sys
 import tarfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
 from typing import Any, BinaryIO
@@ -125,12 +126,9 @@ def _receive(heard: BinaryIO) -> int:
 def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
     """Connect to every other host, all at once; measure the way to one of them, both directions."""
     said: dict[str, Any] = {"reached": {}, "rates": {}}
-    ways = [(said, name, address, port, token, name in wish["measure"]) for name, address, port in wish["others"]]
-    threads = [threading.Thread(target=_try_way, args=way, daemon=True) for way in ways]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(MOST_WAITING_S)
+    with ThreadPoolExecutor(max_workers=len(wish["others"])) as pool:
+        for name, address, port in wish["others"]:
+            pool.submit(_try_way, said, name, address, port, token, name in wish["measure"])
     return said
 
 
@@ -163,9 +161,8 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
         "python": list(sys.version_info[:2]),
         "executable": sys.executable,
         "identity": identity(),
-        "time_s": time.time(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "writable": os.access(there, os.W_OK | os.X_OK),
         "there": there,
         "free_bytes": disk.f_bavail * disk.f_frsize,
@@ -181,8 +178,8 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _left(folder: str) -> list[str]:
     """Return the folders of runs whose node is gone: a machine that lost power could not remove its own."""
-    roots = map(os.path.dirname, glob.glob(f"{glob.escape(folder)}/runs/*/*/{PID}"))
-    return sorted(root for root in roots if _node_of(root) is None)
+    files = glob.glob(f"{glob.escape(folder)}/runs/*/*/{PID}")
+    return sorted(root for root in map(os.path.dirname, files) if _node_of(root) is None)
 
 
 def _node_of(root: str) -> int | None:
@@ -199,21 +196,11 @@ def _node_of(root: str) -> int | None:
 
 def identity() -> str:
     """Return text that all names of this machine share: its kernel's boot and network namespace, or its host name."""
-    parts = []
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            parts.append(file.read().strip())
-        parts.append(os.readlink("/proc/self/ns/net"))
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
     except OSError:
-        parts.append(socket.gethostname())
-    return " ".join(parts)
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
+        return socket.gethostname()
 
 
 def shared_bytes() -> int | None:
@@ -233,13 +220,8 @@ def open_files() -> int | None:
 
 def _packages() -> dict[str, str | None]:
     """Return the versions of packages that training needs, without importing any; null where one is not there."""
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+    found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
+    return {name: None if there is None else there.version for name, there in found.items()}
 
 
 def _installs() -> str | None:

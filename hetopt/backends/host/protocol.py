@@ -343,8 +343,8 @@ class Objects(Protocol):
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """Write bytes if the object's version is still ``version`` (None: absent); return whether they were written."""
 
-    def names(self, prefix: str) -> Sequence[str]:
-        """Return the sorted names of all objects with a prefix; empty also if a bucket cannot be reached."""
+    def names(self, prefix: str) -> Sequence[str] | None:
+        """Return the sorted names of all objects with a prefix; None if the store does not answer."""
 
     def delete(self, name: str) -> None:
         """Try to remove the object under a name; report no failure."""

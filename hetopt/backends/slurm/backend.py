@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hetopt.backends.backend import Prepared, RunHandle
+from hetopt.backends.backend import RunHandle
 from hetopt.backends.on_this_machine import OnHosts, SshBackend, ready
 from hetopt.backends.options import Slurm
 from hetopt.backends.processes import Program, conduct
@@ -60,14 +61,14 @@ class SlurmBackend(SshBackend):
     def prepare(self, made: Plan, wanted: Plan, options: Slurm) -> OnHosts:
         """Map the plan ``wanted`` onto the inventory's nodes and predict it; ask Slurm and the nodes nothing yet."""
         prepared = super().prepare(made, wanted, options)
-        launch, limit_s = prepared.launch, options.time_limit
-        if limit_s is not None and limit_s < launch.prediction.total_s.high:
-            said = f"the run may take {duration(launch.prediction.total_s.high)}, and a job {duration(limit_s)} at most"
-            if not launch.spec.resumes:
-                raise BadInput(f"{said}; it saves no checkpoint to go on from.", hint="give a longer `time_limit`")
-            note = f"{said}: before that it saves a checkpoint, and goes on in another job, which may wait in the queue"
-            launch = launch.model_copy(update={"notes": (*launch.notes, note)})
-        return _ordered(replace(prepared, launch=launch), {}, options)
+        takes_s, limit_s = prepared.launch.prediction.total_s.high, options.time_limit
+        if limit_s is not None and limit_s < takes_s and not prepared.launch.spec.resumes:
+            raise BadInput(
+                f"the run may take {duration(takes_s)}, and a job {duration(limit_s)} at most; "
+                "it saves no checkpoint to go on from.",
+                hint="give a longer `time_limit`",
+            )
+        return _ordered(prepared, {}, options)
 
     def prepare_resumed(self, folder: Path, options: Slurm) -> OnHosts:
         """Prepare the ended run in ``folder`` to go on in new jobs; ``options`` that are given replace earlier ones."""
@@ -75,7 +76,7 @@ class SlurmBackend(SshBackend):
         before = json.loads((folder / ORDER_FILE).read_text(encoding="utf-8"))
         return _ordered(prepared, before, options)
 
-    def check_ready(self, prepared: Prepared) -> None:
+    def check_ready(self, prepared: Any) -> None:
         """Raise BadInput if Slurm would not take the run's jobs now; submit none.
 
         Raises:
@@ -83,17 +84,16 @@ class SlurmBackend(SshBackend):
         """
         self._nodes(prepared)
 
-    def asked(self, prepared: OnHosts) -> Inventory:
-        """Ask Slurm whether it would take the jobs; return the inventory with addresses. Nodes are asked later."""
+    def asked(self, prepared: OnHosts) -> OnHosts:
+        """Ask Slurm whether it would take the jobs; return the launch with addresses. Nodes are asked later."""
         nodes, addresses = self._nodes(prepared), dict[str, str]()
         for host in prepared.inventory.hosts:
             with suppress(OSError):
                 addresses[host.name] = host.private or socket.gethostbyname(nodes[host.address].address)
-        return prepared.inventory.model_copy(update={"addresses": addresses})
+        return prepared.answered(prepared.inventory.model_copy(update={"addresses": addresses}))
 
-    def _nodes(self, prepared: Prepared) -> Mapping[str, Node]:
+    def _nodes(self, prepared: OnHosts) -> Mapping[str, Node]:
         """Return the nodes that there are, once Slurm has said that it would take the jobs."""
-        assert isinstance(prepared, OnHosts)
         options, nodes = Slurm(**json.loads(prepared.files[ORDER_FILE])), ask_nodes()
         SlurmLink(run="new", options=options).check(prepared.inventory.hosts, nodes)
         return nodes
@@ -114,11 +114,10 @@ def _ordered(prepared: OnHosts, before: Mapping[str, object], options: Slurm) ->
     """
     given = {name: getattr(options, name) for name in (*JOB_OPTIONS, "time_limit")}
     kept = {**before, **{name: value for name, value in given.items() if value is not None}}
-    names = listed([host.name for host in prepared.inventory.hosts])
     return replace(
         prepared,
         files={**prepared.files, ORDER_FILE: json.dumps(kept).encode()},
-        connects_to=(f"Asks Slurm for a job on each of {names}.",),
+        connects_to=(f"Asks Slurm for a job on each of {listed([host.name for host in prepared.inventory.hosts])}.",),
     )
 
 
@@ -156,7 +155,12 @@ def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: S
     told, log = set[str](), EventLog(run_dir / EVENTS_FILE)
     begun_s = first_s = time.monotonic()
     while stop_signal() is None:
-        waits = {host.name: reason for host in hosts if (reason := _why_waits(link, host)) is not None}
+        waits = dict[str, RunFailed]()
+        for host in hosts:
+            try:
+                link.running(host)
+            except RunFailed as waiting:
+                waits[host.name] = waiting
         now_s = time.monotonic()
         there = [host for host in hosts if host.name not in waits]
         first_s = first_s if there else now_s
@@ -171,14 +175,6 @@ def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: S
                 told.add(name)
         time.sleep(0.5)
     return []
-
-
-def _why_waits(link: SlurmLink, host: Host) -> RunFailed | None:
-    try:
-        link.running(host)
-    except RunFailed as waits:
-        return waits
-    return None
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from hetopt.backends.ssh.gpus import places
 from hetopt.backends.ssh.link import SSH, Conversation, Link
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
-from hetopt.core.formatting import bit_rate, bytes_, duration, listed
+from hetopt.core.formatting import bit_rate, bytes_, listed
 from hetopt.core.hosts import CPU, MOST_HOSTS, AddressAmongHosts, Host, Port
 from hetopt.core.memory import Precision
 from hetopt.core.plain_text import known, typed
@@ -33,8 +33,6 @@ from hetopt.core.search_path import requirement
 
 FACTS_WITHIN_S = 40.0
 WAYS_WITHIN_S = 60.0
-LARGEST_SKEW_S = 60.0
-"""Times of a run come from several clocks; checkpoints are found by their steps, so that seconds do not matter."""
 AMPERE = (8, 0)
 """Compute capability of the first GPUs with units for bf16 and TF32 (CUDA programming guide, compute capabilities)."""
 CPU_PACKAGES_BYTES, GPU_PACKAGES_BYTES = 1.5e9, 8e9
@@ -55,7 +53,6 @@ class Seen(Record):
     python: tuple[Count, Count]
     executable: Told
     identity: Told
-    time_s: float = Field(ge=0, le=1e11)
     cpus: int = Field(ge=1, le=4096)
     memory_bytes: Count | None
     writable: bool
@@ -152,13 +149,13 @@ def check_hosts(
     ways = {host.name: way for host, way in zip(hosts, answered_ways, strict=True) if way is not None}
     between = together(hosts, seen, ways)
     results = []
-    for host, talk, answer in zip(hosts, talks, answers, strict=True):
+    for host, answer in zip(hosts, answers, strict=True):
         if isinstance(answer, HetoptError):
             said = answer.message.rstrip(".").removeprefix(f"{host.name} ")
             results.append(HostFound(name=host.name, troubles=(Trouble(said, answer.hint or ""),), rates={}))
             continue
         rates = ways[host.name].rates if host.name in ways else {}
-        troubles = [*alone(host, answer, asked_s=talk.asked_s), *between[host.name]]
+        troubles = [*alone(host, answer), *between[host.name]]
         if spec is not None:
             troubles += [*_units(host, answer, spec.precision), *_readers(answer, host, spec, reading)]
         results.append(
@@ -193,24 +190,21 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
-    host = talk.host
-    question = {"address": host.private, "folder": host.folder, "token": token, "install": host.install}
+    about = {"address": talk.host.private, "folder": talk.host.folder, "install": talk.host.install}
     try:
-        return talk.begin(json.dumps(question).encode() + b"\n", Seen, FACTS_WITHIN_S)
+        return talk.begin(json.dumps({**about, "token": token}).encode() + b"\n", Seen, FACTS_WITHIN_S)
     except HetoptError as error:
         return error
 
 
 def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
     """Return the hosts that each host is to try: all others, and its neighbour in the ring for the rates."""
-    open_ = {name: report for name, report in seen.items() if report.port is not None}
-    names = list(open_)
-    wishes = {}
-    for name in seen:
-        others = [(other, report.address, report.port) for other, report in open_.items() if other != name]
-        after = names[(names.index(name) + 1) % len(names)] if name in open_ and len(names) > 1 else None
-        wishes[name] = {"others": others, "measure": [after] if after else []}
-    return wishes
+    open_ = [(name, report.address, report.port) for name, report in seen.items() if report.port is not None]
+    names = [name for name, _, _ in open_]
+    after = dict(zip(names, [*names[1:], *names[:1]], strict=True))
+    return {
+        name: {"others": [other for other in open_ if other[0] != name], "measure": [after.get(name)]} for name in seen
+    }
 
 
 def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
@@ -227,13 +221,12 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     )
 
 
-def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
-    """Yield what would keep a host from training, or should be known, by its report; ``asked_s``: seconds of the epoch.
+def alone(host: Host, seen: Seen) -> Iterator[Trouble]:
+    """Yield what would keep a host from training, or should be known, by its report.
 
     Args:
         host: as its owner describes it.
         seen: as it is.
-        asked_s: when it was asked, by this machine's clock.
     """
     if seen.installs is not None:
         hint = "name an interpreter that has torch, without `install`"
@@ -263,13 +256,6 @@ def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
         yield Trouble(
             f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(needed)}",
             'make room, or name another folder: folder = "/data/alice/hetopt"',
-        )
-    off_s = seen.time_s - asked_s
-    if abs(off_s) > LARGEST_SKEW_S + FACTS_WITHIN_S * (off_s > 0):
-        yield Trouble(
-            f"its clock is {duration(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} this machine's",
-            "set it: `timedatectl set-ntp true` there",
-            "unknown",
         )
     if seen.left:
         runs = f"{len(seen.left)} run{'s' * (len(seen.left) > 1)}"
@@ -442,12 +428,13 @@ def in_words(found: HostFound) -> str:
     seen = found.seen
     if seen is None:
         return ""
-    parts = [f"{seen.cpus} CPU{'s' * (seen.cpus != 1)}"]
-    if seen.memory_bytes:
-        parts.append(bytes_(seen.memory_bytes))
     names = [] if isinstance(seen.gpus, str) else [gpu[0] for gpu in seen.gpus]
-    parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
-    parts.append(f"torch {seen.packages.get('torch') or 'none'}")
+    parts = (
+        f"{seen.cpus} CPU{'s' * (seen.cpus != 1)}",
+        *([bytes_(seen.memory_bytes)] if seen.memory_bytes else []),
+        *(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)),
+        f"torch {seen.packages.get('torch') or 'none'}",
+    )
     rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
     return "; ".join([", ".join(parts), *rates])
 

@@ -145,7 +145,9 @@ def why_unreached(host: Host, complaint: str) -> RunFailed:
     if _JUMP.search("\n".join(lines[1:])):  # what is said of the jump host must not be taken for the host's own
         through, said, hint = " through its jump host", lines[0], "see that `{typed}` logs in by itself"
     else:
-        worded = ((line, advice) for pattern, advice in _ADVICE for line in lines if re.search(pattern, line, _ANY))
+        worded = (
+            (line, advice) for pattern, advice in _ADVICE for line in lines if re.search(pattern, line, re.IGNORECASE)
+        )
         said, hint = next(worded, (said, hint))
     said = one_line(said)[:200].removeprefix("ssh: ").rstrip(".")
     return RunFailed(f"{host.name} is not reached{through}: {said}.", hint=hint.format(typed=typed, who=who))
@@ -154,7 +156,6 @@ def why_unreached(host: Host, complaint: str) -> RunFailed:
 _JUMP = re.compile(r"^(?:kex_exchange_identification|stdio forwarding failed)", re.MULTILINE)
 """What the ssh that goes through another says after that one's own words, where it has ended (OpenSSH, `kex.c`)."""
 
-_ANY = re.IGNORECASE
 _ADVICE = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -267,7 +268,6 @@ class Conversation:
         """
         argv = self.link.argv(self.host, python_command(self.host.python, _program()))
         self._complaints = open(self.errors, "w+b") if self.errors else tempfile.TemporaryFile()  # noqa: SIM115
-        self.asked_s = time.time()
         pipe = subprocess.PIPE
         try:
             self.ssh = subprocess.Popen(

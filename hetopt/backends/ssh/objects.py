@@ -163,7 +163,6 @@ def _partial(path: Path) -> Path:
 
 
 _STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*")
-_WRITES = ("put_over", "put_part", "delete")
 
 
 What = Literal["names", "part", "put_over", "put_part", "delete"]
@@ -185,7 +184,7 @@ class Answer(Record):
     """The launching machine's answer to a request; empty where it was refused."""
 
     done: bool = False
-    names: tuple[Name, ...] = ()
+    names: tuple[Name, ...] | None = None
     size: int | None = None
 
 
@@ -195,7 +194,7 @@ def check_allowed(request: Request) -> None:
     Raises:
         BadInput: so it is.
     """
-    writes = request.what in _WRITES
+    writes = request.what not in ("names", "part")
     if request.place == MODELS:
         fine = writes and any(fnmatchcase(request.name, pattern) for pattern in (MODEL_NAMES, f"{OUTPUT_FOLDER}/*"))
     else:
@@ -315,8 +314,8 @@ class RemoteObjects(ObjectsInParts):
         """Have the launching machine write bytes if the version is still ``version``; return whether it did."""
         return self._ask("put_over", name, data, version=version)[0].done
 
-    def names(self, prefix: str) -> Sequence[str]:
-        """Ask the launching machine for the sorted names of all objects with a prefix."""
+    def names(self, prefix: str) -> Sequence[str] | None:
+        """Ask the launching machine for the sorted names of all objects with a prefix; None if it refuses."""
         return self._ask("names", prefix)[0].names
 
     def delete(self, name: str) -> None:

@@ -81,7 +81,8 @@ class Method:
     wire_bytes: Callable[[int, float], int] | None = None
 
 
-_MOMENTUM = ("momentum", "clip_norm")
+OF_CORRECTION = ("momentum", "clip_norm")
+"""Fields of a `Compression` that momentum correction alone has a use for."""
 _IN_LEVELS = ("floor_ratio", "least_gain")
 _THRESHOLD = Method(
     about="magnitudes above a threshold",
@@ -90,7 +91,7 @@ _THRESHOLD = Method(
     by_ratio=True,
     same_size=False,
     nested=True,
-    options=(*_IN_LEVELS, "coding", *_MOMENTUM),
+    options=(*_IN_LEVELS, "coding", *OF_CORRECTION),
 )
 _SELECTION = replace(_THRESHOLD, collectives=(GATHER, AR_TOPK, STAR, VAR), same_size=True)
 _ROUNDED = Method(
@@ -104,7 +105,7 @@ _METHODS: dict[str, Method] = {
         about="everything, in fp32",
         collectives=(DENSE,),
         memories=(NONE, FEEDBACK, CORRECTION),
-        options=_MOMENTUM,
+        options=OF_CORRECTION,
     ),
     "fp16": Method(about="everything, in scaled fp16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
     "bf16": Method(about="everything, in bf16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
@@ -215,11 +216,17 @@ def combinations() -> tuple[Combination, ...]:
 def why_not(name: str, memory: str, collective: str) -> str | None:
     """Return a sentence on why a compressor, memory and collective do not go together; None: they do."""
     method = METHODS[name]
-    if collective not in method.collectives:
-        return f"What {name} sends does not travel by {collective}."
-    if memory not in method.memories:
-        return f"{name} does not go with the gradient memory {memory}."
-    return None
+    return first_that_applies(
+        {
+            f"What {name} sends does not travel by {collective}.": collective not in method.collectives,
+            f"{name} does not go with the gradient memory {memory}.": memory not in method.memories,
+        }
+    )
+
+
+def first_that_applies(rules: Mapping[str, bool]) -> str | None:
+    """Return the first sentence of a table of rules that applies; None: none does."""
+    return next((sentence for sentence, applies in rules.items() if applies), None)
 
 
 def why_not_averaged(name: str) -> str | None:
@@ -234,14 +241,18 @@ def why_not_averaged(name: str) -> str | None:
 
 def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> str | None:
     """Return a sentence on why a ratio controller cannot steer a compressor by a collective; None: it can."""
-    method = METHODS[name]
-    if controller != "fixed" and not method.by_ratio:
-        return f"{name} sends the same amount at every ratio, so there is nothing for {controller} to decide."
-    if controller == "gravac" and not method.nested:
-        return f"GraVAC selects from a selection, which {name} cannot."
-    if controller == "gravac" and collective in (AR_TOPK, STAR, VAR):
-        return f"GraVAC looks at what each worker's own selection keeps; by {collective} one worker selects for all."
-    return None
+    method, seeks = METHODS[name], controller == "gravac"
+    return first_that_applies(
+        {
+            f"{name} sends the same amount at every ratio, so there is nothing for {controller} to decide.": (
+                controller != "fixed" and not method.by_ratio
+            ),
+            f"GraVAC selects from a selection, which {name} cannot.": seeks and not method.nested,
+            f"GraVAC looks at what each worker's own selection keeps; by {collective} one worker selects for all.": (
+                seeks and collective in (AR_TOPK, STAR, VAR)
+            ),
+        }
+    )
 
 
 def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hetopt.core.comm import cost
-from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, VAR, combine
+from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, PACKED_BF16, PLAIN, VAR, combine
 from hetopt.core.comm.cost import Operation
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import either
@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 
 Collective = Literal["all_reduce", "all_gather"]
+SCALES: Mapping[str, int] = MappingProxyType(
+    {
+        "qsgd_maxnorm": 1,
+        "qsgd_two_scale": 2,
+        "qsgd_multi_scale": 3,
+        "global_randomk_maxnorm": 1,
+        "global_randomk_two_scale": 2,
+    }
+)
+"""Of the codes of a quantiser that are summed: of more than one, masks tell which an element has."""
 Shapes = Sequence[Sequence[int]]
 
 VALUE_BYTES = 4  # fp32
@@ -125,43 +135,30 @@ def operations(
         BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
     """
     combination = combine(name, collective=collective)
-    chosen, own_bytes = combination.collective, combination.method.wire_bytes
-    if own_bytes is not None:
+    chosen, method = combination.collective, combination.method
+    if method.wire_bytes is not None:
         primitive: cost.Primitive = "all_gather" if chosen == GATHER else "all_reduce"
-        return (Operation(primitive=primitive, payload_bytes=own_bytes(numel, ratio), members=workers),)
-
-    def quantised(count: int, *, scales: int = 1) -> list[_Part]:
-        width, _ = summed_bits(workers, bits=bits, levels=levels)
-        masks: list[_Part] = [("all_reduce", (scales - 1) * math.ceil(count / 8))] if scales > 1 else []
-        return [("all_reduce", VALUE_BYTES), *masks, ("all_reduce", summed_code_bytes(count, width))]
-
+        return (Operation(primitive=primitive, payload_bytes=method.wire_bytes(numel, ratio), members=workers),)
+    sent = kept_elements(numel, ratio) if method.by_ratio else numel
     match name:
-        case "identity":
-            parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
+        case "identity" | "randomk":
+            parts: list[_Part] = [("all_reduce", VALUE_BYTES * sent)]
         case "fp16" | "bf16" | "int8" | "int4":
             parts = [("sliced", sliced_bytes(name, numel, workers))]
-        case "randomk":
-            parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
         case "qsgd_maxnorm" if chosen == GATHER:
-            width, _ = gathered_bits(bits=bits, levels=levels)
+            width, _ = summed_bits(1, bits=bits, levels=levels, largest=LARGEST_GATHERED)
             parts = [("all_gather", VALUE_BYTES + math.ceil(numel * width / 8))]
-        case "qsgd_maxnorm":
-            parts = quantised(numel)
-        case "qsgd_two_scale":
-            parts = quantised(numel, scales=2)
-        case "qsgd_multi_scale":
-            parts = quantised(numel, scales=3)
-        case "global_randomk_maxnorm":
-            parts = quantised(kept_elements(numel, ratio))
-        case "global_randomk_two_scale":
-            parts = quantised(kept_elements(numel, ratio), scales=2)
+        case _ if name in SCALES:
+            width, _ = summed_bits(workers, bits=bits, levels=levels)
+            masks: list[_Part] = [("all_reduce", (SCALES[name] - 1) * math.ceil(sent / 8))] if SCALES[name] > 1 else []
+            parts = [("all_reduce", VALUE_BYTES), *masks, ("all_reduce", summed_code_bytes(sent, width))]
         case "sign":
             parts = [("all_gather", VALUE_BYTES + math.ceil(numel / 8))]
         case "powersgd":
             left, right = low_rank_elements(shapes if shapes is not None else [(numel,)], rank)
             parts = [("all_reduce", VALUE_BYTES * left), ("all_reduce", VALUE_BYTES * right)]
         case _:
-            parts = _selected(chosen, numel, kept_elements(numel, ratio), workers, METHODS[name].same_size, coding)
+            parts = _selected(chosen, numel, sent, workers, method.same_size, coding)
     return tuple(
         Operation(
             primitive="all_reduce" if kind == "sliced" else kind,
@@ -234,11 +231,11 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
     return [*election, ("broadcast", index_bytes(numel, kept, coding)), values]
 
 
-LARGEST_SUM = {4: 7, 8: 127, 16: 32_767, 32: 2**31 - 1}
+LARGEST_SUM: Mapping[int, int] = MappingProxyType({4: 7, 8: 127, 16: 32_767, 32: 2**31 - 1})
 """What a sum of codes may come to, by the bits that a code takes on the wire where codes are summed on the way."""
 
-GATHERED_BITS = (2, 4, 8)
-"""The widths where codes are gathered: nothing is summed, so s = 2^(bits - 1) - 1 for any number of workers."""
+LARGEST_GATHERED: Mapping[int, int] = MappingProxyType({2: 1, 4: 7, 8: 127})
+"""What one code may be, by its bits, where codes are gathered and nothing is summed: as of a single worker."""
 
 DEFAULT_BITS = 8
 MOST_LEVELS = 2**22
@@ -248,59 +245,42 @@ SCALE_STEP = 16
 """Several scales: each has so many times the levels of the one before; four bits, as in most pairs of 2109.12497."""
 
 
-def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = None) -> tuple[int, int]:
+def summed_bits(
+    workers: int, *, bits: int | None = None, levels: int | None = None, largest: Mapping[int, int] = LARGEST_SUM
+) -> tuple[int, int]:
     """Return a quantiser's bits per code and levels for codes summed over ``workers`` without overflow.
 
     Levels that are given get the narrowest code that holds them; a width that is given gets the most levels that fit;
     neither: 8 bits, or more where 8 bits cannot even hold one level a worker.
 
+    Args:
+        workers: whose codes are summed; 1 where codes are gathered.
+        bits: width of a code.
+        levels: of the quantiser.
+        largest: what a sum may come to, by the width.
+
     Raises:
-        BadInput: both are given and do not fit, or the width is none that can be summed.
+        BadInput: both are given and do not fit, or there is no such width.
     """
-    if bits is not None and bits not in LARGEST_SUM:
-        raise BadInput(
-            f"the codes of a sum must have {either(LARGEST_SUM)} bits, got {bits}.",
-            hint="leave the width open to have it chosen",
-        )
+    if bits is not None and bits not in largest:
+        raise BadInput(f"codes must have {either(largest)} bits, got {bits}.", hint="leave the width open")
     if levels is None:
-        width = bits or next(b for b, most in LARGEST_SUM.items() if b >= DEFAULT_BITS and most >= workers)
-        if LARGEST_SUM[width] < workers:
+        width = bits or next(b for b, most in largest.items() if b >= DEFAULT_BITS and most >= workers)
+        if largest[width] < workers:
             raise BadInput(
                 f"Codes of {width} bits overflow when {workers} workers sum even a single level.",
                 hint="use wider codes, or leave the width open",
             )
-        return width, min(MOST_LEVELS, LARGEST_SUM[width] // workers)
-    fitting = [b for b, largest in LARGEST_SUM.items() if workers * levels <= largest and levels <= MOST_LEVELS]
+        return width, min(MOST_LEVELS, largest[width] // workers)
+    fitting = [b for b, most in largest.items() if workers * levels <= most and levels <= MOST_LEVELS]
     if not fitting or (bits is not None and bits not in fitting):
-        most = min(MOST_LEVELS, LARGEST_SUM[bits or 32] // workers)
+        width = bits or max(largest)
+        most = min(MOST_LEVELS, largest[width] // workers)
         raise BadInput(
-            f"{levels} levels of {workers} workers overflow a sum of {bits or 32} bits.",
+            f"{levels} levels, summed over {workers}, overflow codes of {width} bits.",
             hint=f"use at most {most} levels, or leave them open" if most else "use wider codes",
         )
     return bits or fitting[0], levels
-
-
-def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tuple[int, int]:
-    """Return a quantiser's bits per code and levels for codes that are gathered; None: 8 bits, and all levels.
-
-    Raises:
-        BadInput: there is no such width, or the levels do not fit.
-    """
-    if bits is not None and bits not in GATHERED_BITS:
-        raise BadInput(
-            f"gathered codes must have {either(GATHERED_BITS)} bits, got {bits}.",
-            hint="leave the width open to have it chosen",
-        )
-    if levels is None:
-        width = bits or DEFAULT_BITS
-        return width, 2 ** (width - 1) - 1
-    width = bits or next((b for b in GATHERED_BITS if levels <= 2 ** (b - 1) - 1), GATHERED_BITS[-1])
-    if levels > 2 ** (width - 1) - 1:
-        raise BadInput(
-            f"{levels} levels do not fit into gathered codes of {width} bits.",
-            hint=f"use at most {2 ** (width - 1) - 1} levels",
-        )
-    return width, levels
 
 
 def summed_code_bytes(numel: int, bits: int) -> int:

@@ -110,11 +110,6 @@ class WorkerTotals:
     sync_s: float = 0.0
     steps: int = 0
 
-    @property
-    def mean_compute_s(self) -> float:
-        """Mean compute time of a step, in seconds; 0 before the first."""
-        return self.compute_s / max(1, self.steps)
-
 
 @dataclass(kw_only=True)
 class Roster:
@@ -283,14 +278,12 @@ class RunFold:
 
     def _pause(self, event: LogEvent) -> None:
         match event:
-            case ConditionChanged(heals=True):
+            case ConditionChanged(heals=True) | TrainingStarted() | StepsLogged() | TrainingFinished() | RunFailure():
                 self.pausing = None
             case ConditionChanged() if event.dies or event.returns or event.notice or event.cut:
                 self.pausing = event
             case RunStarted():
                 self.pausing = event
-            case TrainingStarted() | StepsLogged() | TrainingFinished() | RunFailure():
-                self.pausing = None
 
     @property
     def loss(self) -> float | None:
@@ -330,11 +323,6 @@ class RunFold:
         None: it has not begun."""
         return None if self._first_trained_s is None else self.clock.now_s - self._first_trained_s
 
-    @property
-    def sessions(self) -> int:
-        """The number of launches of the run, resumptions included."""
-        return self.clock.sessions
-
     def _step(self, event: StepsLogged) -> None:
         if self._training_since_s is None:  # the log lost the line that says so
             self._begin_training(event.time_s, before_s=event.steps * event.step_time_s)
@@ -349,8 +337,7 @@ class RunFold:
             row.steps += event.steps
         self.latest, self.latest_places = event, places
         self.step, self.epoch, self._worked_s = event.step, event.epoch, self.clock.now_s
-        if event.step > self.furthest_step:
-            self.furthest_step = event.step
+        self.furthest_step = max(event.step, self.furthest_step)
         self.logged_steps += event.steps
         self.stepping_s += event.steps * event.step_time_s
         if (exchange := event.exchange) is not None:
@@ -398,7 +385,7 @@ class RunFold:
         self.share_changes += 1
 
     def _finish(self, event: TrainingFinished) -> None:
-        alone = self.sessions <= 1 and not self.restarts
+        alone = self.clock.sessions <= 1 and not self.restarts
         since_s = self._training_since_s
         now_s = 0.0 if since_s is None else self.clock.now_s - since_s
         added_up_s = max(0.0, self._trained_before_s + now_s - self.recovery_s)
@@ -452,7 +439,7 @@ class RunHistory:
 
     def take(self, event: LogEvent) -> None:
         """Fold the log's next event in, in place, and keep it with its time in the run."""
-        run, had_begun = self.run, self.run.trained_for_s is not None
+        run = self.run
         run.take(event)
         at_s = run.trained_for_s
         if isinstance(event, StepsLogged) and at_s is not None:
@@ -462,7 +449,7 @@ class RunHistory:
             return
         paused_s = None
         if isinstance(event, TrainingStarted):
-            if had_begun and run.sessions > self._session:
+            if (self.steps or self._session) and run.clock.sessions > self._session:
                 paused_s = run.clock.idle_s - self._idle_s
-            self._session, self._idle_s = run.sessions, run.clock.idle_s
+            self._session, self._idle_s = run.clock.sessions, run.clock.idle_s
         self.others.append(PlacedEvent(event=event, at_s=at_s, row=len(self.steps), paused_s=paused_s))

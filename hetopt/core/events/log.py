@@ -11,15 +11,13 @@ A last line that is still being written waits for its end.
 
 from __future__ import annotations
 
-import gc
 import heapq
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -134,22 +132,10 @@ def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
 def read_events(path: Path) -> list[Event]:
     """Return all events written to the log at ``path`` so far, as unchecked dictionaries; none without a file."""
     try:
-        with path.open("rb") as stream, nothing_collected():
+        with path.open("rb") as stream:
             return list(parse_events(stream))
     except FileNotFoundError:
         return []
-
-
-@contextmanager
-def nothing_collected() -> Iterator[None]:
-    """Disable Python's garbage collection inside the block, as it would search a million events that all stay."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 MOST_LINE_BYTES = 8 * 2**20
@@ -199,6 +185,7 @@ class EventReader:
     offset: int = 0
     line: int = 0
     unread: Unread = Unread()
+    _is_within_line: bool = False
 
     def read(self) -> list[LogEvent]:
         """Read the events that the log has gained since the last call.
@@ -206,47 +193,38 @@ class EventReader:
         Raises:
             BadInput: the file cannot be read.
         """
-        return list(chain.from_iterable(self.parts()))
+        return list(self.events())
 
-    def parts(self) -> Iterator[list[LogEvent]]:
-        """Yield the events that the log has gained since the last call, in lists of up to 8 MiB of text.
+    def events(self) -> Iterator[LogEvent]:
+        """Yield the events that the log has gained since the last call; of a line that is too long, no more is kept.
 
         Raises:
             BadInput: the file cannot be read.
         """
+        with suppress(MissingFile), opened_file(self.path, hint=ITS_OWNER) as stream:
+            stream.seek(self.offset)
+            while part := stream.readline(MOST_LINE_BYTES):
+                ends = part[-1:] == b"\n"
+                if not ends and len(part) < MOST_LINE_BYTES:
+                    return  # until the line's end comes it is read again
+                self.offset += len(part)
+                begins, self._is_within_line = not self._is_within_line, not ends
+                event = self.parse(part) if begins else None
+                if event is not None:
+                    yield event
+
+    def parse(self, line: bytes) -> LogEvent | None:
+        """Return the event of a log's next line; None: it is empty, or no event, which is counted in ``unread``."""
+        self.line += 1
         try:
-            with opened_file(self.path, hint=ITS_OWNER) as stream:
-                stream.seek(self.offset)
-                while chunk := stream.read(MOST_LINE_BYTES):
-                    end = chunk.rfind(b"\n") + 1
-                    if not end and len(chunk) < MOST_LINE_BYTES:
-                        return  # until the line's end comes it is read again
-                    self.offset = stream.seek(self.offset + (end or len(chunk)))
-                    with nothing_collected():
-                        some = self.parse(chunk[:end].split(b"\n")[:-1] if end else [chunk])
-                    yield some
-        except MissingFile:
-            return
-
-    def parse(self, lines: Iterable[bytes]) -> list[LogEvent]:
-        """Return the events among a log's next whole lines, counting the others in ``unread``.
-
-        What follows of a line that was too long is no event either.
-        """
-        events, parse = [], ANY_EVENT.validator.validate_json
-        for line in lines:
-            self.line += 1
-            try:
-                events.append(parse(line))
-            except ValidationError as error:
-                if line.strip():
-                    first = ""
-                    if not self.unread.lines:  # only the first is told
-                        long = len(line) == MOST_LINE_BYTES
-                        said = f"longer than {MOST_LINE_BYTES // 2**20} MiB" if long else faults(error)[0]
-                        first = f"line {self.line}: {said}"[:300]
-                    self.unread += Unread(lines=1, first=first)
-        return events
+            event: LogEvent = ANY_EVENT.validator.validate_json(line)
+            return event
+        except ValidationError as error:
+            if line.strip():
+                is_long = len(line) == MOST_LINE_BYTES
+                fault = f"longer than {MOST_LINE_BYTES // 2**20} MiB" if is_long else faults(error)[0]
+                self.unread += Unread(lines=1, first=f"line {self.line}: {fault}"[:300])
+            return None
 
 
 def read_log(path: Path) -> list[LogEvent]:

@@ -107,26 +107,26 @@ own_disk() {
 own_disk || true
 
 command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
-python3.12 -m venv --without-pip "$root/venv"
+python3.12 -m venv "$root/venv"
 locks="$root/code/locks/$(uname -m)-gpu"
 own="$root/code/task/requirements.txt"
 [ -f "$own" ] || own=/dev/null
-packages() { # install, or download, and where from or where to
-    local pip=("$root/venv/bin/python" -m pip "$1" --quiet --disable-pip-version-check --no-cache-dir
-        --no-deps --only-binary :all: --require-hashes "${@:2}")
-    "${pip[@]}" --requirement "$locks.txt" &&
-        { [ ! -s "$own" ] || "${pip[@]}" --requirement "$own"; }
-}
-
 wheels="$root/wheels"
-pip() {
-    "$root/venv/bin/python" -m ensurepip >/dev/null && packages "$@"
+pip=("$root/venv/bin/python" -m pip --disable-pip-version-check --no-cache-dir)
+locked=(--quiet --no-deps --only-binary :all: --require-hashes)
+each() { # COMMAND, of each lock and of what the task brings
+    "$@" --requirement "$locks.txt" &&
+        { [ ! -s "$own" ] || "$@" --requirement "$own"; }
 }
-# Without pip this takes half the time, with every processor. Compiling all of torch takes longer than unpacking it, and
-# a machine imports a part.
+# uv, which is in each lock itself, takes a third of pip's time, on every processor. Compiling all of torch takes longer
+# than unpacking it, and a machine imports a part.
 install() {
-    PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.unpack "$wheels" "$locks"*.txt "$own" ||
-        pip install --no-compile --no-index --find-links "$wheels"
+    local here=("${locked[@]}" --no-index --find-links "$wheels")
+    sed -n '/^uv==/,/[0-9a-f]$/p' "$locks.txt" >"$root/uv.txt"
+    "${pip[@]}" install "${here[@]}" --requirement "$root/uv.txt" || return
+    each "$root/venv/bin/python" -m uv pip install "${here[@]}" --offline --cache-dir "$TMPDIR/uv" ||
+        each "${pip[@]}" install "${here[@]}" --no-compile || return
+    rm -rf "$TMPDIR/uv"
 }
 
 # What a machine before this one has left in the bucket, under the hash of what is wanted: then no index is needed. It
@@ -140,7 +140,7 @@ if aws s3 cp --only-show-errors "s3://hetopt-123456789012-us-east-1/$left" "$whe
 else
     echo "no wheels in the bucket: they come from their index"
     rm -rf "$wheels" "$wheels.tar"
-    pip download --dest "$wheels"
+    each "${pip[@]}" download "${locked[@]}" --dest "$wheels"
     install
     leave() {
         tar --create --directory "$wheels" --file "$wheels.tar" . && object put "$left" --body "$wheels.tar" ||

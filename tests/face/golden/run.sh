@@ -1,5 +1,5 @@
 #!/bin/sh
-# digits on 1 × g5.xlarge spot + 1 × g4dn.12xlarge spot, as hetopt 0.1.0 planned it.
+# digits on 1 × g5.xlarge + 1 × g4dn.12xlarge (spot), as hetopt 0.1.0 planned it.
 # On each machine, in a copy of this folder:
 #   pip install './hetopt-0.1.0-py3-none-any.whl[train]'
 #   sh run.sh NUMBER ADDRESS            trains the plan's task
@@ -7,7 +7,7 @@
 # NUMBER is the machine's own, ADDRESS that of machine 0 in the network of the machines:
 #   0  g5.xlarge, 1 worker, 128 samples of a step
 #   1  g4dn.12xlarge, 2 workers, 64+64 samples of a step
-# Whoever knows the secret below can join the run: keep this folder to yourself.
+# Whoever knows the secret below can join the run: keep it to yourself.
 set -eu
 if [ $# -lt 2 ]; then echo "usage: sh $0 NUMBER ADDRESS [SCRIPT ...]" >&2; exit 2; fi
 number=$1 address=$2

@@ -13,8 +13,8 @@ import datetime
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.ec2.objects import S3Objects
@@ -38,7 +38,6 @@ from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolde
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.step_samples import Configuration, Node, StepSample
-from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.exploring import check_probed
@@ -85,7 +84,8 @@ class Ec2Backend(Ec2Launcher):
         region = ordering.region_of(wanted)
         bundle = make_bundle(wanted.run.task, wanted.run.script)
         spec = _as_machines_read_it(wanted.run, bundle, options.data)
-        orders, now = _orders(region, options), datetime.datetime.now(datetime.UTC)
+        orders = Orders(edge=connect(region), catalog=load_catalog(region), options=options)
+        now = datetime.datetime.now(datetime.UTC)
         dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
         order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s)
         spec = order.on_its_devices(spec)
@@ -110,15 +110,23 @@ class Ec2Backend(Ec2Launcher):
         )
 
     def prepare_resumed(self, folder: Path, options: Ec2) -> Rental:
-        """Return a launch, with a new order, to resume an ended run, whose cost so far counts towards the budget."""
-        launch = Launch.load(folder / LAUNCH_FILE)
-        seen = _ended(folder, launch)
+        """Return a launch, with a new order, to resume an ended run, whose cost so far counts towards the budget.
+
+        Raises:
+            BadInput: it is not over, or ran elsewhere.
+        """
+        launch, seen = Launch.load(folder / LAUNCH_FILE), last_seen(folder)
+        check_place(launch, folder, Ec2.PLACE)
+        if not seen.time_s:
+            raise BadInput(f"{folder.name} never had its machines.", hint="launch its plan anew")
+        if not seen.cleared:
+            raise BadInput(f"{folder.name} is not over yet.", hint=f"end it first with `hetopt stop {folder.name}`")
         before = Order.load(folder / ORDER_FILE)
         now_s = datetime.datetime.now(datetime.UTC).timestamp()
         same_place = replace(options, bucket=options.bucket or before.bucket)
         if ordering.network_of(options) == Network():
             same_place = replace(same_place, **before.network.model_dump())
-        orders = _orders(before.region, same_place)
+        orders = Orders(edge=connect(before.region), catalog=load_catalog(before.region), options=same_place)
         order = orders.of_plan(
             launch.plan,
             run_id=folder.name,
@@ -138,24 +146,22 @@ class Ec2Backend(Ec2Launcher):
             spent_usd=seen.spent_usd(now_s),
         )
 
-    def check_ready(self, prepared: Prepared) -> None:
+    def check_ready(self, prepared: Any) -> None:
         """Raise BudgetStop if a new run may cost more than its budget at the order's prices; ask AWS nothing.
 
         Raises:
             BudgetStop: prices have risen beyond what was planned.
         """
-        assert isinstance(prepared, Rental)
         if prepared.folder is None:
             ordering.check_prices(prepared.wanted, prepared.order)
 
-    def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
+    def submit(self, prepared: Any, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Rent the machines and tell them to begin the run: from here on money is spent. Do not wait for training.
 
         Raises:
             NoFeasiblePlan: the plan is a risk that nobody has accepted.
             CloudRefused: the machines cannot be had; nothing of them is left.
         """
-        assert isinstance(prepared, Rental)
         if prepared.risk is not None:
             raise NoFeasiblePlan(
                 f"The plan is a risk: {prepared.risk}.",
@@ -174,32 +180,6 @@ class Ec2Backend(Ec2Launcher):
         launch = launch.model_copy(update={"spec": read_spec(folder)})
         launch.save(folder / LAUNCH_FILE)
         return handle, launch
-
-
-def _orders(region: str, options: Ec2) -> Orders:
-    """Return the maker of orders with the credentials and the catalogue that are here."""
-    return Orders(
-        edge=connect(region),
-        catalog=load_catalog(region),
-        billing=load_billing(),
-        options=options,
-        version=version("hetopt"),
-    )
-
-
-def _ended(folder: Path, launch: Launch) -> ClusterState:
-    """Return the last cluster state that was seen of a run that is over.
-
-    Raises:
-        BadInput: it is not, or ran elsewhere.
-    """
-    check_place(launch, folder, Ec2.PLACE)
-    seen = last_seen(folder)
-    if not seen.time_s:
-        raise BadInput(f"{folder.name} never had its machines.", hint="launch its plan anew")
-    if not seen.cleared:
-        raise BadInput(f"{folder.name} is not over yet.", hint=f"end it first with `hetopt stop {folder.name}`")
-    return seen
 
 
 def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> RunSpec:
@@ -228,11 +208,9 @@ def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> t
     """Return probe runs on one and two machines of each type, and on each pair of types with the same boot image.
 
     Raises:
-        BadInput: no type was named, or there is none of that name.
+        BadInput: there is no type of one of the names.
     """
     names = list(dict.fromkeys(types))
-    if not names:
-        raise BadInput("no machine type was named to probe.", hint='for example `types="c7i.large,g5.xlarge"`')
     layouts = [(name,) * machines for name in names for machines in range(1, MOST_MACHINES + 1)]
     kinds = {name: image_kind(catalog.instance_type(name)) for name in names}
     layouts += [
@@ -259,8 +237,8 @@ def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, ste
         asked: its machines.
         step_time_s: predicted seconds of a step; None: training counts as no time.
     """
-    hourly = sum(usd_per_hour[node.type] for node in asked.nodes)
-    return hourly * (BOOT_S + PROBE_STEPS * (step_time_s or 0.0)) / 3600
+    lasts_s = BOOT_S + PROBE_STEPS * (step_time_s or 0.0)
+    return sum(usd_per_hour[node.type] for node in asked.nodes) * lasts_s / 3600
 
 
 def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
@@ -349,9 +327,8 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     """
 
     def get(name: str) -> str:
-        key = f"runs/{run_dir.name}/{name}"
-        asked = read("s3", "get_object", "what was ordered", Bucket=bucket, Key=key, ExpectedBucketOwner=account_id)
-        answer = if_there(edge, asked)
+        place = {"Bucket": bucket, "Key": f"runs/{run_dir.name}/{name}", "ExpectedBucketOwner": account_id}
+        answer = if_there(edge, read("s3", "get_object", "what was ordered", **place))
         if answer is None:
             raise BadInput(
                 f"the bucket {bucket} has no {name} of a run {run_dir.name}.",
@@ -430,7 +407,12 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
         CloudRefused: something cannot be read.
     """
     objects, outputs = _models(order), Outputs()
-    for name in objects.names(f"{OUTPUT_FOLDER}/"):
+    names = objects.names(f"{OUTPUT_FOLDER}/")
+    if names is None:
+        raise CloudRefused(
+            f"the outputs of {order.run_id} cannot be listed.", hint=f"try again: `hetopt fetch {order.run_id}`"
+        )
+    for name in names:
         if (size := objects.size_bytes(name)) is None:
             continue
         path = outputs.add(run_dir / OUTPUT_FOLDER, name.removeprefix(f"{OUTPUT_FOLDER}/"), size)
@@ -456,5 +438,9 @@ def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: s
 
 
 def _models(order: Order) -> S3Objects:
-    prefix = f"{MODELS_FOLDER}/{order.run_id}"
-    return S3Objects.connect(region=order.region, bucket=order.bucket, prefix=prefix, account_id=order.account_id)
+    return S3Objects.connect(
+        region=order.region,
+        bucket=order.bucket,
+        prefix=f"{MODELS_FOLDER}/{order.run_id}",
+        account_id=order.account_id,
+    )

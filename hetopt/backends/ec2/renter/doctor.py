@@ -1,8 +1,8 @@
 """Finds what would stop a launch, and says what an administrator sets up once so that nothing does.
 
 Each check is one sentence, and one command where something is wrong. Nothing is made. Permissions are tried with calls
-that EC2 only checks (``DryRun``), which says nothing of capacity or quota; quotas are read, and the statements of the
-bucket's own policy are evaluated over the calls that a launch makes (`denials`).
+that EC2 only checks (``DryRun``), which says nothing of capacity or quota; quotas are read, and an object
+of the bucket is written over a version that it does not have.
 
 What hetopt must be allowed, and no more, is data: ``policies.json``. Whatever is made must carry hetopt's tags in the
 call that makes it, and only what carries the caller's own name can be removed: the id of a role alone, as its sessions
@@ -25,7 +25,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import eq
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,9 +136,8 @@ def _profile(edge: Edge, instance_profile: str) -> str:
     request = read("iam", "get_instance_profile", "the machines' role", InstanceProfileName=instance_profile)
     answer = if_there(edge, request, (facts.NO_ROLE,))
     if answer is None or not answer["InstanceProfile"]["Roles"]:
-        absent = f"there is no instance profile {instance_profile}."
         raise CloudRefused(
-            absent if answer is None else f"the instance profile {instance_profile} has no role.",
+            f"there is no instance profile {instance_profile} with a role.",
             hint="an administrator makes it with the commands of `hetopt setup --print-policy --role "
             f"{instance_profile}`",
         )
@@ -187,7 +185,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
 
 
 def _order_checks(edge: Edge, order: Order) -> Iterator[Check]:
-    yield _bucket_policy(edge, order)
+    yield examined("objects of a run", _objects, edge, order)
     for role, name in ((each, name) for each in order.roles for name in each.instance_types):
         market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
         parameters = {
@@ -283,179 +281,21 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
     )
 
 
-def _bucket_policy(edge: Edge, order: Order) -> Check:
-    """Check whether the bucket's own policy denies calls of machines and renters on its objects, as both make them."""
-    name, bucket = "the bucket's policy", {"Bucket": order.bucket, "ExpectedBucketOwner": order.account_id}
-    look = f"`aws s3api get-bucket-policy --bucket {order.bucket}`"
-    try:
-        answer = if_there(edge, read("s3", "get_bucket_policy", "what it denies", **bucket), (facts.NO_BUCKET_POLICY,))
-    except CloudRefused as refused:
-        return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
-    objects = f"arn:aws:s3:::{order.bucket}/{order.prefix}/state/i-0.json"
-    found = {} if answer is None else denials(json.loads(answer["Policy"]), order.zones[0].vpc_id, objects)
-    if denied := sorted(action for action, truth in found.items() if truth):
-        mend = f"its owner takes that out: {look}; or name a `bucket` that `hetopt setup --create-bucket` makes"
-        return Check(name=name, verdict="bad", said=f"it denies {', '.join(denied)} as hetopt calls it", hint=mend)
-    if unclear := sorted(action for action, truth in found.items() if truth is None):
-        mend = f"see that it lets you and {order.instance_profile} in: {look}"
-        return Check(name=name, verdict="unknown", said=f"it may deny {', '.join(unclear)}", hint=mend)
-    return Check(name=name, verdict="good", said="it denies nothing that a run does")
+def _objects(edge: Edge, order: Order) -> str:
+    """Write and read an object that is not there, in the way of a run: S3 decides on both, and writes nothing.
+
+    A write over a version that is not there is refused after whatever policy would deny it.
+
+    Raises:
+        CloudRefused: one of both is denied.
+    """
+    lease = calls.lease_call(order, 0.0, 0.0, over='"none"')
+    if_there(edge, lease, (*facts.NO_OBJECT, facts.WRITTEN_MEANWHILE))
+    if_there(edge, calls.get_object(order, str(lease.parameters["Key"])))
+    return f"what a run writes to {order.bucket} may be written and read"
 
 
 Policy = Mapping[str, Any]
-
-ACTIONS = ("s3:PutObject", "s3:GetObject")
-"""What machines and renters do with a run's objects; without one of them no run goes on."""
-NETWORK_KEY = "aws:sourcevpc"
-
-
-def denials(policy: Policy, network: str, objects: str) -> dict[str, bool | None]:
-    """Return whether a bucket's policy denies a run's s3:PutObject and s3:GetObject, by action; None: undecided.
-
-    Uploads name no encryption, so that keys for headers are absent; a call comes from a machine's network or the
-    internet.
-
-    Args:
-        policy: the bucket's own.
-        network: id of the machines' network, which a call may come from.
-        objects: the run's objects, as a resource of a policy.
-    """
-
-    def possible(key: str) -> tuple[str | None, ...]:
-        if key == NETWORK_KEY:
-            return None, network
-        return (None,) if key.startswith(facts.OF_HEADERS) else ()
-
-    denied: dict[str, bool | None] = {}
-    for action in ACTIONS:
-        call = Asked(action=action, resource=objects, context=facts.EVERY_CALL_OF_S3)
-        denying = [statement for statement in statements(policy) if statement["Effect"] == "Deny"]
-        truths = [concerns(statement, call, possible) for statement in denying]
-        denied[action] = True if True in truths else None if None in truths else False
-    return denied
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A call that IAM policies are asked about: its action, resource, and known condition keys.
-
-    Attributes:
-        action: such as 'ec2:RunInstances'.
-        resource: its ARN; ``*`` where the action knows none.
-        context: values of the keys that policies may condition upon.
-    """
-
-    action: str
-    resource: str
-    context: Mapping[str, str]
-
-
-Statement = Mapping[str, Any]
-
-Possible = Callable[[str], Sequence[str | None]]
-"""What a key in small letters may be that the question does not tell; None: it is not there; nothing: anything."""
-
-_VARIABLE = re.compile(r"\$\{([^}]+)\}")
-
-
-def statements(policy: Policy) -> list[Statement]:
-    """Return the statements of an IAM policy as a list, also where a single statement stands without a list."""
-    return several(policy["Statement"])
-
-
-def several(value: Any) -> list[Any]:
-    """Return the value of a policy's element as a list; a value without a list becomes a list of itself."""
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def concerns(statement: Statement, asked: Asked, possible: Possible = lambda key: (None,)) -> bool | None:
-    """Return whether a policy statement applies to a call; None: that depends on keys that are not known.
-
-    By the IAM user guide, 'Policy evaluation logic', 'IAM JSON policy elements: Condition operators' and 'Conditions
-    with multiple context keys or values' (read 2026-11-28): all operators and all keys of a condition must hold, and
-    one of a key's values (none, of an operator with Not); a key that is not there holds for operators with Not,
-    IfExists or ForAllValues, and for ``Null``; ``*`` and ``?`` are patterns in actions, resources, ARNs and StringLike;
-    variables are put in before comparing, and one that is not known matches nothing. Of several statements a denial
-    counts, then any permission, else nothing is allowed.
-
-    Args:
-        statement: of a policy.
-        asked: the action, the resource and the keys that are known.
-        possible: what other keys may be; absent: none of them is there.
-    """
-    known = {key.lower(): value for key, value in asked.context.items()}
-    truths = [
-        _named(statement, "Action", asked.action.lower(), lambda pattern: pattern.lower()),
-        _named(statement, "Resource", asked.resource, lambda pattern: _filled(pattern, known) or ""),
-        None if "NotPrincipal" in statement or statement.get("Principal", "*") not in _EVERYBODY else True,
-    ]
-    tests = ((operator, key, keys[key]) for operator, keys in statement.get("Condition", {}).items() for key in keys)
-    for operator, key, values in tests:
-        candidates = (known[key.lower()],) if key.lower() in known else possible(key.lower())
-        wanted = [filled for value in several(values) if (filled := _filled(str(value), known)) is not None]
-        results = {_holds(operator, wanted, candidate) for candidate in candidates}
-        truths.append(results.pop() if len(results) == 1 else None)
-    return False if False in truths else None if None in truths else True
-
-
-_EVERYBODY = ("*", {"AWS": "*"}, {"AWS": ["*"]})
-
-
-def _named(statement: Statement, element: str, text: str, prepared: Callable[[str], str]) -> bool:
-    """Return whether a statement's element (Action or Resource, or its Not form) covers a text."""
-    is_left_out = f"Not{element}" in statement
-    patterns = several(statement.get(f"Not{element}" if is_left_out else element, "*"))
-    return any(_like(prepared(pattern), text) for pattern in patterns) != is_left_out
-
-
-def _filled(value: str, known: Mapping[str, str]) -> str | None:
-    """Return a value with its variables put in; None where one of them is not known."""
-    if any(name.lower() not in known for name in _VARIABLE.findall(value)):
-        return None
-    return _VARIABLE.sub(lambda match: known[match[1].lower()], value)
-
-
-def _like(pattern: str, text: str) -> bool:
-    escaped = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    return re.fullmatch(escaped, text, re.DOTALL) is not None
-
-
-def _in_small_letters(wanted: str, actual: str) -> bool:
-    return wanted.lower() == actual.lower()
-
-
-_COMPARE: Mapping[str, Callable[[str, str], bool]] = {
-    "StringEquals": eq,
-    "StringEqualsIgnoreCase": _in_small_letters,
-    "StringLike": _like,
-    "ArnEquals": _like,
-    "ArnLike": _like,
-    "Bool": _in_small_letters,
-    "NumericEquals": lambda wanted, actual: float(actual) == float(wanted),
-    "NumericLessThan": lambda wanted, actual: float(actual) < float(wanted),
-    "NumericLessThanEquals": lambda wanted, actual: float(actual) <= float(wanted),
-    "NumericGreaterThan": lambda wanted, actual: float(actual) > float(wanted),
-    "NumericGreaterThanEquals": lambda wanted, actual: float(actual) >= float(wanted),
-}
-"""How a value that a policy wants is compared with what was found, by operators without Not; others are not known."""
-
-
-def _holds(operator: str, wanted: Sequence[str], actual: str | None) -> bool | None:
-    """Return whether a condition holds for the actual value of a key (None: absent); None: it cannot be evaluated."""
-    quantifier, _, name = operator.rpartition(":")
-    plain, is_negated = name.removesuffix("IfExists").replace("Not", ""), "Not" in name
-    if plain == "Null":
-        return str(actual is None).lower() in [value.lower() for value in wanted]
-    if actual is None:
-        holds_without = is_negated or name.endswith("IfExists")
-        return quantifier == "ForAllValues" or (quantifier == "" and holds_without)
-    if plain not in _COMPARE:
-        return None
-    try:
-        return any(_COMPARE[plain](value, actual) for value in wanted) != is_negated
-    except ValueError:
-        return None  # no number
-
 
 POLICIES = ("operator_policy", "node_trust", "node_policy", "end_trust", "end_policy")
 """Of whoever launches; of machines and who may take their role; of the scheduler's role that ends machines."""
@@ -505,18 +345,6 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
     # Where buckets are when nothing is said must not be said.
     place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
-    def call(
-        operation: str, parameters: dict[str, object], purpose: str, *, tolerates: frozenset[str] = frozenset()
-    ) -> Request:
-        return Request(
-            step=operation.replace("_", "-"),
-            service="s3",
-            operation=operation,
-            parameters=parameters,
-            purpose=purpose,
-            tolerates=tolerates,
-        )
-
     public = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
     rule = {
         "ID": "hetopt",
@@ -532,23 +360,29 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
     ]
     over_tls = json.dumps(policy("bucket_policy", bucket=bucket))
     encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]}
-    return (
-        call(
-            "create_bucket",
-            {"Bucket": bucket, **place},
-            "where code, checkpoints and states of runs go",
-            tolerates=frozenset({facts.BUCKET_IS_OURS}),
-        ),
-        call(
+    steps: tuple[tuple[str, dict[str, object], str], ...] = (
+        ("create_bucket", {"Bucket": bucket, **place}, "where code, checkpoints and states of runs go"),
+        (
             "put_public_access_block",
             {**target, "PublicAccessBlockConfiguration": dict.fromkeys(public, True)},
             "nobody outside the account reads it",
         ),
-        call("put_bucket_encryption", {**target, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
-        call("put_bucket_policy", {**target, "Policy": over_tls}, "over TLS only"),
-        call(
+        ("put_bucket_encryption", {**target, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
+        ("put_bucket_policy", {**target, "Policy": over_tls}, "over TLS only"),
+        (
             "put_bucket_lifecycle_configuration",
             {**target, "LifecycleConfiguration": {"Rules": runs}},
             f"runs, code and wheels go after {KEPT_DAYS} days; models and data stay",
         ),
+    )
+    return tuple(
+        Request(
+            step=operation.replace("_", "-"),
+            service="s3",
+            operation=operation,
+            parameters=parameters,
+            purpose=purpose,
+            tolerates=frozenset({facts.BUCKET_IS_OURS}),
+        )
+        for operation, parameters, purpose in steps
     )

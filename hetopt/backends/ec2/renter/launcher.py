@@ -100,8 +100,6 @@ from hetopt.optimizer.plan import Market
 BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
 
-LOOK_EVERY_S = HEARTBEAT_S
-"""Machines write so often what they have to tell."""
 _STOP_PATIENCE_S = 120.0
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(facts.ENDED_AT)
@@ -121,10 +119,6 @@ _ADDRESSES_EVERY_S = 3.0
 _ATTEMPTS_AN_ASK = 100
 """Tokens of later asks must differ from those of the zones that were tried first."""
 
-Tell = Callable[[str], None]
-Accept = Callable[[RunSpec], bool]
-"""Whether a run may begin as it would be on what was granted."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Renter:
@@ -140,8 +134,8 @@ class _Renter:
 
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
-    tell: Tell = lambda _: None
-    accept: Accept | None = None
+    tell: Callable[[str], None] = lambda _: None
+    accept: Callable[[RunSpec], bool] | None = None
     patience_s: float = _STOP_PATIENCE_S
 
 
@@ -233,8 +227,7 @@ class Loop(_Renter):
             before = last_seen(self.run_dir)
             if not is_alone:
                 return before
-            objects = self._list(f"{self.order.prefix}/state/")
-            beats = {Path(entry["Key"]).stem: entry["LastModified"].timestamp() for entry in objects}
+            beats = {Path(name).stem: entry["LastModified"].timestamp() for name, entry in self._written("state")}
             machines = self._machines(before, beats) if before.alive else before.machines
             heard = self._hear(before) if before.alive else before
             known = log_bytes(self.run_dir)
@@ -283,9 +276,7 @@ class Loop(_Renter):
     def _fetch_events(self) -> None:
         """Append new events to the log; each object is named by its offset in the log, and any other is none."""
         path, have = self.run_dir / EVENTS_FILE, log_bytes(self.run_dir)
-        prefix = f"{self.order.prefix}/events/"
-        for entry in self._list(prefix, **({"StartAfter": f"{prefix}{have - 1:015d}~"} if have else {})):
-            name = entry["Key"].removeprefix(prefix)
+        for name, entry in self._written("events", after=f"{have - 1:015d}~" if have else ""):
             match = _EVENTS_NAME.fullmatch(name)
             if match is None or entry["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
                 continue  # no part of a log, or one that is here already
@@ -300,9 +291,7 @@ class Loop(_Renter):
         Args:
             folder: in the bucket, and in the run's folder.
         """
-        prefix = f"{self.order.prefix}/{folder}/"
-        for entry in self._list(prefix):
-            name = entry["Key"].removeprefix(prefix)
+        for name, entry in self._written(folder):
             try:
                 path = inside(self.run_dir / folder, name, what="log")
                 if path.exists() and path.stat().st_mtime >= entry["LastModified"].timestamp():
@@ -315,10 +304,18 @@ class Loop(_Renter):
             body: bytes = self.edge(calls.get_object(self.order, entry["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))
 
-    def _list(self, prefix: str, **more: str) -> list[Answer]:
-        place = {"Bucket": self.order.bucket, "ExpectedBucketOwner": self.order.account_id}
-        request = read("s3", "list_objects_v2", "what the machines wrote", Prefix=prefix, **place, **more)
-        return sorted(self.edge(request).get("Contents", ()), key=lambda entry: str(entry["Key"]))
+    def _written(self, folder: str, after: str = "") -> Iterator[tuple[str, Answer]]:
+        """Yield the names and descriptions of the run's objects in a folder of the bucket, in order.
+
+        Args:
+            folder: under the run's prefix.
+            after: name that all of them come after; empty: any.
+        """
+        prefix, place = f"{self.order.prefix}/{folder}/", {"Bucket": self.order.bucket}
+        place |= {"Prefix": prefix, "StartAfter": prefix + after, "ExpectedBucketOwner": self.order.account_id}
+        listed = self.edge(read("s3", "list_objects_v2", "what the machines wrote", **place))
+        for entry in sorted(listed.get("Contents", ()), key=lambda entry: str(entry["Key"])):
+            yield entry["Key"].removeprefix(prefix), entry
 
     def settle(self, state: ClusterState) -> ClusterState:
         """Carry out the actions that `reconcile` asks for, until none is left; return the cluster state recorded last.
@@ -531,8 +528,8 @@ class Loop(_Renter):
         Raises:
             CloudRefused: it is not listed.
         """
-        purpose = "the group that was made for the run"
-        look = read("ec2", "describe_security_groups", purpose, Filters=filters(self.order.run_id))
+        of_run = filters(self.order.run_id)
+        look = read("ec2", "describe_security_groups", "the group that was made for the run", Filters=of_run)
         groups = self.edge(look)["SecurityGroups"]
         if not groups:
             raise CloudRefused(
@@ -544,8 +541,9 @@ class Loop(_Renter):
     def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
         """Make launch templates for machines that end when the others do; return their ids by kind of machine."""
         requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
-        made_by = {kind: self.edge(request) for kind, request in requests.items()}
-        return {kind: str(answer["LaunchTemplate"]["LaunchTemplateId"]) for kind, answer in made_by.items()}
+        return {
+            kind: str(self.edge(request)["LaunchTemplate"]["LaunchTemplateId"]) for kind, request in requests.items()
+        }
 
     def _somewhere(self, spec: RunSpec, templates: Mapping[str, str]) -> tuple[Zone, dict[str, str], RunSpec]:
         """Rent in the first zone that has all machines; where none has, and fewer may do, in the first with some.
@@ -764,8 +762,10 @@ def _why_short(request: Request, answer: Answer, granted: int, role: Role) -> Cl
     for error in errors:
         if error.reaction == "stop":
             raise error
-    said = f"{granted} of {role.machines} {role.instance_types[0]} were granted, without a reason."
-    return errors[0] if errors else CloudRefused(said, hint="wait some minutes and launch again")
+    return next(iter(errors), None) or CloudRefused(
+        f"{granted} of {role.machines} {role.instance_types[0]} were granted, without a reason.",
+        hint="wait some minutes and launch again",
+    )
 
 
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
@@ -844,7 +844,7 @@ class Ec2Launcher(_Renter):
             return RunStatus(state=RunState.FAILED, reason="nothing was rented")
         loop, state = self._opened(handle.run_dir), last_seen(run_dir)
         if not state.cleared and state.machines and self.clock() >= self._next_look_s.get(run_dir, 0.0):
-            self._next_look_s[run_dir] = self.clock() + LOOK_EVERY_S
+            self._next_look_s[run_dir] = self.clock() + HEARTBEAT_S  # machines write so often what they have to tell
             state = loop.settle(loop.billed(loop.look()))
         return judged(run_dir, state)
 

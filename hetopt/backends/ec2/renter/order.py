@@ -19,7 +19,6 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -34,7 +33,7 @@ from hetopt.backends.host.protocol import PRICES_EVERY_S, BilledTime, spec_diges
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.errors import BudgetStop
 from hetopt.core.events.records import LogEvent, StepsLogged, TrainingFinished
 from hetopt.core.formatting import usd
 from hetopt.core.listening import SECRET_PATTERN
@@ -52,8 +51,6 @@ BUCKET = "hetopt:bucket"
 CREATED = "hetopt:created"
 EXPIRES_AT = "hetopt:expires-at"
 VERSION = "hetopt:version"
-
-AwsTags = list[dict[str, str]]
 
 
 def filters(run_id: str | None) -> list[dict[str, object]]:
@@ -150,9 +147,7 @@ class Network(Record):
     """The network settings of machines that an organisation wants; what is absent is as hetopt makes it."""
 
     subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
-    security_group: str | None = Field(
-        default=None, pattern=r"^sg-[0-9a-z]{1,32}$", description="instead of one that is made for the run"
-    )
+    security_group: str | None = Field(default=None, description="instead of one that is made for the run")
     public_address: bool = Field(default=True, description="as the subnet gives it; else none, whatever it gives")
     proxy: str | None = Field(
         default=None, pattern=PROXY_PATTERN, description="by which machines reach S3 and packages"
@@ -204,7 +199,7 @@ class Order(Artifact):
     lifetime_s: PositiveFloat
 
     @property
-    def tags(self) -> AwsTags:
+    def tags(self) -> list[dict[str, str]]:
         """The tags on everything that is made for the run, as AWS takes them; moments are ISO 8601 in UTC."""
         values = {
             RUN_ID: self.run_id,
@@ -475,8 +470,8 @@ def ending_of(code: str) -> Ending:
 
 def price_request(names: Sequence[str], from_s: float) -> Request:
     """Return the request for the spot prices of instance types in every zone from ``from_s`` (epoch seconds) on."""
-    purpose = "what the types cost now, zone by zone"
-    return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
+    about = history_parameters(names, from_s)
+    return read("ec2", "describe_spot_price_history", "what the types cost now, zone by zone", **about)
 
 
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
@@ -530,10 +525,13 @@ TOGETHER_S = 300.0
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
     """Return hours, losses, loss events and outages of each spot pool, by machines begun in this life that have ended.
 
-    Machines of earlier lives of the run are left out.
+    An outage that no machine has ended lasted at least until the run's last machine ended: so long is counted, as
+    time in which no other came. Machines of earlier lives of the run are left out.
     """
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
-    waited_s: dict[tuple[str, str], list[float]] = defaultdict(list)
+    ended: dict[tuple[str, str], int] = defaultdict(int)
+    waited_s: dict[tuple[str, str], float] = defaultdict(float)
+    last_s = max((machine.until_s or seen.time_s for machine in seen.machines), default=0.0)
     for machine in seen.machines:
         if not machine.on_demand and machine.since_s >= order.created_s and machine.until_s is not None:
             pool = machine.instance_type, machine.zone or seen.zone
@@ -543,8 +541,9 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
                 for other in seen.machines
                 if other.host == machine.host and other.since_s >= machine.until_s
             ]
-            if machine.ending == "interrupted" and later_s:
-                waited_s[pool].append(min(later_s) - machine.until_s)
+            if machine.ending == "interrupted":
+                ended[pool] += bool(later_s)
+                waited_s[pool] += min(later_s, default=last_s) - machine.until_s
     return tuple(
         ObservedPool(
             instance_type=name,
@@ -555,8 +554,8 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
                 lost := sorted(machine.until_s or 0.0 for machine in machines if machine.ending == "interrupted")
             ),
             events=_events(lost),
-            outages=len(waited_s[name, zone]),
-            outage_hours=sum(waited_s[name, zone]) / 3600,
+            outages=ended[name, zone],
+            outage_hours=waited_s[name, zone] / 3600,
         )
         for (name, zone), machines in sorted(pools.items())
         if any((machine.until_s or machine.since_s) > machine.since_s for machine in machines)
@@ -575,8 +574,7 @@ def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
     except FileExistsError:
         return  # Another terminal saw it end, too.
     if pools:
-        until = datetime.datetime.fromtimestamp(seen.time_s, datetime.UTC).isoformat(timespec="seconds")
-        keep(observed_file(), pools, until=until)
+        keep(observed_file(), pools, until=iso(seen.time_s))
 
 
 def _events(lost_s: list[float]) -> int:
@@ -659,13 +657,6 @@ def last_seen(run_dir: Path) -> ClusterState:
     """
     path = run_dir / SEEN_FILE
     return ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
-
-
-def is_cleared(run_dir: Path) -> bool:
-    """Return whether all of a run was removed from AWS, as its folder tells; False if that cannot be read."""
-    with suppress(BadInput):
-        return last_seen(run_dir).cleared
-    return False
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import changes_of
@@ -34,7 +35,7 @@ from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, setting
 from hetopt.core.formatting import usd
 from hetopt.core.listening import new_secret
 from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
-from hetopt.optimizer.cost.bill import Billing, extras_usd_per_hour, fixed_usd, least_budget_usd
+from hetopt.optimizer.cost.bill import Billing, extras_usd_per_hour, fixed_usd, least_budget_usd, load_billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.provisioning import provisioning_facts
 from hetopt.optimizer.market.catalog import Catalog
@@ -43,18 +44,16 @@ from hetopt.optimizer.plan import AWS, Plan, cloud_of
 
 MAKE_SUBNETS = "make the default network, `aws ec2 create-default-vpc`, or name `subnets`"
 
-ImageKind = str
-"""Architecture and accelerator, such as 'x86_64-cpu' or 'arm64-gpu'."""
-
-
-_PARAMETERS = {"cpu": facts.CPU_PARAMETER, "gpu": facts.GPU_PARAMETER}
-IMAGES: dict[ImageKind, str] = {
-    kind: _PARAMETERS[kind.partition("-")[2]].format(architecture=kind.partition("-")[0]) for kind in IMAGE_KINDS
+IMAGES = {
+    kind: (facts.GPU_PARAMETER if kind.endswith("-gpu") else facts.CPU_PARAMETER).format(
+        architecture=kind.partition("-")[0]
+    )
+    for kind in IMAGE_KINDS
 }
 """The public parameter that holds the id of the newest image of each kind."""
 
 
-def image_kind(found: InstanceType) -> ImageKind:
+def image_kind(found: InstanceType) -> str:
     """Return the kind of boot image of an instance type, such as ``x86_64-gpu``; raise if it cannot train.
 
     Raises:
@@ -496,9 +495,9 @@ class Orders:
 
     edge: Edge
     catalog: Catalog
-    billing: Billing
     options: Ec2
-    version: str
+    billing: Billing = field(default_factory=load_billing)
+    version: str = field(default_factory=partial(version, "hetopt"))
 
     def of_plan(
         self, plan: Plan, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0, spent_usd: float = 0.0

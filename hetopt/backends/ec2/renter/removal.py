@@ -13,7 +13,6 @@ the lease, which is there before any machine is and grows while somebody follows
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,9 +44,7 @@ from hetopt.backends.ec2.renter.request import (
 from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.paths import BUCKET_PATTERN, is_name
-
-DEAD = facts.DEAD_STATES
+from hetopt.core.paths import BUCKET_PATTERN, RUN_PATTERN, is_name
 
 _DELETED: tuple[tuple[Kind, str, str, str], ...] = (
     ("launch-template", "ec2", "delete_launch_template", "LaunchTemplateId"),
@@ -99,7 +96,11 @@ class Survey:
 def _alive(edge: Edge, purpose: str, filters: list[dict[str, object]]) -> dict[str, Answer]:
     """Return the machines that have not ended, by id. Asked by filters: naming an id that is gone would be an error."""
     answer = edge(read("ec2", "describe_instances", purpose, Filters=filters))
-    return {id_: machine for id_, machine in instances_in(answer).items() if machine["State"]["Name"] not in DEAD}
+    return {
+        id_: machine
+        for id_, machine in instances_in(answer).items()
+        if machine["State"]["Name"] not in facts.DEAD_STATES
+    }
 
 
 def _instances(edge: Edge, run_id: str | None) -> list[TaggedResource]:
@@ -378,7 +379,6 @@ def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], 
 SILENT_S = 5 * HEARTBEAT_S
 """Machines that have not said for so long that they live are taken to be gone."""
 
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 _ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
@@ -403,24 +403,23 @@ def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[TaggedR
         things: of the run.
         now_s: seconds since the epoch.
     """
-    run_id, lease = things[0].run_id, None
+    run_id = things[0].run_id
     bucket = next((thing.bucket for thing in things if thing.bucket), default_bucket(account_id, region))
-    if _RUN.fullmatch(run_id) and is_name(BUCKET_PATTERN, bucket):
-        place, run = {"Bucket": bucket, "ExpectedBucketOwner": account_id}, f"runs/{run_id}"
-        until = read("s3", "get_object", "until when its machines may live", Key=f"{run}/{LEASE_OBJECT}", **place)
-        alive = read(
-            "s3", "list_objects_v2", "when its machines last said that they live", Prefix=f"{run}/state/", **place
-        )
-        try:
-            written, states = if_there(edge, until, _ABSENT), if_there(edge, alive, _ABSENT) or {}
-        except CloudRefused as refused:
-            return f"whether its run goes on cannot be read: {refused.message.rstrip('.')}"
-        lease = None if written is None else Lease.of_json(written["Body"])
-        silent_s = now_s - max(
-            (state["LastModified"].timestamp() for state in states.get("Contents", ())), default=-math.inf
-        )
-        if silent_s < SILENT_S:
-            return f"its machines said {max(0.0, silent_s):.0f} s ago that they live"
+    if not (is_name(RUN_PATTERN, run_id) and is_name(BUCKET_PATTERN, bucket)):
+        return None
+    place, run = {"Bucket": bucket, "ExpectedBucketOwner": account_id}, f"runs/{run_id}"
+    until = read("s3", "get_object", "until when its machines may live", Key=f"{run}/{LEASE_OBJECT}", **place)
+    alive = read("s3", "list_objects_v2", "when its machines last said that they live", Prefix=f"{run}/state/", **place)
+    try:
+        written, states = if_there(edge, until, _ABSENT), if_there(edge, alive, _ABSENT) or {}
+    except CloudRefused as refused:
+        return f"whether its run goes on cannot be read: {refused.message.rstrip('.')}"
+    silent_s = now_s - max(
+        (state["LastModified"].timestamp() for state in states.get("Contents", ())), default=-math.inf
+    )
+    if silent_s < SILENT_S:
+        return f"its machines said {max(0.0, silent_s):.0f} s ago that they live"
+    lease = None if written is None else Lease.of_json(written["Body"])
     if lease is None or lease.wishes_end or now_s >= lease.end_s:
         return None
     return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h"

@@ -415,7 +415,7 @@ class BotoEdge:
         Raises:
             ApiRefused: it did not succeed.
         """
-        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
         endpoint = os.environ.get("AWS_ENDPOINT_URL", f"{request.service} in {self.region}")
@@ -426,10 +426,8 @@ class BotoEdge:
             raise ApiRefused(
                 request, str(refusal.get("Code", "Unknown")), str(refusal.get("Message", "")), endpoint=endpoint
             ) from None
-        except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
+        except (BotoCoreError, ResponseParserError, ValueError) as error:  # the last: an address that is none
             raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
-        except ValueError as error:  # an address that is none; parameters are refused by names of their own
-            raise ApiRefused(request, ValueError.__name__, str(error), endpoint=endpoint) from None
         answer.pop("ResponseMetadata", None)
         return answer
 
