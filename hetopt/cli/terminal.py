@@ -37,7 +37,7 @@ class ReaderGone(OutputLost):
 
 
 def prepare() -> None:
-    """Make the standard streams replace characters that their encoding lacks."""
+    """Make stdout and stderr replace characters that their encoding lacks, and discard output where closed."""
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as this process lives
     if sys.stderr is None:

@@ -204,7 +204,7 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
 
 
 class StopSignal:
-    """A recorder of the first SIGTERM or SIGINT; calling it returns the signal's number, None before any came.
+    """A recorder of the first SIGTERM or SIGINT after `listen`; calling it returns the signal's number, or None.
 
     It is for a process that looks for it where it can end well.
     """

@@ -186,7 +186,7 @@ commands:
 
 
 def jobset(plan: Plan, wheel: tuple[str, bytes], secret: str) -> str:
-    """Return a JobSet (YAML) that trains a plan on the nodes of a Kubernetes cluster, with all that its pods need.
+    """Return a JobSet (YAML) that trains a task's plan on Kubernetes, with the wheel and the secret text in it.
 
     A replicated job has the machines of one type, a pod each. They meet at the host name of the first, keep the run in
     a volume, and go on from its newest checkpoint where one of them was lost.

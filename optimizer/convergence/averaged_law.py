@@ -66,7 +66,7 @@ def averaged_curve(
     kappa: float = KAPPA,
     log_sds: tuple[float, float] = KAPPA_LOG_SDS,
 ) -> AveragedCurve:
-    """Fit steps to the target by global batch size: curves weighted by their fit to finished ``runs`` and noise scale.
+    """Fit steps to the target by global batch size (samples) to ``runs`` and a noise scale, as weighted curves.
 
     Args:
         runs: finished runs, one at least.

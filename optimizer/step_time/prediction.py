@@ -62,7 +62,7 @@ def predict(
     kin: Sequence[Kinship],
     switched: Collection[str] = (),
 ) -> Linearised:
-    """Return the predicted steps of configurations, at least one, with their derivatives and variances.
+    """Return the predicted log step seconds of configurations, at least one, with derivatives and variances.
 
     Args:
         model: the fitted step model.

@@ -25,7 +25,7 @@ MEETING_PATIENCE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The rendezvous of one host with the others for torchrun: the run's store, this host's rank, and their number.
+    """A host's rendezvous for torchrun: the run's store and its port on this loopback, rank, and number of hosts.
 
     Attributes:
         store: the store itself, or a connection to it.

@@ -131,7 +131,7 @@ class SessionLoader:
         return max(0.0, self.epoch + (self.batches / length if self.is_within else 1.0))
 
     def state(self) -> dict[str, Any]:
-        """Return this worker's position in the data, random state and table of shares, for a checkpoint."""
+        """Return this worker's position, its epoch's first random state and table of shares, for `resume`."""
         place = {"epoch": self.epoch, "batches": self.batches, "is_within": self.is_within, "step": self._step}
         return {**place, "start": self._start, "table": None if self.table is None else self.table.state()}
 

@@ -133,7 +133,7 @@ def as_inventory(nodes: Iterable[Node]) -> str:
 
 
 class Job(NamedTuple):
-    """A job of a run as `squeue` lists it: number, state, reason, and seconds left to its time limit."""
+    """A run's Slurm job by `squeue`: number, state, reason, and seconds left to its time limit (inf: no limit)."""
 
     number: str
     state: str

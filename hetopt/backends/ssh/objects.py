@@ -49,7 +49,7 @@ class Cut(SystemExit):
 
 
 class ObjectsInParts(Objects, ABC):
-    """The base of object stores that are read and written in parts: in a folder, or by a connection."""
+    """The base of object stores that read and write whole objects by a subclass's `part` and `put_part`."""
 
     @abstractmethod
     def part(self, name: str, offset: int) -> tuple[bytes, int] | None:

@@ -228,7 +228,7 @@ class EventReader:
 
 
 def read_log(path: Path) -> list[LogEvent]:
-    """Read all events in the log at ``path``, as checked records; none where there is no file yet.
+    """Read all events in the log at ``path``, in file order; skip lines that are no events; no file: none.
 
     Raises:
         BadInput: the file cannot be read.

@@ -185,7 +185,7 @@ class RatioPolicy(Protocol, Generic[StateT]):
         """Return the state before the first observation; its type also reads the state in a checkpoint."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return the ratio or exchange for the first period; ``network`` is None where it was not measured.
+        """Return the first period's ratio (fraction of elements sent) or exchange, and what to measure next.
 
         Args:
             network: as measured between the workers; absent where it was not.

@@ -256,7 +256,7 @@ class Order(Artifact):
         ]
 
     def expected_usd(self, plan: Plan) -> tuple[float, float]:
-        """Return a plan's cost in USD at the order's prices: as predicted, and for the 90 % interval's longest time."""
+        """Return a plan's USD in the order's first zone, storage included: predicted, and at the 90 % high."""
         hourly, total = self.usd_per_hour(self.zones[0]), plan.chosen.prediction.total_s
         return self.fixed_usd + hourly * total.value / 3600, self.fixed_usd + hourly * total.high / 3600
 
