@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +55,6 @@ COMMANDS: Mapping[str, str] = {
 """The module of every command, which has a function of its name, or an ``app`` of several."""
 
 
-@cache
 def _command(name: str) -> Command:
     module = import_module(COMMANDS[name])
     function = getattr(module, name, None)
@@ -70,8 +68,13 @@ def _command(name: str) -> Command:
 class _Commands(Mapping[str, "Command"]):
     """The commands by name; the module of one is imported when it is asked for, so that no command waits for others."""
 
+    def __init__(self) -> None:
+        self._made: dict[str, Command] = {}
+
     def __getitem__(self, name: str) -> Command:
-        return _command(name)
+        if name not in self._made:
+            self._made[name] = _command(name)
+        return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)

@@ -69,7 +69,7 @@ def test_a_file_of_a_cloud_is_planned_with_and_exported_but_not_rented(nothing_i
     described = hetopt.estimate(params="110M", samples="3M", tokens=128, cloud="mine", budget_usd=200)
     assert described.plan.chosen.groups[0].instance_type == "h100x8"
     assert {term.name.partition(" ")[0] for term in plan.chosen.prediction.cost_terms} <= {"1", "start-up", "expected"}
-    assert 'infra: "mine/east"' in skypilot_task(plan, "hetopt.whl", "secret")
+    assert '"mine/east"' in skypilot_task(plan, "hetopt.whl", "secret")
     with pytest.raises(BadInput, match="machines of mine, which hetopt does not rent"):
         region_of(plan)
 

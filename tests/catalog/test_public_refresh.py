@@ -396,7 +396,7 @@ def test_the_bundled_catalogue_is_in_use_until_there_is_another(
     assert first.directory == BUNDLED
     assert price_days([first]) == "the oldest of 2025-06-28"
     days = [datetime.date(2026, 8, 1), datetime.date(2025, 6, 28)]
-    told = "Prices are 111 to 510 days old: `hetopt catalog refresh --region us-east-1`"
+    told = "Prices are 111 to 510 days old; today's: `hetopt catalog refresh -r us-east-1`"
     assert str(age_note(first, days, today=today)).startswith(told)
     files = {
         str(path.relative_to(BUNDLED)): path.read_text(encoding="utf-8")

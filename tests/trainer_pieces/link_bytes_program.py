@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hetopt.core.comm.composition import FEEDBACK, Combination, combinations
 from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange
 from tests.trainer.joining import join, leave
 
@@ -56,10 +57,10 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         exchange.run(flat.clone())  # with the agreement
         dist.barrier()
         time.sleep(QUIET_S)
-        before = sent_by_link()
-        stats = exchange.run(flat)
+        channel, before = Channel(None, on=flat.device), sent_by_link()
+        exchange.run(flat, channel=channel)
         time.sleep(QUIET_S)
-        messages = [(message.primitive, message.payload_bytes) for message in stats.messages]
+        messages = [(message.primitive, message.payload_bytes) for message in channel.messages]
         counted[key(combination)] = {"messages": messages, "bytes": sent_by_link() - before}
         dist.barrier()
     (folder / f"rank-{rank}.json").write_text(json.dumps(counted))
