@@ -190,7 +190,8 @@ class Conductor(ABC):
 
     def goes_on_without(self, host: str) -> bool:
         """Return whether the others go on from memory without a lost host; it is no member any more then."""
-        if not self.spec.is_elastic or host == self._hosts_begun[0] or not self._brought:
+        others = self._hosts_begun[1:]
+        if not self.spec.is_elastic or host not in others or not self._brought:
             return False
         self.now.members = [name for name in self.now.members if name != host]
         self.now.ended.pop(host, None)

@@ -143,10 +143,12 @@ class RehearsalConductor(Conductor):
             due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
-        self.now.there = self.now.allowed = self._alive
-        if not self.spec.is_elastic or self._hosts[self.now.members[0]].leaving:
-            # Not hosts that will soon be gone, where there are others that cannot go on without them.
-            self.now.allowed = [name for name in self._alive if not self._hosts[name].leaving] or self._alive
+        self.now.there = self._alive
+        first, *others = self.now.members
+        # Hosts that will soon be gone take no part where there are others, unless these go on without them.
+        missed_by_nobody = others if self.spec.is_elastic and not self._hosts[first].leaving else ()
+        staying = [name for name in self._alive if not self._hosts[name].leaving or name in missed_by_nobody]
+        self.now.allowed = staying or self._alive
 
     def awaits(self) -> bool:
         """Return whether a change still to come brings a dead host back."""
