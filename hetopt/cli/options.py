@@ -132,12 +132,11 @@ def _help(name: str, owners: list[Any], among: int) -> str:
 
 
 def _typed_as(option: Option, plain: Any, default: Any) -> Any:
-    """Return the type that typer parses a field as: text, but for flags, paths, and what its reader takes as an int."""
+    """Return the type that typer parses a field as: text, but for flags and paths, and numbers that nothing reads."""
     if option.repeats:
         return list[str]
     kinds = get_args(plain) or (plain,)
     text = Path if option.is_file or (Path in kinds and str not in kinds) else str
-    reads_an_int = getattr(option.read, "__annotations__", {}).get("given") == "int"
-    plainly = (bool, int, float) if option.read is None else (bool, int) if reads_an_int else (bool,)
+    plainly = (bool, int, float) if option.read is None else (bool,)
     kind = next((type_ for type_ in plainly if type_ in kinds and str not in kinds), text)
     return kind if default is not None else kind | None

@@ -145,10 +145,9 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 
 def why_not_local(spec: RunSpec) -> str | None:
     """Return why a run cannot average parameters (local SGD) with its other settings, in a sentence; None: it can."""
-    sync, unaveraged = spec.sync, why_not_averaged(spec.compression.name)
-    return first_that_applies(
+    sync = spec.sync
+    return why_not_averaged(spec.compression.name) or first_that_applies(
         {
-            unaveraged or "": unaveraged is not None,
             f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are.": (
                 spec.ratio_policy != "fixed" or spec.collective_policy != "fixed"
             ),

@@ -248,12 +248,12 @@ binaryData:
             containers:
             - name: hetopt
               image: python:3.12
-              workingDir: /work
+              workingDir: /train
               command: [sh, -e, /hetopt/start.sh, "{first}", "{group.workers_per_machine}"]
               resources: {{limits: {gpus}}}
               volumeMounts:
               - {{name: hetopt, mountPath: /hetopt}}
-              - {{name: run, mountPath: /work/{_FOLDER}}}
+              - {{name: run, mountPath: /train/{_FOLDER}}}
               - {{name: memory, mountPath: /dev/shm}}
             volumes:
             - name: hetopt

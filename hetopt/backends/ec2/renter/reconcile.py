@@ -401,7 +401,8 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
     if not new:
         return None
     named, all_are_lost = ", ".join(sorted(new)), not state.serving
-    if back := new.intersection(state.missed) if state.serving else set():
+    back = set[str]() if all_are_lost else new.intersection(state.missed)
+    if back:
         after = with_places(_with(state, missed=tuple(host for host in state.missed if host not in back)), back)
         return Announce(state=after, say=f"{', '.join(sorted(back))} joins")
     if state.paused_s is None and not all_are_lost:
