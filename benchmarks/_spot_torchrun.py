@@ -47,7 +47,7 @@ def run_under_torchrun(
     assert spec.miniature is not None
     hosts, events = spec.miniature.hosts, folder / EVENTS_FILE
     write_spec(folder, spec)
-    with EmulatedNetwork.create([*hosts, EmulatedHost(name="store")], owner=str(folder)) as network:
+    with EmulatedNetwork.create([*hosts, EmulatedHost(name="store")]) as network:
         where = [network.address(len(hosts)), str(MEETING_PORT)]
         network.popen(len(hosts), [sys.executable, "-c", _STORE, *where], env=dict(os.environ))
         for place in range(len(hosts)):

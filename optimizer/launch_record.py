@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeAlias
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from hetopt.core.artifact import Artifact
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -40,10 +40,7 @@ class Launch(Artifact):
     plan: Plan
     spec: RunSpec = Field(description="the plan's run as it was mapped onto this place's workers")
     prediction: Prediction = Field(description="for this place, not for the rented cluster")
-    machine: MachineReading | None = Field(default=None, description="speed and contention of this machine just before")
-    slower: PositiveFloat = Field(
-        default=1.0, description="times as long as profiled that computing is predicted to take, by processor time"
-    )
+    machine: MachineReading | None = Field(default=None, description="contention of this machine just before")
     notes: tuple[str, ...] = Field(default=(), description="what to know of this place to read its numbers")
 
     @property

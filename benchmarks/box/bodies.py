@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import math
 import random
 import re
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.s3.models import s3_backends
 
 from hetopt.backends.host.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
-from hetopt.backends.host.protocol import Allowance, AskPrices, Lease
+from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import HEARTBEAT_S
 
 TAKEN = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
@@ -78,12 +79,13 @@ class Body:
     fated_s: float
     lead_s: float
     boots_s: float
-    allowance: Allowance
+    latest_end_s: float
     end_s: float
     placed_s: float
     shuts_s: float
     shut_s: float | None = None
     leaves_s: float | None = None
+    stop_training_s: float = math.inf
     generation: int = -1
     doomed: bool = False
     dead: bool = False
@@ -129,7 +131,7 @@ class Bodies:
 
     Attributes:
         capacity: how many machines of a type can run in a zone now; None: any number.
-        prices: what types have cost in every zone from a moment on, as EC2 tells machines.
+        is_outbid: whether a machine's pool costs more now than the highest price that it was asked for with.
         begun_s: when each machine was first launched.
     """
 
@@ -137,7 +139,7 @@ class Bodies:
 
     lives: Lives
     capacity: Callable[[str, str], int | None]
-    prices: AskPrices
+    is_outbid: Callable[[Instance], bool]
     region: str
     happened: list[tuple[float, str]] = field(default_factory=list)
     begun_s: dict[str, float] = field(default_factory=dict)
@@ -191,7 +193,7 @@ class Bodies:
             fated_s=self._now_s + drawn.uniform(20.0, self.lives.within_s),
             lead_s=drawn.choice(self.lives.leads_s),
             boots_s=boots_s,
-            allowance=Allowance(end_s=end_s, latest_end_s=latest_end_s, ask_prices=self.prices),
+            latest_end_s=latest_end_s,
             end_s=end_s,
             placed_s=boots_s,
             shuts_s=drawn.uniform(2.0, 40.0),
@@ -239,14 +241,15 @@ class Bodies:
             self._say(body, "interruption")
 
     def _shrink(self) -> None:
-        """Take the newest machines back of pools that have less than what runs."""
+        """Take the newest machines back of pools that have less than what runs, and those whose pool costs too much."""
         pools: dict[tuple[str, str], list[Body]] = {}
         for body in self._bodies.values():
             if body.runs and body.instance.lifecycle == "spot" and body.fate != "taken":
                 pools.setdefault((str(body.instance.placement.zone), body.instance.instance_type), []).append(body)
         for (zone, name), bodies in pools.items():
             most = self.capacity(zone, name)
-            for body in bodies[most:] if most is not None else ():
+            kept = [body for body in bodies[:most] if not self.is_outbid(body.instance)]
+            for body in [body for body in bodies if body not in kept]:
                 body.fate, body.fated_s = "taken", self._now_s + body.lead_s
 
     def _train(self, prefix: str, bodies: list[Body]) -> None:
@@ -258,8 +261,7 @@ class Bodies:
         generation = int(placement.get("generation", -1))
         for body in alive:
             if lease is not None:
-                body.allowance.hear(lease, now_s)
-                body.end_s = body.allowance.end_s
+                body.end_s, body.stop_training_s = min(lease.end_s, body.latest_end_s), lease.stop_training_s
             if not body.doomed:
                 self._say(body, "training" if body.id in hosts else "waiting")
             if body.id in hosts and generation > body.generation:
@@ -267,13 +269,13 @@ class Bodies:
             elif run.runs and body.id in hosts:
                 body.placed_s = now_s
         mine = [body for body in alive if body.id in hosts]
-        must_end = any(now_s >= body.allowance.stop_training_s for body in alive)
+        must_end = any(now_s >= body.stop_training_s for body in alive)
         self._follow_placement(prefix, run, generation, placement, mine)
         if run.runs:
             self._go_on(prefix, run, len(mine) == len(hosts), must_end or any(body.doomed for body in mine), mine)
         for body in alive:
             patience_s = PLACE_WITHIN_S if body.generation < 0 else REPLACED_WITHIN_S
-            if now_s >= body.allowance.stop_training_s or (run.over and body.generation >= 0):
+            if now_s >= body.stop_training_s or (run.over and body.generation >= 0):
                 body.leaves_s = now_s + SAVES_S if body.leaves_s is None else body.leaves_s
             elif now_s > body.placed_s + patience_s:
                 body.leaves_s = now_s if body.leaves_s is None else body.leaves_s

@@ -569,7 +569,8 @@ class _Telling:
     def _bill(self, machine: dict[str, Any], order: Order) -> float:
         """Return the USD that EC2 bills for a machine: the seconds it ran, a minute at least, each at its price.
 
-        What is taken back within its first hour is free, but for disk and address."""
+        What is taken back within its first hour is free, but for disk and address; nothing costs more than the highest
+        price that it was asked for with."""
         begun_s, ended_s = machine["begun_s"], machine["ended_s"] or self.account.now_s
         until_s = max(ended_s, begun_s + 60)
         free = machine["reason"].startswith("Server.Spot") and ended_s - begun_s < 3600
@@ -580,7 +581,7 @@ class _Telling:
             steps = self.story.moods["pools"][f"{machine['zone']}/{machine['type']}"]
         total: float = order.extras_usd_per_hour * (until_s - begun_s)
         for (at, _, usd), (then, *_) in itertools.pairwise([*steps, [float("inf"), 0, 0.0]]):
-            total += 0.0 if free else usd * max(0.0, min(then, until_s) - max(at, begun_s))
+            total += 0.0 if free else min(usd, machine["highest_usd"]) * max(0.0, min(then, until_s) - max(at, begun_s))
         return total / 3600
 
 

@@ -38,6 +38,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import math
 import random
 import re
 import socket
@@ -78,8 +79,8 @@ from benchmarks.box.bodies import Bodies, Lives
 from benchmarks.box.gate import Call, Gate
 from hetopt.backends.ec2.renter import doctor
 from hetopt.backends.ec2.renter.calls import END_ROLE, NAMED
+from hetopt.backends.ec2.renter.order import PriceChange
 from hetopt.backends.ec2.renter.ordering import Identity
-from hetopt.backends.host.protocol import PriceChange
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -121,7 +122,9 @@ class Temper:
         self.clock_s: float | None = None
         self.tokens: dict[str, tuple[bytes, bytes, list[Any]]] = {}
         self.pools: dict[str, list[tuple[float, int, float]]] = {}
-        self.drawn, self.machines_drawn = random.Random(0), random.Random(0)
+        self.asked_usd: dict[str, float] = {}
+        self.highest_usd: dict[str, float] = {}
+        self.drawn = random.Random(0)
         self.throttled = self.faulty = self.cut = 0.0
         self.expired: list[tuple[float, float]] = []
         self.refuses_at: list[tuple[str, str, float, float]] = []
@@ -153,13 +156,13 @@ class Temper:
         if "clock_s" in moods:
             self.ahead_s, self.clock_s = 0.0, moods["clock_s"]
         if "seed" in moods:
-            self.drawn, self.machines_drawn = random.Random(moods["seed"]), random.Random(moods["seed"])
+            self.drawn = random.Random(moods["seed"])
         if "policy" in moods:
             self.gate.policies = [moods["policy"]]
         self.gate.forbidden = frozenset(moods.get("forbidden", self.gate.forbidden))
         if "lives" in moods:
             self.bodies = Bodies(
-                lives=Lives(**moods["lives"]), capacity=self.capacity, prices=self.prices, region=REGION
+                lives=Lives(**moods["lives"]), capacity=self.capacity, is_outbid=self.is_outbid, region=REGION
             )
         if "advance_s" in moods:
             self.advance(moods["advance_s"])
@@ -198,10 +201,10 @@ class Temper:
         pool = self.pool(zone, instance_type)
         return None if pool is None else pool[0]
 
-    def prices(self, types: Sequence[str], from_s: float) -> list[PriceChange] | None:
-        """Return the price changes that machines are told; None as often as other calls get no answer."""
-        unheard = self.machines_drawn.random() < self.throttled + self.faulty + self.cut
-        return None if unheard else self.told_prices(types, from_s)
+    def is_outbid(self, machine: Instance) -> bool:
+        """Return whether a spot machine's pool costs more now than the highest price that it was asked for with."""
+        pool = self.pool(str(machine.placement.zone), machine.instance_type)
+        return pool is not None and pool[1] > self.highest_usd.get(machine.id, math.inf)
 
     def told_prices(self, types: Sequence[str], from_s: float) -> list[PriceChange]:
         """Return the price changes of pools since a moment, beginning with the prices at that moment."""
@@ -260,6 +263,7 @@ class Temper:
                     "type": machine.instance_type,
                     "zone": str(machine.placement.zone),
                     "spot": machine.lifecycle == "spot",
+                    "highest_usd": self.highest_usd.get(machine.id, math.inf),
                     "state": machine.state,
                     "reason": machine.state_reason.code,
                     "begun_s": ({} if self.bodies is None else self.bodies.begun_s).get(
@@ -339,12 +343,18 @@ def teach(temper: Temper) -> None:
 
         'If the minimum target capacity is not reached, no instances are launched' (API reference)."""
         zone = str(ec2_backends[DEFAULT_ACCOUNT_ID][REGION].get_subnet(str(spec.subnet_id)).availability_zone)
-        allowed = temper.allowed(zone, spec.instance_type)
-        return allowed is None or allowed >= machines
+        allowed, pool = temper.allowed(zone, spec.instance_type), temper.pool(zone, spec.instance_type)
+        is_outbid = pool is not None and pool[1] > temper.asked_usd.get(spec.instance_type, math.inf)
+        return not is_outbid and (allowed is None or allowed >= machines)
 
     def create_fleet(self: Fleets) -> ActionResult:
         market = str(self._get_param("TargetCapacitySpecification").get("DefaultTargetCapacityType", "on-demand"))
+        overrides = [each for config in self._get_param("LaunchTemplateConfigs") for each in config["Overrides"]]
+        temper.asked_usd = {each["InstanceType"]: float(each.get("MaxPrice", math.inf)) for each in overrides}
         created: dict[str, Any] = dict(plain_fleet(self).result)  # type: ignore[call-overload]
+        for group in created.get("Instances") or ():
+            highest = temper.asked_usd.get(group["InstanceType"], math.inf)
+            temper.highest_usd |= dict.fromkeys(group["InstanceIds"], highest)
         wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
         if len(created.get("Instances") or ()) < wanted:
             created["Errors"] = [{"ErrorCode": SHORT, "ErrorMessage": "There is none for that.", "Lifecycle": market}]

@@ -35,7 +35,6 @@ from hetopt.backends.ec2.renter.request import (
     read_ledger,
 )
 from hetopt.backends.emulation import namespaces
-from hetopt.backends.emulation.namespaces import FoundNetwork
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration, usd
@@ -206,8 +205,8 @@ def _quotas(edge: Edge, region: str) -> Check:
     )
 
 
-def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
-    """Return the emulated networks left by rehearsals whose launcher is dead, and remove them if ``remove``.
+def of_rehearsals(*, remove: bool) -> list[str]:
+    """Return the ids of emulated networks left by rehearsals whose launcher is dead, and remove them if ``remove``.
 
     Args:
         remove: whether to remove them.
@@ -215,10 +214,10 @@ def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
     Raises:
         RunFailed: one of them could not be removed.
     """
-    networks = list(namespaces.find_leftovers())
-    for network in networks if remove else ():
-        namespaces.remove(network.id)
-    return networks
+    left = namespaces.find_leftovers()
+    for network_id in left if remove else ():
+        namespaces.remove(network_id)
+    return left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,11 +330,10 @@ def rental_of(prepared: Prepared) -> Rental:
 def unfollowed(rental: Rental) -> str:
     """Return a sentence on how long a run goes on that nobody follows: its launch was left or its machine sleeps."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
-    cheaper = ", and later as long as spot machines cost less, whose prices they ask EC2 for"
     sentence = (
         "if nobody follows the run, or this machine sleeps, training goes on; machines that are lost are not replaced. "
         "When the budget is spent, all save a checkpoint and end: after "
-        f"{duration(lives_s)} at on-demand prices{cheaper if rental.order.has_spot else ''}. "
+        f"{duration(lives_s)} at the machines' highest prices. "
         f"The run may take {duration(takes_s)}"
     )
     if takes_s <= lives_s:

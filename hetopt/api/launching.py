@@ -190,11 +190,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
         *_resuming(path.name, plan.run, run),
         *(lost_files(files) if place.PLACE == "ec2" else ()),
     )
-    profile = plan.profile
-    if another or script[1:] != plan.run.script[1:]:
-        # It may read by another number of processes.
-        profile = profile.model_copy(update={"job": profile.job.model_copy(update={"reading": None})})
-    return plan.model_copy(update={"run": run, "profile": profile}), remarks
+    return plan.model_copy(update={"run": run}), remarks
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:

@@ -1,35 +1,28 @@
 """Backends that rent nothing: processes of this machine, rehearsals on it, and the user's hosts that ssh reaches.
 
 Each machine of a plan is a process, an emulated host, or a host of the inventory.
-
-What a profile of this machine would say were it taken now, when the machine may be faster or slower than it was: one
-reading of the yardstick tells how fast the machine is for a second. Where a profile's own readings lay far apart,
-as on processors that are shared with others and change their speed every few seconds, the next minutes will be more
-like the mean of those readings than like the last one. A difference is followed as far as it is not scatter.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import math
 import shutil
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.backends.emulation.plan import parse_changes, parse_hosts as emulated_hosts, rehearse
-from hetopt.backends.host import entry
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal, Ssh
 from hetopt.backends.prediction import PlacedRun, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program
-from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts, check_readers
+from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
 from hetopt.backends.ssh.link import SSH, Link
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -38,7 +31,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, parse_hosts, placeable, read_hosts
 from hetopt.core.interruption import usable_processors
-from hetopt.core.profile import CompressorCost, Device, Link as MeasuredLink, Profile, Reading, StepTime
+from hetopt.core.profile import Profile
 from hetopt.core.run_folder import RunFolders
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec, host_names
@@ -92,18 +85,16 @@ class _OnThisMachine(_Led):
         """Return a plan's run as this machine can do it, with its prediction."""
 
     def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
-        """Measure this machine's present speed, map the plan ``wanted`` onto it and predict it; record ``made``."""
-        present = at_present(wanted, _read_as_worker)
-        wanted = present.plan
+        """Measure this machine's contention, map the plan ``wanted`` onto it and predict it; record ``made``."""
+        computes_here = all(device.kind == "cpu" for device in wanted.profile.devices)
+        now = _read_as_worker() if computes_here else None
+        wanted = wanted if now is None else with_contention(wanted, now)
         here = self._map(wanted, options)
         spec = here.run
         if options.data is not None:
             if not wanted.profile.job.script:
                 check_data_folder(Path(options.data))
             spec = spec.model_copy(update={"data_dir": str(Path(options.data).resolve())})
-        samples = [worker.local_batch_size for worker in spec.workers]
-        reading, shared_bytes = wanted.profile.job.reading, entry.shared_bytes()
-        check_readers("this machine", reading, samples, shared_bytes=shared_bytes, open_files=entry.open_files())
         launch = Launch(
             created="",
             started_s=0.0,
@@ -112,9 +103,8 @@ class _OnThisMachine(_Led):
             plan=made,
             spec=_restarted(spec, options),
             prediction=here.prediction,
-            machine=present.reading,
-            slower=present.slower,
-            notes=(*present.notes, *here.notes),
+            machine=now,
+            notes=(*_remarks(wanted.profile), *here.notes),
         )
         return Prepared(launch=launch)
 
@@ -169,7 +159,7 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
 
 
 def _read_as_worker() -> MachineReading:
-    """Read speed and contention of this machine in a session of its own, as workers are started: a scheduler may share
+    """Read this machine's contention in a session of its own, as workers are started: a scheduler may share
     processors out by sessions first."""
     command = [sys.executable, "-m", "hetopt.core.calibration_benchmark"]
     read = subprocess.run(command, start_new_session=True, stdout=subprocess.PIPE, check=True)
@@ -201,124 +191,26 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
     return launch
 
 
-OWN_LOG_SD = 0.05
-"""The yardstick's own scatter, on a machine that keeps its speed: nothing below it is followed."""
-
 WORTH_SAYING = 0.15
 
 
-class Present(NamedTuple):
-    """A plan with its profile corrected to this machine's present speed and contention, and the reading behind it.
+def with_contention(plan: Plan, now: MachineReading) -> Plan:
+    """Return the plan with its profile at this machine's present contention, where that is worse than the profile's.
 
-    Attributes:
-        plan: what is about to run.
-        reading: of the machine; None: nothing was to be measured.
-        slower: factor on all times since the profile was made, without scatter; 1: as then.
-        notes: what a person should know of that.
+    It widens the intervals of predictions: how busy others keep the processors is no speed, and changes in minutes.
     """
-
-    plan: Plan
-    reading: MachineReading | None = None
-    slower: float = 1.0
-    notes: tuple[str, ...] = ()
+    then = plan.profile
+    busy = then.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
+    return plan.model_copy(update={"profile": max(then, busy, key=contention_reach)})
 
 
-def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
-    """Return the plan with its profile at this machine's present speed, and at its contention if that is worse.
-
-    What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
-    of which the yardstick knows nothing, stays too, and nothing is measured for it.
-
-    Args:
-        plan: what is about to run on this machine.
-        read: `hetopt.core.calibration_benchmark.read_machine`.
-    """
-    then_s = plan.profile.yardstick_s
-    if then_s is None or any(device.kind != "cpu" for device in plan.profile.devices):
-        return Present(plan)
-    now = read()
-    slower = now.yardstick_s / then_s
-    scatter = max(OWN_LOG_SD, plan.profile.yardstick_log_sd or 0.0)
-    factor = math.exp(followed(math.log(slower), scatter))
-    profile = plan.profile if factor == 1 else slowed(plan.profile, factor)
-    busy = profile.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
-    busiest = max(profile, busy, key=contention_reach)
-    changed = plan.model_copy(update={"profile": busiest})
-    return Present(changed, now, factor, tuple(_notes(slower, factor, contention_reach(busiest))))
-
-
-def followed(difference: float, log_sd: float) -> float:
-    """Return the part of a log ratio, ``difference``, that is not scatter: 0 within ``log_sd``, almost all far outside.
-
-    As far as a James-Stein estimate would follow it, ``1 - s^2 / r^2`` of a difference ``r`` that scatters by ``s``.
-    """
-    return 0.0 if abs(difference) <= log_sd else difference * (1 - (log_sd / difference) ** 2)
-
-
-def _notes(slower: float, factor: float, reach: float) -> Iterator[str]:
-    if max(slower, 1 / slower) >= 1 + WORTH_SAYING:
-        yield (
-            f"This machine now computes {slower:.2f} times as long as when the job was profiled; the prediction counts "
-            f"{factor:.2f} times, as part of that is chance."
-        )
+def _remarks(profile: Profile) -> Iterator[str]:
+    reach = contention_reach(profile)
     if reach >= 1 + WORTH_SAYING:
         yield (
             f"Other programs use this machine's processors: computing takes up to {reach:.1f} times as long as alone, "
             "and the interval reaches as far."
         )
-
-
-def slowed(profile: Profile, slower: float) -> Profile:
-    """Return the profile with times of this machine's processors multiplied by ``slower``, and rates divided by it."""
-    return profile.model_copy(
-        update={
-            "devices": tuple(_device(device, slower) for device in profile.devices),
-            "links": tuple(_link(link, slower) if link.scope == "host" else link for link in profile.links),
-            "evaluation_s": None if profile.evaluation_s is None else slower * profile.evaluation_s,
-            "startup_s": None if profile.startup_s is None else slower * profile.startup_s,
-            "yardstick_s": None if profile.yardstick_s is None else slower * profile.yardstick_s,
-        }
-    )
-
-
-def _device(device: Device, slower: float) -> Device:
-    flops, copied = device.matmul_flops_per_s, device.copy_bytes_per_s
-    return device.model_copy(
-        update={
-            "step_times": tuple(_step_time(point, slower) for point in device.step_times),
-            "compressors": tuple(_compressor(cost, slower) for cost in device.compressors),
-            "matmul_flops_per_s": None if flops is None else flops / slower,
-            "copy_bytes_per_s": None if copied is None else copied / slower,
-        }
-    )
-
-
-def _step_time(point: StepTime, slower: float) -> StepTime:
-    return point.model_copy(
-        update={
-            "step_time_s": slower * point.step_time_s,
-            "samples_s": tuple(slower * sample for sample in point.samples_s),
-            "load_s": slower * point.load_s,
-            "forward_s": slower * point.forward_s,
-            "backward_s": slower * point.backward_s,
-            "optimizer_s": slower * point.optimizer_s,
-        }
-    )
-
-
-def _compressor(cost: CompressorCost, slower: float) -> CompressorCost:
-    return cost.model_copy(update={"compress_s": slower * cost.compress_s, "decompress_s": slower * cost.decompress_s})
-
-
-def _link(link: MeasuredLink, slower: float) -> MeasuredLink:
-    """Return the link with times ``slower``: between workers of one machine its processors carry the bytes."""
-    return link.model_copy(
-        update={
-            "time_s": tuple(slower * time_s for time_s in link.time_s),
-            "latency_s": slower * link.latency_s,
-            "bytes_per_s": link.bytes_per_s / slower,
-        }
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,8 +260,7 @@ class SshBackend(_Led):
         Raises:
             HetoptError: no host can take part.
         """
-        reading = prepared.launch.plan.profile.job.reading
-        return prepared.answered(ready(prepared.inventory, prepared.launch.spec, reading))
+        return prepared.answered(ready(prepared.inventory, prepared.launch.spec))
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> OnHosts:
         """Map the plan ``wanted`` onto the hosts of the options and predict it; no host is asked anything yet."""
@@ -479,24 +370,21 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
     """
     if plan is None:
         return check_hosts(hosts)
-    return check_hosts(hosts, _mapped(plan, hosts)[0].run, plan.profile.job.reading)
+    return check_hosts(hosts, _mapped(plan, hosts)[0].run)
 
 
-def ready(
-    inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None, link: Link = SSH
-) -> Inventory:
+def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -> Inventory:
     """Ask an inventory's hosts; return it with each reached host's address, and the reason why others are left out.
 
     Args:
         inventory: of those to ask.
         spec: of the run; None: they are to be measured.
-        reading: of the job; None: it is not known.
         link: the way to them.
 
     Raises:
         RunFailed: none can take part.
     """
-    checked = check_hosts(inventory.hosts, spec, reading, link)
+    checked = check_hosts(inventory.hosts, spec, link)
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",

@@ -65,13 +65,8 @@ def gc(
         left = [{"run": name, "removed": not dry_run} for name in runs_left_in_slurm(remove=not dry_run)]
         said = [f"{'would end' if dry_run else 'ended'} the jobs of {found['run']}" for found in left]
     else:
-        networks = of_rehearsals(remove=not dry_run)
-        left = [{"id": network.id, "purpose": network.purpose or None, "removed": not dry_run} for network in networks]
-        said = [
-            f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}"
-            f"{f' of {network.purpose}' if network.purpose else ''}"
-            for network in networks
-        ]
+        left = [{"id": id_, "removed": not dry_run} for id_ in of_rehearsals(remove=not dry_run)]
+        said = [f"{'would remove' if dry_run else 'removed'} rehearsal {found['id']}" for found in left]
     if json_:
         render.print_json(left)
     else:

@@ -1,7 +1,7 @@
 """How long a budget lasts at the highest prices, on which planner, follower and machines all rely.
 
-Spot prices move, but never above the on-demand price, which is what EC2 takes as the highest bid where none is given.
-So machines that all cost their on-demand price spend the fastest that they ever can, and
+Spot prices move, but EC2 bills none above the highest price that a machine was asked for with: it takes the machine
+back instead. So machines that all cost their highest price (on demand: their price) spend as fast as they can, and
 
     lifetime  <=  left / worst                                        [h], left in USD, worst in USD an hour
     end(t)     =  t + (left - spent(t)) / worst - shutdown            what is left at a moment t pays until then

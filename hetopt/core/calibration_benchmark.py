@@ -1,10 +1,7 @@
 """How fast a machine is now, and how busy other programs keep it: a fixed piece of arithmetic on two clocks.
 
-    speed        processor time of the arithmetic     of the machine: what predictions follow
-    contention   its wall over its processor time     of the others: what widens their intervals
-
-Shared machines and warm ones compute at two thirds of their speed an hour later. A profile keeps the yardstick of when
-it was taken, so that what it predicts for the same machine can follow.
+speed        processor time of the arithmetic     of the machine: by it, steps of a profile are compared
+contention   its wall over its processor time     of the others: what widens the intervals of predictions
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat
 
 from hetopt.core.artifact import Record
 
@@ -31,27 +28,25 @@ _SIDE, _MAPS = 96, 200
 
 
 class MachineReading(Record):
-    """A machine's speed when a run was launched, and how busy other programs kept its processors."""
+    """How busy other programs kept a machine's processors when a run was launched."""
 
-    yardstick_s: PositiveFloat = Field(description="processor time of one fixed piece of arithmetic")
     contention: float = Field(ge=1, description="wall over processor time of that arithmetic")
     contention_log_sd: NonNegativeFloat = Field(description="scatter between readings: standard deviation of the log")
 
 
 def read_machine() -> MachineReading:
-    """Measure this machine's speed and processor contention, for some two seconds."""
-    yardsticks_s, contention_logs = [], []
+    """Measure this machine's processor contention, for some two seconds."""
+    contention_logs = []
     for _ in range(READINGS):
         wall_s = processor_s = 0.0
         for _ in range(IN_A_READING):
             time.sleep(PAUSE_S)
             begun_s, used_s = time.perf_counter(), time.thread_time()
-            yardsticks_s.append(measure_yardstick_s())
+            measure_yardstick_s()
             wall_s += time.perf_counter() - begun_s
             processor_s += time.thread_time() - used_s
         contention_logs.append(max(0.0, math.log(wall_s / processor_s)))
     return MachineReading(
-        yardstick_s=statistics.median(yardsticks_s),
         contention=math.exp(statistics.fmean(contention_logs)),
         contention_log_sd=statistics.stdev(contention_logs),
     )

@@ -11,7 +11,6 @@ from typing import ClassVar, Literal, Self
 from pydantic import (
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -44,15 +43,6 @@ class Host(Record):
     accelerator_memory_bytes: PositiveInt | None = None
 
 
-class Reading(Record):
-    """The reader processes of a worker's data loader, and the batches that they keep ready in shared memory."""
-
-    processes: PositiveInt
-    batches_ahead: PositiveInt = Field(description="that each of them keeps ready")
-    sample_bytes: NonNegativeFloat
-    tensors: NonNegativeInt = Field(description="of a batch")
-
-
 class Job(RecordLeavingOut):
     """The training job that a profile is of; a sample is an item of its data set (an image, a window of tokens)."""
 
@@ -65,7 +55,6 @@ class Job(RecordLeavingOut):
         "parameter_shapes",
         "blocks",
         "block_share",
-        "reading",
     )
 
     task: str
@@ -115,7 +104,6 @@ class Job(RecordLeavingOut):
     block_share: float | None = Field(
         default=None, gt=0, le=1, description="of the bytes of all weights, that of the largest block"
     )
-    reading: Reading | None = Field(default=None, description="absent: no process of its own reads for a worker")
 
     @model_validator(mode="after")
     def _of_one_model(self) -> Self:

@@ -842,12 +842,16 @@ def _endpoint(text: str) -> str:
     return text
 
 
+MeetingPoint = Annotated[str, AfterValidator(_endpoint)]
+"""The IP address and port where all hosts of a run meet."""
+
+
 class Node(Record):
     """A host of a run: its name, its address, and where all hosts meet; told to the process that starts its workers."""
 
     host: HostName
     address: AddressAmongHosts = Field(description="by which the others reach it")
-    meeting: Annotated[str, AfterValidator(_endpoint)] = Field(description="where all meet: at the first host")
+    meeting: MeetingPoint = Field(description="where all meet: at the first host")
 
 
 def host_names(spec: RunSpec) -> list[str]:

@@ -226,7 +226,6 @@ class ScriptProbe:
             operators_per_step=max(1, measured.operators),
             flops_per_sample=measured.flops_per_sample,
             model_kind=model_kind(training.modules),
-            reading=training.reading,
         )
 
 

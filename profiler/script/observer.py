@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.errors import HetoptError
-from hetopt.core.profile import Reading
 from hetopt.profiler.probe.facts import StepMemoryCount
 from hetopt.profiler.probe.sweep import TimedStep, timed_step
 from hetopt.profiler.records import PHASES
@@ -140,7 +139,6 @@ class Observer:
         modules: that the process held when the first step ended.
         loader: of the training data; None: nothing tells.
         batch_size: samples of a step as the script has it; 0: nothing tells.
-        reading: of the loader's processes; None: it has none.
         backward_at, step_at: where the script's first backward pass and first step of an optimizer were.
         hook: by which it hears modules being called; None: by none.
     """
@@ -151,7 +149,6 @@ class Observer:
         self.modules: list[nn.Module] = []
         self.loader: DataLoader[Any] | None = None
         self.batch_size = 0
-        self.reading: Reading | None = None
         self.hook: RemovableHandle | None = None
         self._stopwatch: Stopwatch = Stopwatch(torch.device("cpu"))
         self._course = course
@@ -250,13 +247,6 @@ class Observer:
             return  # an evaluation
         self._closes(LOADING)
         self._opens(FORWARD)
-        if not self.optimizers and loader.num_workers:
-            self.reading = Reading(
-                processes=loader.num_workers,
-                batches_ahead=loader.prefetch_factor or 1,
-                sample_bytes=sum(tensor.nbytes for tensor in tensors) / (samples or 1),
-                tensors=len(tensors),
-            )
         self._newest = (loader, samples)
         if not self.optimizers or loader in self._training:
             self._train_on_newest()

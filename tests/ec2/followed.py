@@ -11,6 +11,7 @@ from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.host.protocol import Latest
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from tests.ec2.conftest import Patience
@@ -60,6 +61,11 @@ class Priced:
         return {"SpotPriceHistory": told}
 
 
+def latest(checkpoint: str, generation: int = 0) -> str:
+    """What the first host writes when a checkpoint is complete."""
+    return Latest(checkpoint=checkpoint, generation=generation).model_dump_json()
+
+
 class Followed:
     """A run on four machines that trains, and is looked at every minute."""
 
@@ -70,7 +76,7 @@ class Followed:
         self.log = event("run_started") + event("training_started", step=0)
         self.handle = launcher.start(spec, run_dir, {})
         put(cloud, self.order, f"events/{0:015d}.jsonl", self.log)
-        put(cloud, self.order, "ckpt/LATEST", "step-40\n")
+        put(cloud, self.order, "ckpt/LATEST", latest("step-40"))
         self.look()
         self.before = self.seen
 

@@ -32,7 +32,7 @@ from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, leftovers
-from tests.ec2.followed import event, put
+from tests.ec2.followed import event, latest, put
 from tests.face.conftest import Answer as Answered
 from tests.profiler.test_paths import HOSTILE
 from tests.thinned import few
@@ -288,7 +288,7 @@ def test_what_is_in_the_way_of_a_checkpoint_does_not_end_the_next(objects: S3Obj
         (folder / name).write_bytes(b"x")
     (tmp_path / "checkpoint" / "LATEST").write_text("step-7\n")
     assert one.send(ended=True)
-    assert objects.get("ckpt/LATEST") == b"step-7 0\n"
+    assert objects.get("ckpt/LATEST") == latest("step-7").encode()
 
 
 class Unreadable:
@@ -456,7 +456,7 @@ def test_a_lease_is_finite_or_none(data: bytes) -> None:
 @given(damaged({"generation": 1}) | st.binary())
 def test_an_outcome_and_a_checkpoint_are_told_or_not(data: bytes) -> None:
     assert is_over(data, 0) in (True, False)
-    assert Latest.of(data) is None or Latest.of(data)
+    assert Latest.of_json(data) is None or Latest.of_json(data)
 
 
 def test_a_ledger_passes_over_what_it_did_not_write(tmp_path: Any) -> None:

@@ -30,6 +30,7 @@ from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, reco
 from hetopt.reports.status_document import UNSEEN_END
 from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import leftovers, plan_of
+from tests.ec2.followed import latest
 from tests.face.conftest import RECORDED, Answer, start, until
 
 Hetopt = Callable[..., Answer]
@@ -183,7 +184,7 @@ def test_a_run_that_ended_is_resumed_from_its_checkpoint(
     (folder,) = home.iterdir()
     refused(hetopt("launch", "--on", "ec2", "--resume", folder.name), 2, "is not over yet")
     order = Order.load(folder / ORDER_FILE)
-    cloud(calls.put_object(order, "node", f"{order.prefix}/ckpt/LATEST", b"step-30\n", "by a machine"))
+    cloud(calls.put_object(order, "node", f"{order.prefix}/ckpt/LATEST", latest("step-30").encode(), "by a machine"))
     assert hetopt("stop").code == 0
     first = ClusterState.load(folder / SEEN_FILE)
     answer = hetopt("launch", "--on", "ec2", "--resume", folder.name, "--yes", "--detach")

@@ -43,7 +43,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import REGION, Patience, be_unkind, leftovers, ordered, plan_of, start_over
 from tests.ec2.faults import Fault, Faulty, Killed
-from tests.ec2.followed import Followed, Priced, end_machines, event, placement_now, put
+from tests.ec2.followed import Followed, Priced, end_machines, event, latest, placement_now, put
 
 
 def test_a_run_is_started_followed_and_stopped(
@@ -178,13 +178,13 @@ def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
     assert placement_now(cloud, run.order) == alone, "it has not booted"
 
     run.boots(new)
-    put(cloud, run.order, "ckpt/LATEST", "step-60\n")
+    put(cloud, run.order, "ckpt/LATEST", latest("step-60"))
     run.look()
     paused = placement_now(cloud, run.order)
     assert paused["pauses"]
     run.look()
     assert placement_now(cloud, run.order) == paused, "they have not saved their checkpoint"
-    put(cloud, run.order, "ckpt/LATEST", "step-80\n")
+    put(cloud, run.order, "ckpt/LATEST", latest("step-80"))
     run.happens("training_finished", reason="stopped")
     run.look()
     joined = placement_now(cloud, run.order)
@@ -217,7 +217,7 @@ def test_a_run_moves_to_machines_on_demand_that_are_paid_as_such(
         launcher.move(run.handle, 3600.0)
     run.boots(*(machine.id for machine in waiting))
     run.look()
-    put(cloud, run.order, "ckpt/LATEST", "step-80\n")
+    put(cloud, run.order, "ckpt/LATEST", latest("step-80"))
     run.happens("training_finished", reason="stopped")
     run.look()
     run.happens("training_started", step=80)
@@ -448,7 +448,7 @@ def ids(machines: Any) -> set[str]:
 
 def saves(cloud: Edge, run: Followed, step: int = 80) -> None:
     """All that train stop with a checkpoint, as they were told."""
-    put(cloud, run.order, "ckpt/LATEST", f"step-{step}\n")
+    put(cloud, run.order, "ckpt/LATEST", latest(f"step-{step}"))
     run.happens("training_finished", reason="stopped")
 
 

@@ -22,7 +22,6 @@ def order(order_for: Callable[..., Order]) -> Order:
             name=name,
             instance_types=made.roles[0].instance_types,
             hosts=hosts,
-            workers_per_machine=1,
             market=market,
             image_kind=made.roles[0].image_kind,
         )

@@ -38,12 +38,15 @@ BATCH = 48
 
 def order_of(budget_usd: float = 60.0, *, third: Market = "on-demand") -> Order:
     """Two machines on spot and a third, in one of two zones."""
-    rates = {"s": Rate(usd_per_hour=1.0, worst_usd_per_hour=3.0), "d": Rate(usd_per_hour=2.0, worst_usd_per_hour=2.0)}
+    rates = {
+        "s": Rate(usd_per_hour=1.0, worst_usd_per_hour=1.5, on_demand_usd_per_hour=3.0),
+        "d": Rate(usd_per_hour=2.0, worst_usd_per_hour=2.0, on_demand_usd_per_hour=2.0),
+    }
     zones = tuple(
         Zone(name=name, zone_id=name, subnet_id=f"subnet-{name}", vpc_id="v", rates=rates) for name in ("a", "b")
     )
     roles = tuple(
-        Role(name=kind, instance_types=(kind,), hosts=hosts, workers_per_machine=1, market=market, image_kind="cpu")
+        Role(name=kind, instance_types=(kind,), hosts=hosts, market=market, image_kind="cpu")
         for kind, hosts, market in (("s", HOSTS[:2], "spot"), ("d", HOSTS[2:], third))
     )
     return Order(
@@ -196,15 +199,11 @@ class World:
                 serving = Counter(machine.host for machine in self.state.serving)
                 assert all(serving[host] == 1 for host in host_names(spec)), "each host is one machine"
                 assert len({machine.zone for machine in self.state.serving}) == 1, "nobody trains across zones"
-            case Extend(end_s=end_s, renewal=renewal):
-                if renewal is not None:
-                    known = Counter((one.instance_type, one.zone, one.on_demand) for one in renewal.machines)
-                    paid = Counter((one.instance_type, one.zone, one.on_demand) for one in before.alive)
-                    assert known == paid, "who extends a lease knows of everybody who is paid by it"
-                worst = self.order.worst_usd_per_hour() * (end_s - self.now_s) / 3600
+            case Extend(end_s=end_s):
+                worst = self.order.worst_usd_per_hour(on_demand=before.on_demand) * (end_s - self.now_s) / 3600
                 spent = self.state.spent_usd(self.now_s) + self.order.fixed_usd + worst
                 assert spent <= self.order.budget_usd * (1 + 1e-9), "the budget is never exceeded"
-                self.state = self.state.model_copy(update={"lease_end_s": end_s, "lease_renews": renewal is not None})
+                self.state = self.state.model_copy(update={"lease_end_s": end_s})
             case Clear():
                 self.over = True
             case Announce():
@@ -220,7 +219,10 @@ class World:
         hosts = [host for role in rent.roles for host in role.hosts]
         assert set(hosts) <= set(wanted_hosts(self.order, before))
         assert len(hosts) == len(set(hosts)) > 0
-        assert not before.lease_renews, "nobody extends a lease by what it does not know to be paid"
+        lease_s = (before.lease_end_s or self.now_s) - self.now_s
+        worst = self.order.worst_usd_per_hour(on_demand=before.on_demand) * (lease_s - 1.0) / 3600
+        spent = before.spent_usd(self.now_s) + self.order.fixed_usd + worst
+        assert spent <= self.order.budget_usd * (1 + 1e-9), "the lease is one that the new machines can be paid for"
         for host in hosts:
             assert not any(fits(before, host, machine) for machine in before.alive), "there is one already"
             assert host not in before.given_up

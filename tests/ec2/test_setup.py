@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from benchmarks.box.authorizations import Place, authorizations
 from benchmarks.box.iam import Asked, allows, other_actions, several
 from hetopt.api.account import Setup, checks
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.objects import PART_BYTES, S3Objects, ask_prices, prices_client
+from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
 from hetopt.backends.ec2.renter import doctor
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.doctor import Check, bucket_calls, plan_checks
@@ -238,7 +237,6 @@ def test_machines_use_what_they_are_granted_and_no_more(cloud: BotoEdge, tmp_pat
     assert objects.names("ckpt/") == []
     begun = objects.client.create_multipart_upload(Bucket=BUCKET, Key="runs/r/ckpt/x")  # as boto3 does where one fails
     objects.client.abort_multipart_upload(Bucket=BUCKET, Key="runs/r/ckpt/x", UploadId=begun["UploadId"])
-    assert ask_prices(prices_client(REGION), ["c7i.large"], time.time()) is not None
     told = account_truth()
     assert not told["refused"]
     granted = {one for statement in node["Statement"] if statement["Effect"] == "Allow" for one in statement["Action"]}

@@ -115,7 +115,7 @@ class Machines:
 
     def place(self, hosts: dict[str, str], spec: RunSpec, generation: int, *, pauses: bool = False) -> int:
         """Tell all machines their places, on from the newest checkpoint; its step."""
-        named = Latest.of(self.objects.get("ckpt/LATEST") or b"")
+        named = Latest.of_json(self.objects.get("ckpt/LATEST"))
         latest = None if named is None else named.checkpoint
         meeting = self.meetings.setdefault(generation, "{}:{}".format(*own_port()))
         self.objects.put("placement.json", placement(hosts, spec, meeting, generation, latest, pauses=pauses))

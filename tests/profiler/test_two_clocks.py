@@ -36,8 +36,8 @@ def test_a_step_takes_what_it_computes_and_waits_for_however_busy_others_keep_th
 def test_a_busy_machine_is_as_fast_as_before_and_says_that_it_is_busy() -> None:
     before_s = measure_yardstick_s()
     with _beside_another():
-        now = read_machine()
-    assert now.yardstick_s < 2 * before_s
+        now, meanwhile_s = read_machine(), measure_yardstick_s()
+    assert meanwhile_s < 2 * before_s
     assert now.contention > 1.2
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetopt.backends.emulation.namespaces import find_networks, why_not
+from hetopt.backends.emulation.namespaces import find_networks, is_in_use, why_not
 
 OTHERS_S = 20.0
 
@@ -20,12 +20,12 @@ def _possible() -> None:
 @pytest.fixture
 def box(_possible: None) -> Iterator[None]:
     """A machine on which clusters can be rehearsed; nothing of one may be left by the test."""
-    before = {network.id for network in find_networks()}
+    before = set(find_networks())
     yield
 
     def left() -> list[str]:
         # Somebody else may rehearse on this machine at the same time: what is in use by another process is theirs.
-        return [network.id for network in find_networks() if network.id not in before and not network.in_use]
+        return [id_ for id_ in find_networks() if id_ not in before and not is_in_use(id_)]
 
     # And tests beside this one leave something on purpose, and remove it.
     until = time.monotonic() + OTHERS_S

@@ -86,7 +86,7 @@ def cluster(folder: Path, nodes: dict[str, str], partitions: Sequence[str]) -> I
         partitions: lines of the configuration, without ``PartitionName=``.
     """
     described = [EmulatedHost(name=f"h{place}") for place in range(len(nodes) + 1)]
-    with EmulatedNetwork.create(described, owner="tests of Slurm") as network, ExitStack() as ends:
+    with EmulatedNetwork.create(described) as network, ExitStack() as ends:
         control = network.namespace(len(nodes))
         (folder / "state").mkdir()
         (folder / "bin").mkdir()

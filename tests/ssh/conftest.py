@@ -20,7 +20,7 @@ def two_machines() -> Iterator[EmulatedNetwork]:
     if reason is not None:
         pytest.skip(reason)
     described = [EmulatedHost(name="h0", rate_bits_per_s=1e8), EmulatedHost(name="h1", rate_bits_per_s=25e6)]
-    with EmulatedNetwork.create(described, owner="tests of ssh") as network:
+    with EmulatedNetwork.create(described) as network:
         yield network
 
 

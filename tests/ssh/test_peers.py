@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import hetopt
 from hetopt.api.backends import backend
 from hetopt.backends.host import entry
-from hetopt.backends.host.protocol import State
+from hetopt.backends.host.protocol import Latest, State
 from hetopt.backends.on_this_machine import OnHosts
 from hetopt.backends.options import Ssh
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, alone, check_hosts
@@ -158,7 +158,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_spec(folder, launch.spec)
     latest = folder / OBJECTS_FOLDER / LATEST_OBJECT
     latest.parent.mkdir(parents=True)
-    latest.write_text("step-1 0\n")
+    latest.write_text(Latest(checkpoint="step-1").model_dump_json())
     return folder
 
 

@@ -45,7 +45,7 @@ def counted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("links")
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
     hosts = [EmulatedHost(name=f"h{rank}") for rank in range(WORKERS)]
-    with EmulatedNetwork.create(hosts, owner="a test of bytes on links") as network:
+    with EmulatedNetwork.create(hosts) as network:
         program_name = "tests.trainer_pieces.link_bytes_program"
         with open(os.devnull, "wb") as nothing:
             workers = [

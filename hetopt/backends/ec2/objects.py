@@ -1,8 +1,7 @@
-"""The objects in a run's bucket as a machine reads and writes them, and the reading of data sets and spot prices."""
+"""The objects in a run's bucket as a machine reads and writes them, and the reading of data sets."""
 
 from __future__ import annotations
 
-import datetime
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -10,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetopt.backends.ec2 import facts
-from hetopt.backends.host.protocol import GoesOn, Objects, PriceChange, Versioned
+from hetopt.backends.host.protocol import GoesOn, Objects, Versioned
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 
@@ -200,52 +198,3 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
 def _listed(client: Any, **place: str) -> list[Mapping[str, Any]]:
     listing = client.get_paginator("list_objects_v2").paginate(**place).build_full_result()
     return list(listing.get("Contents", ()))
-
-
-def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
-    """Return the parameters of DescribeSpotPriceHistory for the instance types ``names`` in all zones.
-
-    Args:
-        names: of the types.
-        from_s: seconds since the epoch. 'It also returns the last price change before the start time, which is the
-            effective price as of the start time' (EC2 API reference, DescribeSpotPriceHistory): from now on, that is
-            the price of now.
-    """
-    return {
-        "InstanceTypes": list(names),
-        "ProductDescriptions": [facts.SPOT_PRODUCT],
-        "StartTime": datetime.datetime.fromtimestamp(from_s, datetime.UTC),
-    }
-
-
-def changes_of(answer: Mapping[str, Any]) -> list[PriceChange]:
-    """Return the price changes in an answer of DescribeSpotPriceHistory, oldest first."""
-    changes = (
-        PriceChange(
-            zone=row["AvailabilityZone"],
-            instance_type=row["InstanceType"],
-            at_s=row["Timestamp"].timestamp(),
-            usd_per_hour=float(row["SpotPrice"]),
-        )
-        for row in answer.get("SpotPriceHistory", ())
-    )
-    return sorted(changes, key=lambda change: change.at_s)
-
-
-_WITHIN_S = 5
-"""The agent waits for it, and heeds notices every five seconds."""
-
-
-def prices_client(region: str) -> Any:
-    """Return a boto3 client for EC2's price history, with the machine's role, 5 s timeouts and a single attempt."""
-    once = {"total_max_attempts": 1}
-    return _client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S)
-
-
-def ask_prices(client: Any, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
-    """Ask EC2 for the spot prices of instance types since ``from_s`` (epoch seconds), oldest first; None: no answer."""
-    try:
-        pages = client.get_paginator("describe_spot_price_history").paginate(**history_parameters(types, from_s))
-        return changes_of(pages.build_full_result())
-    except failures():
-        return None

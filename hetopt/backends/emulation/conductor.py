@@ -36,6 +36,7 @@ from hetopt.backends.emulation.namespaces import (
 )
 from hetopt.backends.prediction import rounded_up
 from hetopt.backends.processes import QUIET_TORCH, ProcessLauncher, Program, conduct, run_status
+from hetopt.core.artifact import write_atomically
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
@@ -329,7 +330,8 @@ def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
     """
     spec = read_spec(run_dir)
     assert spec.miniature is not None, "it was mapped onto a cluster"
-    with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
+    with EmulatedNetwork.create(spec.miniature.hosts) as network:
+        write_atomically(run_dir / NETWORK_FILE, network.id)
         conductor = RehearsalConductor(
             run_dir=run_dir, spec=spec, stop_signal=stop_signal, miniature=spec.miniature, network=network
         )
@@ -463,11 +465,14 @@ class RehearsalLauncher(ProcessLauncher):
     def stop(self, handle: RunHandle) -> None:
         """End a rehearsal and wait until its processes and its network are gone."""
         super().stop(handle)
-        run_dir = str(handle.run_dir.resolve())
-        for network in find_leftovers():
-            if network.purpose and run_dir.endswith(network.purpose):
-                remove(network.id)
+        built = handle.run_dir / NETWORK_FILE
+        network_id = built.read_text(encoding="ascii") if built.exists() else None
+        if network_id in find_leftovers():  # whatever is in the file: the conductor was killed
+            remove(network_id)
 
+
+NETWORK_FILE = "network"
+"""In a run's folder: the id of its emulated network."""
 
 CHANGES_FILE = "changes.jsonl"
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import math
 import os
 import re
@@ -51,10 +50,8 @@ _FIRST_OCTET = 101  # three digits each: addresses sort as text as the hosts do,
 _BRIDGE = "switch"
 _ID = re.compile(r"[0-9a-f]{4}")
 _YOUNG_S = 0.5
-_PROBE = "a look at what is possible here"
 _RIGHTS = "needs root or CAP_NET_ADMIN and CAP_SYS_ADMIN"
 
-ALIAS_BYTES = 255  # IFALIASZ in <linux/if.h>, less the final zero
 
 _CONGESTION_CONTROL = "reno"
 """In every kernel and open to every namespace, so that links behave alike on all machines. BBR, the default of some,
@@ -77,12 +74,11 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         self._children: dict[int, list[subprocess.Popen[bytes] | ForkedProcess]] = {}
 
     @classmethod
-    def create(cls, hosts: Sequence[EmulatedHost], *, owner: str) -> EmulatedNetwork:
+    def create(cls, hosts: Sequence[EmulatedHost]) -> EmulatedNetwork:
         """Build a network of these hosts, with links at their rates, and lock it as in use. Needs root.
 
         Args:
             hosts: in order of their addresses.
-            owner: what the network is for, such as the folder of a run; `hetopt gc` tells it to a person.
 
         Raises:
             BadInput: there are more hosts than addresses.
@@ -95,7 +91,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
                 run("ip", ["netns", "add", _switch(network.id)])
                 network._lock = file_of(_switch(network.id)).open("rb")
                 fcntl.flock(network._lock, fcntl.LOCK_EX)  # somebody who looks for leftovers may have it for a moment
-            network._build(owner)
+            network._build()
         except BaseException:
             if network._lock is not None:
                 network.remove()
@@ -190,10 +186,9 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
             self._lock.close()
         remove(self.id)
 
-    def _build(self, purpose: str) -> None:
+    def _build(self) -> None:
         switch = _switch(self.id)
         run("ip", ["link", "add", "name", _BRIDGE, "type", "bridge"], namespace=switch)
-        run("ip", ["link", "set", "dev", _BRIDGE, "alias", alias_of(purpose)], namespace=switch)
         places = range(len(self._hosts))
         run("ip", BATCH, lines=[f"netns add {self.namespace(place)}" for place in places])
         ports = [f"link set dev {_BRIDGE} up"]
@@ -210,42 +205,23 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         self.set_rates({place: host.rate_bits_per_s for place, host in enumerate(self._hosts)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundNetwork:
-    """An emulated network that exists on this machine, perhaps another process's.
-
-    Attributes:
-        id: its number.
-        purpose: what it is for, usually a run's folder, of a long one the end; empty where its maker did not say it.
-        in_use: whether the process that made it is running.
-    """
-
-    id: str
-    purpose: str
-    in_use: bool
-
-
-def find_networks() -> list[FoundNetwork]:
-    """Return every emulated network on this machine, sorted by id, with its purpose and whether it is in use.
-
-    Raises:
-        BadInput: there are some, and this process may not look into them.
-    """
+def find_networks() -> list[str]:
+    """Return the sorted ids of all emulated networks on this machine, whichever processes made them."""
     names = (name.removeprefix(PREFIX) for name in namespaces() if name.startswith(PREFIX))
-    ids = sorted({match[0] for name in names if (match := _ID.match(name))})
-    return [FoundNetwork(id=id_, purpose=_purpose(id_), in_use=_is_locked(id_)) for id_ in ids]
+    return sorted({match[0] for name in names if (match := _ID.match(name))})
 
 
-def find_leftovers() -> list[FoundNetwork]:
-    """Return the emulated networks whose makers are gone, after 0.5 s if there are any; remove none."""
-    left = [network for network in find_networks() if not network.in_use]
+def find_leftovers() -> list[str]:
+    """Return the ids of the emulated networks whose makers are gone, after 0.5 s if there are any; remove none."""
+    left = [id_ for id_ in find_networks() if not is_in_use(id_)]
     if left:
         time.sleep(_YOUNG_S)  # its maker may be between its first step and locking it
-        left = [network for network in find_networks() if not network.in_use]
+        left = [id_ for id_ in find_networks() if not is_in_use(id_)]
     return left
 
 
-def _is_locked(network_id: str) -> bool:
+def is_in_use(network_id: str) -> bool:
+    """Return whether the process that made an emulated network is running: it holds the network's lock."""
     with contextlib.suppress(OSError), file_of(_switch(network_id)).open("rb") as stream:  # or it has just gone
         return not locks(stream.fileno(), fcntl.LOCK_SH)
     return False
@@ -288,7 +264,7 @@ def why_not() -> str | None:
         if find_tool(tool) is None:
             return f"a rehearsal needs `{tool}` (iproute2), which is not installed"
     try:
-        with EmulatedNetwork.create([EmulatedHost(name="h0", rate_bits_per_s=1e7)], owner=_PROBE) as network:
+        with EmulatedNetwork.create([EmulatedHost(name="h0", rate_bits_per_s=1e7)]) as network:
             started = network.popen(0, ["true"], stderr=subprocess.PIPE)
             said = started.communicate()[1].decode(errors="replace").strip()
     except NetworkRefused as error:
@@ -309,23 +285,6 @@ def _port(place: int) -> str:
 def _names(network_id: str) -> list[str]:
     switch = _switch(network_id)
     return [name for name in namespaces() if name == switch or name.startswith(f"{switch}-")]
-
-
-def _purpose(network_id: str) -> str:
-    """Return the purpose that a network's bridge names; empty where there is no bridge yet, or any more."""
-    try:
-        listing = run("ip", ["-j", "link", "show", "dev", _BRIDGE], namespace=_switch(network_id))
-    except NetworkRefused as error:
-        if _lacks_rights(error):
-            raise BadInput(f"looking into network namespaces {_RIGHTS}.", hint="run the command as root") from None
-        return ""
-    return str(json.loads(listing)[0].get("ifalias", ""))
-
-
-def alias_of(purpose: str) -> str:
-    """Return a network's purpose as a line of 255 bytes at most, for an interface's alias; of longer text the end."""
-    printable = re.sub(r"\s+", " ", purpose).encode("utf-8", errors="replace")
-    return printable[max(0, len(printable) - ALIAS_BYTES) :].decode("utf-8", errors="ignore")
 
 
 def _lacks_rights(error: NetworkRefused) -> bool:

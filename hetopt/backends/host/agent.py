@@ -1,8 +1,7 @@
 """The agent of a host in a run: waits for its place, hosts the workers, obeys the lease, and uploads the run's objects.
 
-It lives as long as the lease among the objects lets it, and where nobody follows a rented run as long as the budget
-pays for that lease (`hetopt.backends.host.protocol`). What is among the objects is believed within what the machine was
-told when it began: the latest end, and the run that was ordered.
+It lives as long as the lease among the objects lets it. What is among the objects is believed within what the machine
+was told when it began: the latest end, and the run that was ordered.
 
 While it trains it copies into the bucket: events, the end of its logs, the model, a script's outputs.
 Of a checkpoint each worker's part is on the disk of its own machine. The first host, which knows when one is complete,
@@ -16,6 +15,7 @@ names nothing any more once these have.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -33,8 +33,6 @@ from hetopt.backends.host.protocol import (
     LOG_TAIL_BYTES,
     OUTCOME_OBJECT,
     WANTED_OBJECT,
-    Allowance,
-    AskPrices,
     Latest,
     Lease,
     Objects,
@@ -91,7 +89,6 @@ class Agent:
         is_taken: whether it was announced that the machine is taken away soon.
         end_at: has the machine end at a time, in seconds since the epoch, whatever its agent does, and not when it was
             said before.
-        prices: asks what spot pools have cost, by which the lease is extended where nobody follows the run.
         read_every_s: between looks for news: the lease, and whether the machine is to be taken away.
         heartbeat_s: between words that it lives, with which goes what the run has written.
         last_uploads_s: once its workers have ended, for what the last checkpoint lacks.
@@ -108,7 +105,6 @@ class Agent:
     models: Objects
     is_taken: Callable[[], bool]
     end_at: Callable[[float], None]
-    prices: AskPrices = lambda types, from_s: None
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     turn_s: float = TURN_S
@@ -120,12 +116,11 @@ class Agent:
     _is_spared: bool = False
     _present: Sequence[str] = ()
     _superseded: bool = False
+    _stop_training_s: float = math.inf
 
     def __post_init__(self) -> None:
-        """Set what is allowed before any lease was read."""
-        self._allowance = Allowance(
-            end_s=self.terms.end_s, latest_end_s=self.terms.latest_end_s, ask_prices=self.prices
-        )
+        """Set when the machine ends before any lease was read."""
+        self._end_s = self.terms.end_s
 
     def live(self) -> int:
         """Take part in the run, generation after generation, until its or the lease's end; return the exit code."""
@@ -310,16 +305,16 @@ class Agent:
         lease = Lease.of_json(self.objects.get(LEASE_OBJECT))
         if lease is None:
             return
-        before_s = self._allowance.end_s
-        self._allowance.hear(lease, self.clock())
-        if self._allowance.end_s != before_s:
-            self.end_at(self._allowance.end_s)
+        before_s, self._end_s = self._end_s, min(lease.end_s, self.terms.latest_end_s)
+        self._stop_training_s = lease.stop_training_s
+        if self._end_s != before_s:
+            self.end_at(self._end_s)
 
     def _must_end(self) -> bool:
-        return self.clock() >= self._allowance.stop_training_s
+        return self.clock() >= self._stop_training_s
 
     def _time_is_up(self) -> bool:
-        return self.clock() >= self._allowance.end_s
+        return self.clock() >= self._end_s
 
     def _last_uploads(self, uploads: Uploads) -> None:
         """Send all that was written, within a time: the others' parts of the last checkpoint may take a little."""
@@ -431,10 +426,10 @@ class Checkpoints:
         """Name the checkpoint in the bucket, unless a later generation has named one; return whether it is named."""
         latest = Latest(checkpoint=checkpoint, generation=self.generation)
         there = self.objects.versioned(LATEST_OBJECT)
-        named = None if there is None else Latest.of(there.data)
+        named = None if there is None else Latest.of_json(there.data)
         if named is not None and (named == latest or named.generation > latest.generation):
             return named == latest  # an answer was lost, or others go on
-        return self.objects.put_over(LATEST_OBJECT, latest.data, None if there is None else there.version)
+        return self.objects.put_over(LATEST_OBJECT, latest.model_dump_json().encode(), there.version if there else None)
 
     def _follow(self, *, ended: bool) -> bool:
         """Send this machine's parts of the wanted checkpoint, and of the last; keep no older ones on its disk."""

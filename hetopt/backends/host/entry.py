@@ -18,8 +18,6 @@ import io
 import json
 import os
 import platform
-import re
-import resource
 import shutil
 import signal
 import socket
@@ -166,12 +164,10 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
         "writable": os.access(there, os.W_OK | os.X_OK),
         "there": there,
         "free_bytes": disk.f_bavail * disk.f_frsize,
-        "shared_bytes": shared_bytes(),
-        "open_files": open_files(),
         "packages": _packages(),
         "installs": _installs() if asked["install"] else None,
         "gpus": _gpus(),
-        "cuda": _cuda(),
+        "torch_trouble": _torch_trouble() if asked["gpu"] else None,
         "left": _left(folder),
     }
 
@@ -203,21 +199,6 @@ def identity() -> str:
         return socket.gethostname()
 
 
-def shared_bytes() -> int | None:
-    """Return the bytes of /dev/shm in all, in which processes hand each other tensors; None: it is not there."""
-    try:
-        disk = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return disk.f_blocks * disk.f_frsize
-
-
-def open_files() -> int | None:
-    """Return how many files a process of this user may have open; None: as many as it wants."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if most == resource.RLIM_INFINITY else most
-
-
 def _packages() -> dict[str, str | None]:
     """Return the versions of packages that training needs, without importing any; null where one is not there."""
     found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
@@ -231,14 +212,11 @@ def _installs() -> str | None:
     return f"its Python has no {lacks[0]}" if lacks else None
 
 
-def _nvidia(*arguments: str) -> tuple[int | None, str]:
+def _printed(*command: str) -> tuple[int | None, str]:
+    """Run a command; return its exit code and all that it printed; None: it does not start, or takes over 30 s."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=10,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30
         )
         return done.returncode, done.stdout.decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
@@ -247,7 +225,8 @@ def _nvidia(*arguments: str) -> tuple[int | None, str]:
 
 def _gpus() -> list[list[str]] | str:
     """Return name, MiB and driver of each GPU; a sentence where the driver does not answer; nothing without one."""
-    code, text = _nvidia("--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader,nounits")
+    query = "--query-gpu=name,memory.total,driver_version,compute_cap"
+    code, text = _printed("nvidia-smi", query, "--format=csv,noheader,nounits")
     if code is None:
         return []
     if code != 0:
@@ -255,11 +234,10 @@ def _gpus() -> list[list[str]] | str:
     return [[word.strip() for word in line.split(",")] for line in text.strip().splitlines()]
 
 
-def _cuda() -> str | None:
-    """Return the newest CUDA version that the driver runs, as nvidia-smi heads its table."""
-    _, text = _nvidia()
-    match = re.search(r"CUDA\b[^:|]*Version:\s*([0-9.]+)", text)
-    return match[1] if match else None
+def _torch_trouble() -> str | None:
+    """Return why torch here cannot compute on this host's GPUs, in its own words; None: it can, or is not there."""
+    code, text = _printed(sys.executable, "-c", "import torch; torch.cuda.init()")
+    return (text.strip().splitlines() or ["it does not say why"])[-1][:300] if code else None
 
 
 def _take_part(asked: dict[str, Any]) -> None:

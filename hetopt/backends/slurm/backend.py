@@ -31,7 +31,7 @@ from hetopt.core.hosts import Host, read_hosts
 from hetopt.core.interruption import StopSignal
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
+from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 
 ORDER_FILE = "slurm.json"
@@ -134,9 +134,8 @@ def train_on_slurm(run_dir: Path, stop_signal: StopSignal) -> int:
         hosts = gather(inventory.hosts, link, run_dir, stop_signal)
         if not hosts:
             return 128 + (stop_signal() or 0)
-        spec, reading = read_spec(run_dir), Launch.load(run_dir / LAUNCH_FILE).plan.profile.job.reading
         there = (host.model_copy(update={"private": inventory.address(host.name)}) for host in hosts)
-        asked = ready(inventory.model_copy(update={"hosts": tuple(there)}), spec, reading, link)
+        asked = ready(inventory.model_copy(update={"hosts": tuple(there)}), read_spec(run_dir), link)
         inventory.model_copy(update={"left_out": asked.left_out}).save(path)
         return train(run_dir, stop_signal, link)
     finally:

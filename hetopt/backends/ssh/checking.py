@@ -22,12 +22,11 @@ from hetopt.backends.host import entry
 from hetopt.backends.ssh.gpus import places
 from hetopt.backends.ssh.link import SSH, Conversation, Link
 from hetopt.core.artifact import Artifact, HostName, Record, Told
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.formatting import bit_rate, bytes_, listed
 from hetopt.core.hosts import CPU, MOST_HOSTS, AddressAmongHosts, Host, Port
 from hetopt.core.memory import Precision
-from hetopt.core.plain_text import known, typed
-from hetopt.core.profile import Reading
+from hetopt.core.plain_text import known, one_line, typed
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import requirement
 
@@ -58,12 +57,10 @@ class Seen(Record):
     writable: bool
     there: Told
     free_bytes: Count
-    shared_bytes: Count | None = None
-    open_files: Count | None = None
     packages: dict[Told, Told | None]
     installs: Told | None = None
     gpus: tuple[Annotated[tuple[Told, ...], Field(min_length=1)], ...] | Told
-    cuda: Told | None
+    torch_trouble: Told | None = None
     left: tuple[Told, ...] = ()
     address: AddressAmongHosts | None
     port: Port | None
@@ -125,15 +122,12 @@ class HostFound:
         return self.troubles[0].verdict if self.troubles else "good"
 
 
-def check_hosts(
-    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None, link: Link = SSH
-) -> tuple[HostFound, ...]:
+def check_hosts(hosts: Sequence[Host], spec: RunSpec | None = None, link: Link = SSH) -> tuple[HostFound, ...]:
     """Ask all hosts at once about themselves and their links to each other; return a result for each, in order.
 
     Args:
         hosts: to ask.
         spec: of the run that they are to take part in; None: none yet.
-        reading: how its job reads samples; None: it is not known.
         link: the way to them.
     """
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
@@ -157,7 +151,7 @@ def check_hosts(
         rates = ways[host.name].rates if host.name in ways else {}
         troubles = [*alone(host, answer), *between[host.name]]
         if spec is not None:
-            troubles += [*_units(host, answer, spec.precision), *_readers(answer, host, spec, reading)]
+            troubles += _units(host, answer, spec.precision)
         results.append(
             HostFound(
                 name=host.name,
@@ -190,7 +184,9 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
-    about = {"address": talk.host.private, "folder": talk.host.folder, "install": talk.host.install}
+    host = talk.host
+    is_gpu_used = CPU not in host.devices and not host.install  # what is installed for a run will be that of the lock
+    about = {"address": host.private, "folder": host.folder, "install": host.install, "gpu": is_gpu_used}
     try:
         return talk.begin(json.dumps({**about, "token": token}).encode() + b"\n", Seen, FACTS_WITHIN_S)
     except HetoptError as error:
@@ -271,8 +267,6 @@ def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
         return
     names = [gpu[0] for gpu in seen.gpus]
     there, listed_ = ", ".join(names) or "none", f"devices = {list(names)}".replace("'", '"')
-    torch = seen.packages.get("torch") or ""
-    built, driver_runs = cuda_of(torch), _version(seen.cuda or "")
     if len(wanted) > len(names):
         are = "is" if len(names) == 1 else "are"
         yield Trouble(
@@ -282,16 +276,9 @@ def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
         yield Trouble(f"its GPUs are {there}, and not {', '.join(wanted)}", f"correct it: {listed_}")
     elif not wanted and names:
         yield Trouble(f"it has {there}, which nobody uses", listed_, "unknown")
-    elif not wanted or host.install:
-        return  # a torch that is installed will be that of the lock
-    elif built is None:
-        yield Trouble(f"its torch {torch} is built without CUDA", "install torch with CUDA there, https://pytorch.org")
-    # Within a major version of CUDA a driver runs what is newer than itself (NVIDIA, CUDA compatibility).
-    elif driver_runs and driver_runs[0] < built[0]:
-        yield Trouble(
-            f"its driver runs CUDA {seen.cuda} and its torch needs {built[0]}",
-            "install a newer NVIDIA driver, or a torch that was built for it",
-        )
+    elif seen.torch_trouble is not None and seen.packages.get("torch") is not None:
+        hint = "install a torch that was built for its NVIDIA driver (https://pytorch.org), or a newer driver"
+        yield Trouble(f"its torch cannot use its GPUs ({one_line(seen.torch_trouble).rstrip('.')})", hint)
 
 
 def _units(host: Host, seen: Seen, precision: Precision) -> Iterator[Trouble]:
@@ -302,74 +289,6 @@ def _units(host: Host, seen: Seen, precision: Precision) -> Iterator[Trouble]:
     if precision in ("bf16", "tf32") and lacking:
         hint = 'plan without it: `precision="fp16"`, or `precision="fp32"`'
         yield Trouble(f"its {lacking[0]} has no units for {precision}", hint)
-
-
-def _readers(seen: Seen, host: Host, spec: RunSpec, reading: Reading | None) -> Iterator[Trouble]:
-    """Yield that the host's shared memory or its limit of open files cannot hold what its readers keep ready."""
-    samples = [worker.local_batch_size for worker in spec.workers if worker.host == host.name]
-    try:
-        check_readers(
-            "it", reading if samples else None, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files
-        )
-    except RunFailed as refused:
-        yield Trouble(refused.message.rstrip("."), refused.hint or "")
-
-
-FILES_OF_A_READER = 4
-"""Pipes and a handle that a process keeps of each of its readers (counted with torch 2.13 on Linux)."""
-
-
-def check_readers(
-    where: str, reading: Reading | None, samples: Sequence[int], *, shared_bytes: int | None, open_files: int | None
-) -> None:
-    """Raise RunFailed if a machine's /dev/shm or open-file limit cannot hold the batches that data loaders prefetch.
-
-    The ``r`` readers of a worker have ``a`` batches each ready, of ``t`` tensors and ``n_i`` samples of ``s`` bytes:
-
-        sum_i n_i s r a          bytes in /dev/shm
-        r (a t + 4)              open files of a worker, one for each tensor (torch, "Multiprocessing")
-
-    Args:
-        where: the machine, to begin the sentence.
-        reading: of the job; None: nobody reads for its workers.
-        samples: of a batch of each worker that the machine has.
-        shared_bytes: that /dev/shm has in all; None: it is not there.
-        open_files: that a process may have; None: as many as it wants.
-
-    Raises:
-        RunFailed: they cannot.
-    """
-    if reading is None:
-        return
-    ready = reading.processes * reading.batches_ahead
-    needed = sum(samples) * reading.sample_bytes * ready
-    readers = f"the loader's {reading.processes} readers keep {ready} batches ready for each worker"
-    fewer = "a smaller `num_workers` or `prefetch_factor` of the DataLoader"
-    if shared_bytes is not None and needed > shared_bytes:
-        raise RunFailed(
-            f"{where} has {bytes_(shared_bytes)} of shared memory in /dev/shm, and {readers}, {bytes_(needed)} in all.",
-            hint=f"make /dev/shm larger (docker calls it shm-size), or take {fewer}",
-        )
-    files = ready * reading.tensors + reading.processes * FILES_OF_A_READER
-    if open_files is not None and files > open_files:
-        raise RunFailed(
-            f"{where} lets a process open {open_files:,} files, and {readers}, {files:,} files in all.",
-            hint=f"raise the limit (`ulimit -n`), or take {fewer}",
-        )
-
-
-def cuda_of(torch: str) -> tuple[int, int] | None:
-    """Return the CUDA version, such as (12, 6), that a torch version like ``2.7.0+cu126`` was built for, or None.
-
-    A version from PyPI names none: it was built for CUDA 12 before torch 2.11, and for 13 from then on.
-    """
-    plain, _, local = torch.partition("+")
-    if match := re.fullmatch(r"cu([0-9]{1,4})([0-9])", local):
-        return int(match[1]), int(match[2])
-    if local:
-        return None
-    version = _version(plain)
-    return (13, 0) if version >= (2, 11) else (12, 0)
 
 
 def _version(text: str) -> tuple[int, ...]:

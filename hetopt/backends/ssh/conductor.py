@@ -261,7 +261,7 @@ class HostsConductor(Conductor):
 
     def _announce(self) -> None:
         """Tell the members their places in this generation; the lock is held."""
-        latest = Latest.of(self._objects.get(LATEST_OBJECT) or b"")
+        latest = Latest.of_json(self._objects.get(LATEST_OBJECT))
         places = {self._id(name): Place(host=name, address=self.inventory.address(name)) for name in self.now.members}
         data = placement_json(
             self._placed,

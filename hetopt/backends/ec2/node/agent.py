@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, UNITS_FOLDER, UNITS_VARIABLE, NodeConfig, set_timer
-from hetopt.backends.ec2.objects import S3Objects, ask_prices, prices_client
+from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.host.agent import Agent
 from hetopt.backends.host.protocol import MODELS_FOLDER
 from hetopt.core.artifact import read_record
@@ -59,7 +59,6 @@ def main(arguments: list[str]) -> int:
         models=models,
         is_taken=is_taken,
         end_at=partial(set_timer, run=_run, units=units),
-        prices=partial(ask_prices, prices_client(config.region)),
     ).live()
 
 

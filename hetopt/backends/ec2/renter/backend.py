@@ -249,7 +249,6 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
             name=f"{number}-{name.replace('.', '-')}",
             instance_types=(name,),
             hosts=(host,),
-            workers_per_machine=catalog.instance_type(name).cuda_devices or 1,
             market="spot",
             image_kind=image_kind(catalog.instance_type(name)),
         )

@@ -26,7 +26,7 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filters
 from hetopt.backends.ec2.renter.request import Edge, Request, if_there, read
-from hetopt.backends.host.protocol import Lease, Renewal
+from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import CloudRefused
 
@@ -357,16 +357,21 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
     """Return the call that rents all machines of a role in a zone, or none; ``attempt``: the number of earlier tries.
 
     `MinTargetCapacity` is what makes it all or none. Whatever comes with a machine is tagged here as well as by the
-    launch template: policies look at the tags of the call that makes a thing. No highest price is set: AWS advises
-    against it, as it raises interruptions; the budget bounds the time instead.
+    launch template: policies look at the tags of the call that makes a thing. Each spot type has a highest price, that
+    which the run's budget affords: beyond it the run could not be paid to its end, and EC2 never bills more.
     """
     spot = role.market == "spot"
+    extras = order.extras_usd_per_hour
+    highest = {name: zone.worst_usd_per_hour(name, role.market) for name in role.instance_types}
+    types = [
+        {"InstanceType": name, "SubnetId": zone.subnet_id, **({"MaxPrice": f"{usd - extras:.6f}"} if spot else {})}
+        for name, usd in highest.items()
+    ]
     options = {
         "AllocationStrategy": "price-capacity-optimized" if spot else "lowest-price",
         "SingleAvailabilityZone": True,
         "MinTargetCapacity": role.machines,
     }
-    rates = [zone.rates[name] for name in role.instance_types]
     return Request(
         step=f"fleet-{role.name}" + (f"-{attempt + 1}" if attempt else ""),
         service="ec2",
@@ -378,7 +383,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
             "LaunchTemplateConfigs": [
                 {
                     "LaunchTemplateSpecification": {"LaunchTemplateId": template, "Version": "1"},
-                    "Overrides": [{"InstanceType": name, "SubnetId": zone.subnet_id} for name in role.instance_types],
+                    "Overrides": types,
                 }
             ],
             "TargetCapacitySpecification": {
@@ -391,7 +396,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
         makes="fleet",
         passing=frozenset({facts.TEMPLATE_NOT_KNOWN_YET}),
         usd_per_hour=role.machines * zone.usd_per_hour(role.instance_types[0], role.market),
-        worst_usd_per_hour=role.machines * max(rate.worst_usd_per_hour for rate in rates),
+        worst_usd_per_hour=role.machines * max(highest.values()),
     )
 
 
@@ -425,9 +430,7 @@ def placement_call(order: Order, body: bytes) -> Request:
     )
 
 
-def lease_call(
-    order: Order, end_s: float, stop_training_s: float, *, over: str | None = None, renewal: Renewal | None = None
-) -> Request:
+def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str | None = None) -> Request:
     """Return the call that writes until when machines live and train (epoch seconds); ``stop_training_s`` 0: end.
 
     Args:
@@ -436,9 +439,8 @@ def lease_call(
         stop_training_s: until when they train; 0: they save a checkpoint and end.
         over: tag of the lease that this one follows. Where another was written meanwhile, such as the wish that the run
             ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
-        renewal: by what machines extend it themselves.
     """
-    lease = Lease(end_s=end_s, stop_training_s=stop_training_s, renewal=renewal)
+    lease = Lease(end_s=end_s, stop_training_s=stop_training_s)
     step, purpose = "lease", "until when the machines may live, by the budget"
     if lease.wishes_end:
         step, purpose = "stop", "the wish that the run ends, with a checkpoint"

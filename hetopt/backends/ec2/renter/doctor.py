@@ -176,7 +176,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
         return (
             f"every type is offered in {', '.join(zone.name for zone in order.zones)}, the cheapest first; the run "
             f"should cost {usd(expected)}, and not above {usd(high)} in nine of ten; the budget of "
-            f"{usd(order.budget_usd)} pays for {duration(order.lifetime_s)} at on-demand prices"
+            f"{usd(order.budget_usd)} pays for {duration(order.lifetime_s)} at their highest prices"
         )
 
     yield examined("order", ordered)

@@ -81,7 +81,6 @@ from hetopt.backends.host.protocol import (
     Latest,
     Lease,
     Place as Seat,
-    Renewal,
     placement_json,
     without,
 )
@@ -90,7 +89,6 @@ from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.interruption import stopping
 from hetopt.core.paths import inside
 from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec, host_names
@@ -267,7 +265,6 @@ class Loop(_Renter):
         heard: dict[str, object] = {
             "lease_tag": tag,
             "lease_end_s": lease.end_s,
-            "lease_renews": lease.renewal is not None,
         }
         if lease.wishes_end and before.stop_wished_s is None:
             heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
@@ -360,7 +357,7 @@ class Loop(_Renter):
             case Rent():
                 return self._rent(action)
             case Extend():
-                return self.extend(state, action.end_s, action.renewal)
+                return self.extend(state, action.end_s)
             case Stop():
                 self.edge(calls.lease_call(self.order, state.lease_end_s or self.clock(), 0.0))
             case End():
@@ -382,27 +379,22 @@ class Loop(_Renter):
         self.save(state)
         return state
 
-    def extend(self, state: ClusterState, end_s: float, renewal: Renewal | None = None) -> ClusterState:
+    def extend(self, state: ClusterState, end_s: float) -> ClusterState:
         """Write a lease until ``end_s``, unless another terminal wrote a lease since the last look; return the state.
 
         Args:
             state: as it was seen last.
             end_s: until when they live, seconds since the epoch; they train until a last checkpoint is safe by then.
-            renewal: by which they extend that themselves; None: they do not.
         """
         state = self._outlive(state, max(end_s, state.lease_end_s or end_s))
-        if renewal is not None and self.order.end_role is not None:
-            outside_s = min(machine.ends_outside_s or 0.0 for machine in state.alive)
-            renewal = renewal.model_copy(update={"latest_end_s": max(0.0, outside_s - SHUTDOWN_S)})
         stop_training_s = end_s - self.order.checkpoint_s
-        call = calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag, renewal=renewal)
         try:
-            answer = self.edge(call)
+            answer = self.edge(calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag))
         except ApiRefused as refused:
             if refused.code == facts.WRITTEN_MEANWHILE:
                 return state  # the next look reads what it was
             raise
-        lease = {"lease_end_s": end_s, "lease_tag": answer["ETag"], "lease_renews": renewal is not None}
+        lease = {"lease_end_s": end_s, "lease_tag": answer["ETag"]}
         granted = self._outlive(state.model_copy(update=lease), end_s)
         self.save(granted)
         return granted
@@ -771,7 +763,7 @@ def _why_short(request: Request, answer: Answer, granted: int, role: Role) -> Cl
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
     """Read the name of a run's newest complete checkpoint from the bucket; None: there is none yet."""
     answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))
-    latest = None if answer is None else Latest.of(answer["Body"])
+    latest = None if answer is None else Latest.of_json(answer["Body"])
     return None if latest is None else latest.checkpoint
 
 
@@ -803,16 +795,7 @@ class Ec2Launcher(_Renter):
         Order.load(run_dir / ORDER_FILE).of_run(spec).save(run_dir / ORDER_FILE)
         # What other terminals need to look after the run.
         objects = {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()}
-        state = self._opened(run_dir).begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
-        try:
-            self._opened(run_dir).settle(state)  # from here on machines extend it, where nobody follows the run
-        except CloudRefused as refused:
-            self.tell(f"{refused.message} {refused.hint or ''} Its machines extend nothing until somebody looks at it.")
-        except BaseException:
-            name = run_dir.name
-            with stopping(f"the rented machines of {name}", f"hetopt gc --on ec2 --run {name} --remove", self.tell):
-                self.stop(RunHandle(run_dir=run_dir))
-            raise
+        self._opened(run_dir).begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:

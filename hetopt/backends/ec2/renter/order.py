@@ -1,9 +1,9 @@
 """The order of machines and the cluster state last seen: the two records of a run on EC2, each a file in its folder.
 
-Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. Worst-case
-prices bound the lifetime of machines, and their end comes before the budget: the law is `hetopt.core.budget_law`. While
-somebody follows the run, what was really spent replaces the worst case, and the same inequality grants more time
-(`reconcile.lease_end_s`). While nobody does, machines reckon by it themselves (`hetopt.backends.host.protocol`).
+Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. The highest
+price of each machine bounds their lifetime, and their end comes before the budget: the law is `hetopt.core.budget_law`.
+While somebody follows the run, what was really spent replaces the worst case, and the same inequality grants more time
+(`reconcile.lease_end_s`).
 
 What was seen last: machines, what they cost, and how the run is; nobody needs to log in for that. A
 machine whose boot fails leaves its log in the bucket and shuts down, so nobody hears of it by the run's events. It is
@@ -19,7 +19,7 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -27,9 +27,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from hetopt.backends.backend import is_given_up
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.objects import changes_of, history_parameters
 from hetopt.backends.ec2.renter.request import Answer, Request, read
-from hetopt.backends.host.protocol import PRICES_EVERY_S, BilledTime, spec_digest, spent_usd
+from hetopt.backends.host.protocol import spec_digest
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -85,8 +84,8 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
     if left_s < LEAST_LIFETIME_S * (1 - 1e-9):
         least_usd = least_budget_usd(worst_usd_per_hour, fixed_usd)
         raise BudgetStop(
-            f"{usd(budget_usd)} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its on-demand price "
-            f"of {usd(worst_usd_per_hour)} an hour, which spot prices can rise to.",
+            f"{usd(budget_usd)} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its highest price, "
+            f"{usd(worst_usd_per_hour)} an hour.",
             hint=f"raise the budget to `budget_usd={math.ceil(least_usd * 100) / 100:.2f}`, or plan a smaller cluster",
         )
     return left_s - budget_law.SHUTDOWN_S
@@ -98,10 +97,11 @@ _PRICE_INCREASE = 1.02
 
 
 class Rate(Record):
-    """The USD an hour of a machine of a type, when it is ordered and at most, both with volume and address."""
+    """The USD an hour of a machine of a type, volume and address included: when it is ordered, and at most."""
 
     usd_per_hour: PositiveFloat
-    worst_usd_per_hour: PositiveFloat
+    worst_usd_per_hour: PositiveFloat = Field(description="on spot, the highest price at which the machine is kept")
+    on_demand_usd_per_hour: PositiveFloat
 
 
 class Zone(Record):
@@ -115,9 +115,14 @@ class Zone(Record):
     rates: dict[str, Rate] = Field(description="by instance type")
 
     def usd_per_hour(self, instance_type: str, market: Market) -> float:
-        """Return the ordered USD an hour of a machine, volume and address included; on demand, its worst price."""
+        """Return the USD an hour of a machine, volume and address included, at the prices of the order."""
         rate = self.rates[instance_type]
-        return rate.usd_per_hour if market == "spot" else rate.worst_usd_per_hour
+        return rate.usd_per_hour if market == "spot" else rate.on_demand_usd_per_hour
+
+    def worst_usd_per_hour(self, instance_type: str, market: Market) -> float:
+        """Return the most USD an hour that a machine can come to cost, volume and address included."""
+        rate = self.rates[instance_type]
+        return rate.worst_usd_per_hour if market == "spot" else rate.on_demand_usd_per_hour
 
 
 class Role(Record):
@@ -126,7 +131,6 @@ class Role(Record):
     name: str
     instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then substitutes")
     hosts: tuple[HostName, ...] = Field(min_length=1, description="their names in the run")
-    workers_per_machine: PositiveInt
     market: Market
     image_kind: str
 
@@ -239,9 +243,9 @@ class Order(Artifact):
         """Return the USD an hour of the cluster of planned types in a zone, at the prices of the order."""
         return usd_per_hour(self.roles, zone)
 
-    def worst_usd_per_hour(self) -> float:
-        """Return the most USD an hour that any cluster of this order can come to cost."""
-        return worst_usd_per_hour(self.roles, self.zones)
+    def worst_usd_per_hour(self, *, on_demand: bool = False) -> float:
+        """Return the most USD an hour that any cluster of this order can come to cost; all machines ``on_demand``?"""
+        return worst_usd_per_hour(self.roles, self.zones, on_demand=on_demand)
 
     def machine_usd_per_hour(self, instance_type: str) -> float:
         """Return the USD an hour of a machine, without volume and address, in the first zone at the order's prices."""
@@ -263,8 +267,9 @@ class Order(Artifact):
     def outside_end_s(self, lease_end_s: float | None = None) -> float:
         """Return when AWS's scheduler ends machines that nothing else has ended, in seconds since the epoch.
 
-        The budget B pays until the lease's end and the shutdown after it, at the worst price w. Machines that all hang
-        from the moment at which the lease was written cost w until then, so that B (1 + overrun) pays until
+        The budget B pays until the lease's end and the shutdown after it, at the worst price. Machines that all hang
+        from the moment at which the lease was written cost at most w, their price on demand, so that B (1 + overrun)
+        pays until
 
             outside = lease end + shutdown + overrun B / w - late          late: of the scheduler itself         [s]
 
@@ -272,8 +277,9 @@ class Order(Artifact):
             lease_end_s: when the lease ends, in seconds since the epoch; None: the first lease.
         """
         ends_s = self.created_s + self.lifetime_s if lease_end_s is None else lease_end_s
-        late_s: float = budget_law.lasts_s(OVERRUN * self.budget_usd, self.worst_usd_per_hour()) - facts.SCHEDULE_LATE_S
-        return ends_s + budget_law.SHUTDOWN_S + late_s
+        late_s = budget_law.lasts_s(OVERRUN * self.budget_usd, self.worst_usd_per_hour(on_demand=True))
+        outside_s: float = ends_s + budget_law.SHUTDOWN_S + late_s - facts.SCHEDULE_LATE_S
+        return outside_s
 
     @property
     def latest_end_s(self) -> float:
@@ -305,12 +311,44 @@ def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:
     return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
 
 
-def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> float:
-    """Return the most USD an hour of roles: each machine its dearest type at the worst price, in the worst zone."""
-    return max(
-        sum(role.machines * max(zone.rates[name].worst_usd_per_hour for name in role.instance_types) for role in roles)
-        for zone in zones
-    )
+def worst_usd_per_hour(roles: Sequence[Role], zones: Sequence[Zone], *, on_demand: bool = False) -> float:
+    """Return the most USD an hour of roles: each machine its dearest type at the worst price, in the worst zone.
+
+    Args:
+        roles: of the cluster.
+        zones: that it may be in.
+        on_demand: whether its spot machines may come to be replaced by machines on demand.
+    """
+
+    def most(zone: Zone, role: Role) -> float:
+        market: Market = "on-demand" if on_demand else role.market
+        return role.machines * max(zone.worst_usd_per_hour(name, market) for name in role.instance_types)
+
+    return max(sum(most(zone, role) for role in roles) for zone in zones)
+
+
+LEAST_ROOM = 1.2
+"""A highest price is at least so many times the price of today, or a small change would end the run. The prices of GPU
+types moved by a log standard deviation of 0.33 in fourteen months (`docs/catalogue.md`): by some 0.03 in three days."""
+
+
+def with_highest_prices(zone: Zone, roles: Sequence[Role], affordable_usd_per_hour: float) -> Zone:
+    """Return the zone with highest prices for spot machines, at which all together cost what the budget affords.
+
+    EC2 takes a machine back when its pool's price passes that, and never bills more. All prices may rise by the same
+    factor, at least by `LEAST_ROOM`, and to the price on demand at most.
+
+    Args:
+        zone: with present prices.
+        roles: of the cluster.
+        affordable_usd_per_hour: what the budget pays for all machines until the run should have ended.
+    """
+    room = max(LEAST_ROOM, affordable_usd_per_hour / usd_per_hour(roles, zone))
+    rates = {
+        name: rate.model_copy(update={"worst_usd_per_hour": min(rate.worst_usd_per_hour, room * rate.usd_per_hour)})
+        for name, rate in zone.rates.items()
+    }
+    return zone.model_copy(update={"rates": rates})
 
 
 SEEN_FILE = "seen.json"
@@ -321,9 +359,16 @@ Duty = Literal["serves", "waits", "relieved"]
 """A machine is a host of the run; or is to be one, and is not placed yet; or has no place any more: another has it."""
 
 
-class MachineState(BilledTime):
+class MachineState(Record):
     """A rented machine by EC2's description, with its time on the bill and its part in the run."""
 
+    since_s: NonNegativeFloat = Field(description="when its time on the bill began, seconds since the epoch")
+    until_s: NonNegativeFloat | None = Field(default=None, description="when that ended; absent while it runs")
+    usd_per_hour: NonNegativeFloat = Field(
+        description="all that is paid for it now, volume and address included; of one that has ended, at last"
+    )
+    paid_usd: NonNegativeFloat = Field(default=0.0, description="what it had cost when its price last changed")
+    priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
     id: str
     host: HostName
     address: str = Field(default="", description="among the others")
@@ -332,7 +377,6 @@ class MachineState(BilledTime):
     reason: Told | None = None
     ending: Ending | None = None
     zone: str = ""
-    minimum_s: NonNegativeFloat = facts.MINIMUM_BILLED_S
     extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
     heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
     has_stepped: bool = Field(default=False, description="a step was done while it had its place")
@@ -360,18 +404,20 @@ class MachineState(BilledTime):
 
     def usd(self, now_s: float) -> float:
         """Return the USD spent until ``now_s``; of a machine that EC2 took within an hour, only disk and address."""
-        lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
-        if self.ending == "interrupted" and lasted_s < facts.FREE_IF_TAKEN_WITHIN_S:
-            beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
-            return BilledTime(since_s=self.since_s, until_s=self.until_s, **beside).usd(now_s)
-        return super().usd(now_s)
+        end_s: float = max(now_s if self.until_s is None else self.until_s, self.since_s + facts.MINIMUM_BILLED_S)
+        if self.ending == "interrupted" and end_s - self.since_s < facts.FREE_IF_TAKEN_WITHIN_S:
+            return self.extras_usd_per_hour * (end_s - self.since_s) / SECONDS_PER_HOUR
+        from_s = self.since_s if self.priced_s is None else self.priced_s
+        return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
 
     def repriced(self, usd_per_hour: float, now_s: float) -> Self:
         """Return the machine at another USD an hour from ``now_s`` on; unchanged on demand, once ended, or unseen."""
         had_ended = self.until_s is not None and self.until_s <= now_s
         if self.on_demand or had_ended or self.state == "unseen" or usd_per_hour == self.usd_per_hour:
             return self
-        return super().repriced(usd_per_hour, now_s)
+        from_s = max(now_s, self.since_s + facts.MINIMUM_BILLED_S, self.priced_s or 0.0)
+        paid_usd = self.model_copy(update={"until_s": None}).usd(now_s)
+        return self.model_copy(update={"usd_per_hour": usd_per_hour, "paid_usd": paid_usd, "priced_s": from_s})
 
 
 class ClusterState(Artifact):
@@ -386,7 +432,6 @@ class ClusterState(Artifact):
     generation: NonNegativeInt = Field(default=0, description="how often machines were replaced")
     machines: tuple[MachineState, ...] = ()
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
-    lease_renews: bool = Field(default=False, description="whether machines may extend that lease by themselves")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: Told | None = None
@@ -453,7 +498,7 @@ class ClusterState(Artifact):
             now_s: seconds since the epoch.
             machines: of the run; absent: all.
         """
-        return spent_usd(self.machines if machines is None else machines, now_s)
+        return math.fsum(machine.usd(now_s) for machine in (self.machines if machines is None else machines))
 
 
 _ENDINGS: dict[str, Ending] = {
@@ -468,10 +513,48 @@ def ending_of(code: str) -> Ending:
     return next((ending for beginning, ending in _ENDINGS.items() if code.startswith(beginning)), "unknown")
 
 
+PRICES_EVERY_S = 600.0
+"""Prices move over hours, and a machine is billed by the second: a look costs nothing, and tells little more often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceChange:
+    """A spot pool's price from a moment on (seconds since the epoch), in USD an hour without volume and address."""
+
+    zone: str
+    instance_type: str
+    at_s: float
+    usd_per_hour: float
+
+
 def price_request(names: Sequence[str], from_s: float) -> Request:
-    """Return the request for the spot prices of instance types in every zone from ``from_s`` (epoch seconds) on."""
-    about = history_parameters(names, from_s)
-    return read("ec2", "describe_spot_price_history", "what the types cost now, zone by zone", **about)
+    """Return the request for the spot prices of instance types in every zone from ``from_s`` (epoch seconds) on.
+
+    'It also returns the last price change before the start time, which is the effective price as of the start time'
+    (EC2 API reference, DescribeSpotPriceHistory): from now on, that is the price of now.
+    """
+    return read(
+        "ec2",
+        "describe_spot_price_history",
+        "what the types cost now, zone by zone",
+        InstanceTypes=list(names),
+        ProductDescriptions=[facts.SPOT_PRODUCT],
+        StartTime=datetime.datetime.fromtimestamp(from_s, datetime.UTC),
+    )
+
+
+def changes_of(answer: Answer) -> list[PriceChange]:
+    """Return the price changes in an answer of DescribeSpotPriceHistory, oldest first."""
+    changes = (
+        PriceChange(
+            zone=row["AvailabilityZone"],
+            instance_type=row["InstanceType"],
+            at_s=row["Timestamp"].timestamp(),
+            usd_per_hour=float(row["SpotPrice"]),
+        )
+        for row in answer.get("SpotPriceHistory", ())
+    )
+    return sorted(changes, key=lambda change: change.at_s)
 
 
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:

@@ -14,7 +14,6 @@ from functools import partial
 from importlib.metadata import version
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.objects import changes_of
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
@@ -24,13 +23,16 @@ from hetopt.backends.ec2.renter.order import (
     Rate,
     Role,
     Zone,
+    changes_of,
     lifetime_s,
     price_request,
     usd_per_hour,
+    with_highest_prices,
     worst_usd_per_hour,
 )
 from hetopt.backends.ec2.renter.request import Answer, Edge, if_there, read
 from hetopt.backends.options import IMAGE_KINDS, Ec2
+from hetopt.core.budget_law import SECONDS_PER_HOUR, SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, setting
 from hetopt.core.formatting import usd
 from hetopt.core.listening import new_secret
@@ -252,6 +254,7 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
     return Rate(
         usd_per_hour=(on_demand.usd_per_hour if spot is None else spot) + extras_usd,
         worst_usd_per_hour=worst + extras_usd,
+        on_demand_usd_per_hour=on_demand.usd_per_hour + extras_usd,
     )
 
 
@@ -414,7 +417,6 @@ def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[st
                 name=f"{number}-{group.instance_type.replace('.', '-')}",
                 instance_types=(group.instance_type, *others),
                 hosts=tuple(mine),
-                workers_per_machine=group.workers_per_machine,
                 market=group.market,
                 image_kind=kinds.pop(),
             )
@@ -531,6 +533,7 @@ class Orders:
             deadline_s=plan.goal.deadline_s,
             spent_usd=spent_usd + before_usd,
             may_cost_usd=plan.chosen.prediction.cost_usd.high - before_usd,
+            may_take_s=plan.chosen.prediction.total_s.high,
         )
         return order.of_run(plan.run)
 
@@ -548,6 +551,7 @@ class Orders:
         deadline_s: float | None = None,
         spent_usd: float = 0.0,
         may_cost_usd: float | None = None,
+        may_take_s: float | None = None,
     ) -> Order:
         """Return the order for roles at present prices, by reading from AWS; errors as in `of_plan`. Nothing is rented.
 
@@ -563,6 +567,7 @@ class Orders:
             deadline_s: as of `move_usd`; the machines' lifetime ends then, too.
             spent_usd: as there.
             may_cost_usd: as there.
+            may_take_s: seconds that the budget is to pay at spot machines' highest prices; None: these are on demand.
         """
         who = identity(self.edge)
         bucket = self.options.bucket or default_bucket(who.account_id, self.catalog.region)
@@ -583,9 +588,8 @@ class Orders:
         fixed = fixed_usd(checkpoint_bytes(gradient_bytes), self.billing)
         if not (self.options.public_address and all(zone.gives_address for zone in zones)):
             fixed += _nat_usd(roles, self.billing)
-        worst = worst_usd_per_hour(roles, zones)
         move = move_usd(
-            worst,
+            worst_usd_per_hour(roles, zones, on_demand=True),
             roles=roles,
             budget_usd=budget_usd,
             fixed_usd=fixed,
@@ -593,7 +597,12 @@ class Orders:
             spent_usd=spent_usd,
             may_cost_usd=may_cost_usd,
         )
-        longest_s = lifetime_s(budget_usd, fixed_usd=fixed + move + spent_usd, worst_usd_per_hour=worst)
+        gone_usd = fixed + move + spent_usd
+        if may_take_s is not None:
+            affordable = SECONDS_PER_HOUR * (budget_usd - gone_usd) / (may_take_s + SHUTDOWN_S)
+            zones = tuple(with_highest_prices(zone, roles, affordable) for zone in zones)
+        worst = worst_usd_per_hour(roles, zones)
+        longest_s = lifetime_s(budget_usd, fixed_usd=gone_usd, worst_usd_per_hour=worst)
         types = [self.catalog.instance_type(name) for role in roles for name in role.instance_types]
         slowest = min(instance_type.network_bytes_per_s for instance_type in types)
         return Order(

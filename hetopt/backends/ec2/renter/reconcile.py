@@ -29,11 +29,10 @@ from hetopt.backends.ec2.renter.order import (
     MachineState,
     Order,
     Role,
-    billed_from_s,
     failed,
     hopeless_hosts,
 )
-from hetopt.backends.host.protocol import PaidMachine, Renewal, without
+from hetopt.backends.host.protocol import without
 from hetopt.core import budget_law
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
@@ -61,39 +60,8 @@ def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
 
 def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
     """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices."""
-    end_s = budget_law.end_s(now_s, left_usd(order, state, now_s), order.worst_usd_per_hour())
-    return min(end_s, order.latest_end_s)
-
-
-def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | None:
-    """Return the renewal by which unattended machines extend their lease; None: they must not, or none is on spot.
-
-    They must not while machines come or are relieved, after a wish to stop, or when no budget is left. The renewal
-    begins where prices were last seen: what they have been since is not known here.
-    """
-    since_s = min(now_s, billed_from_s(order, state))
-    left = left_usd(order, state, since_s)
-    changing = state.paused_s is not None or len(state.serving) < len(state.alive)
-    on_spot = any(not machine.on_demand for machine in state.alive)
-    if changing or not on_spot or state.stop_wished_s is not None or left <= 0:
-        return None
-    return Renewal(
-        since_s=since_s,
-        left_usd=left,
-        worst_usd_per_hour=order.worst_usd_per_hour(),
-        checkpoint_s=order.checkpoint_s,
-        machines=tuple(
-            PaidMachine(
-                zone=machine.zone or state.zone,
-                instance_type=machine.instance_type,
-                on_demand=machine.on_demand,
-                usd_per_hour=machine.usd_per_hour,
-                worst_usd_per_hour=order.zone(machine.zone).rates[machine.instance_type].worst_usd_per_hour,
-                extras_usd_per_hour=machine.extras_usd_per_hour,
-            )
-            for machine in state.alive
-        ),
-    )
+    worst = order.worst_usd_per_hour(on_demand=state.on_demand)
+    return min(budget_law.end_s(now_s, left_usd(order, state, now_s), worst), order.latest_end_s)
 
 
 def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> ClusterState:
@@ -114,13 +82,14 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
             f"{order.run_id} cannot move: it is over, moving already, or not on spot.",
             hint="look at it with `hetopt status`",
         )
-    if not order.move_usd or lease_end_s(order, state, now_s) < now_s + needed_s:
+    after = state.model_copy(update={"on_demand": True, "asked_s": None})
+    if not order.move_usd or lease_end_s(order, after, now_s) < now_s + needed_s:
         raise BudgetStop(
             f"the budget of {usd(order.budget_usd)} does not pay for on-demand machines until the end of "
             f"{order.run_id}, so that it stays on spot; its deadline may pass.",
             hint="resume it with a higher `budget_usd`",
         )
-    return state.model_copy(update={"on_demand": True, "asked_s": None})
+    return after
 
 
 ASK_AGAIN_S = 300.0
@@ -208,14 +177,9 @@ class Place(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(Action):
-    """The action that lets the machines live until ``end_s``, seconds since the epoch.
-
-    Attributes:
-        renewal: by which they extend that themselves; None: only the process that follows the run does.
-    """
+    """The action that lets the machines live until ``end_s``, seconds since the epoch."""
 
     end_s: float
-    renewal: Renewal | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,16 +221,12 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
     if observed.has_failed and not state.waiting:
         return Clear(state=state)
     change = _end_relieved(state, now_s) or _change(order, observed, now_s)
-    if isinstance(change, Rent) and state.lease_renews:
-        # Those that are there know nothing of what is about to be paid for: they extend nothing from now on.
+    if isinstance(change, Rent) and state.lease_end_s is not None and end_s + 1.0 < state.lease_end_s:
+        # On demand machines cost more than those for which the lease was written, which is shortened before they come.
         return Extend(state=state, end_s=end_s)
-    if change is not None:
-        return change
-    renewal = renewal_of(order, state, now_s)
-    grows = state.lease_end_s is None or end_s > state.lease_end_s + LEASE_GROWS_S
-    if grows or (renewal is not None and not state.lease_renews):
-        return Extend(state=state, end_s=end_s, renewal=renewal)
-    return None
+    if change is None and (state.lease_end_s is None or end_s > state.lease_end_s + LEASE_GROWS_S):
+        return Extend(state=state, end_s=end_s)
+    return change
 
 
 def _with(state: ClusterState, **changes: Any) -> ClusterState:
