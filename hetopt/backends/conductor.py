@@ -19,7 +19,7 @@ from typing import Literal
 from hetopt.backends.backend import advances
 from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import exit_code, failure_reason, last_log_line
 
 SURVIVORS_S = 20.0
@@ -176,9 +176,13 @@ class Conductor(ABC):
         return next_move(self.now)
 
     def begin_generation(self, members: Sequence[str]) -> None:
-        """Record that the hosts ``members`` now train as a new generation; start nothing."""
+        """Record that the hosts ``members`` now train as a new generation; start nothing.
+
+        Where workers go on without lost hosts, those that are not there yet may join from memory when they come.
+        """
+        later = [name for name in host_names(self.spec) if name not in members] if self.spec.is_elastic else []
         self.now.members, self.now.ended, self.now.fresh, self.now.pauses = members, {}, set(), False
-        self.now.reduced, self._hosts_begun, self.reasons = False, tuple(members), []
+        self.now.reduced, self._hosts_begun, self.reasons = False, (*members, *later), []
         self._brought, self._training = set(), ()
 
     def take(self, event: LogEvent) -> None:
@@ -199,8 +203,8 @@ class Conductor(ABC):
         return True
 
     def takes_back(self, host: str) -> bool:
-        """Return whether a lost host of the present generation joins those that go on; it is a member again then."""
-        if not self.now.reduced or self.now.pauses or host not in self._hosts_begun:
+        """Return whether a host that was not there joins those that train; it is a member of the generation then."""
+        if self.now.pauses or host in self.now.members or host not in self._hosts_begun:
             return False
         self.now.members = [name for name in self._hosts_begun if name == host or name in self.now.members]
         self._brought.discard(host)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetopt.core.errors import BadInput
@@ -313,6 +313,12 @@ def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[i
 def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
     """Divide ``count`` units into integers in proportion to positive weights, at least one each; refuse too few."""
     return largest_remainder(weights, count, minimum=(1,) * len(weights), maximum=(None,) * len(weights))
+
+
+def with_hosts_first(spec: RunSpec, there: Collection[str]) -> RunSpec:
+    """Return the run's spec with the workers on the hosts ``there`` before all others: one of them has rank 0."""
+    workers = sorted(spec.workers, key=lambda worker: worker.host not in there)
+    return spec.model_copy(update={"workers": tuple(workers)})
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:

@@ -122,11 +122,10 @@ def may_close(
         is_lost: whether the host of the worker at a place is known to be lost.
     """
     last = max((member.joined for member in registered.values()), default=NO_GENERATION)
-    if last == NO_GENERATION:
-        return set(places) <= set(registered)  # nobody has trained yet
-    beside = next(member.beside for member in registered.values() if member.joined == last)
+    is_first = last == NO_GENERATION  # nobody has trained yet: all whose hosts are there are waited for
+    beside = places if is_first else next(member.beside for member in registered.values() if member.joined == last)
     missing = [place for place in beside if place not in registered and not is_lost(place)]
-    return 0 in registered and (not missing or waited_s >= patience.regroup_s)
+    return 0 in registered and (not missing or (not is_first and waited_s >= patience.regroup_s))
 
 
 LOOK_S = 0.05

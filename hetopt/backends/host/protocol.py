@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar, Protocol, Self
 from pydantic import Field, StringConstraints, ValidationError
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
-from hetopt.core.batch_partition import spec_of_living
+from hetopt.core.batch_partition import spec_of_living, with_hosts_first
 from hetopt.core.errors import CloudRefused
 from hetopt.core.hosts import AddressAmongHosts
 from hetopt.core.listening import SECRET_PATTERN
@@ -229,6 +229,16 @@ def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
                 hint="launch the plan again",
             )
     return left
+
+
+def placed_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
+    """Return the run as the hosts ``there`` begin it; where others may join from memory, these are in it, too.
+
+    Raises:
+        CloudRefused: nobody is there, or the workers that are cannot hold the batch.
+    """
+    absent = [worker.host for worker in spec.workers if worker.host not in there]
+    return with_hosts_first(spec, there) if spec.is_elastic and there else without(spec, absent)
 
 
 def placement_json(

@@ -28,9 +28,9 @@ from hetopt.backends.host.protocol import (
     Placements,
     State,
     is_over,
+    placed_on,
     placement_json,
     spec_digest,
-    without,
 )
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
@@ -245,9 +245,8 @@ class HostsConductor(Conductor):
             raise RunFailed(
                 "none of the hosts may be used now.", hint="see `hours` in the inventory, or launch when they begin"
             )
-        absent = set(self._names) - set(members)
         with self._lock:
-            self._placed = without(self.spec, absent) if absent else self.spec
+            self._placed = placed_on(self.spec, members)
             self._generation += 1
             self.begin_generation(members)
             self._announce()

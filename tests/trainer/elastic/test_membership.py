@@ -69,7 +69,8 @@ NEW = {place: Member(place=place, life="b") for place in range(3)}
     ("there", "workers", "waited_s", "lost", "closes"),
     [
         (TWO, 2, 0.0, (), True),
-        (TWO, 3, 99.0, (2,), False),  # a run starts with everyone,
+        (TWO, 3, 99.0, (), False),  # a run starts with everyone
+        (TWO, 3, 0.0, (2,), True),  # whose host is there,
         (survivors([0, 1], range(3)), 3, 2.9, (), False),
         (survivors([0, 1], range(3)), 3, 3.0, (), True),  # and goes on with those that are left,
         (survivors([0, 1], range(3)), 3, 0.0, (2,), True),  # at once where the others are known to be lost,

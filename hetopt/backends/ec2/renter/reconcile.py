@@ -32,7 +32,7 @@ from hetopt.backends.ec2.renter.order import (
     failed,
     hopeless_hosts,
 )
-from hetopt.backends.host.protocol import without
+from hetopt.backends.host.protocol import placed_on
 from hetopt.core import budget_law
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
@@ -264,10 +264,11 @@ def _change(order: Order, observed: Observed, now_s: float) -> Action | None:
             unbooted=_unbooted(order, state, hopeless),
             say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",
         )
-    if lost and state.serving:
+    news = [host for host in lost if host not in state.missed]
+    if state.serving and (news or state.missed_s):
         if not goes_on_from_memory(observed, lost, now_s):
             return _go_on_without(order, observed, lost, now_s)
-        if news := [host for host in lost if host not in state.missed]:
+        if news:
             after = _with(state, missed=tuple(lost), missed_s=now_s, asked_s=None)
             return Announce(state=after, say=f"lost {', '.join(news)}; the others go on without")
     if state.paused_s is not None and not state.waiting and not lost:
@@ -384,9 +385,9 @@ def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: 
         CloudRefused: they cannot hold the batch.
     """
     there = {machine.host for machine in state.serving}
-    whole = spec.model_copy(update={"workers": order.workers})
-    placed = without(whole, {worker.host for worker in order.workers if worker.host not in there})
-    after = _with(state, generation=state.generation + 1, placed_s=now_s, paused_s=None, missed=(), missed_s=0.0)
+    placed = placed_on(spec.model_copy(update={"workers": order.workers}), there)
+    missed = tuple(host for host in host_names(placed) if host not in there)
+    after = _with(state, generation=state.generation + 1, placed_s=now_s, paused_s=None, missed=missed, missed_s=0.0)
     return Place(state=after, spec=placed, say=say)
 
 
