@@ -203,7 +203,7 @@ def _listed(client: Any, **place: str) -> list[Mapping[str, Any]]:
 
 
 def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
-    """Return the parameters of DescribeSpotPriceHistory for the instance types ``names`` in all zones.
+    """Return DescribeSpotPriceHistory's parameters for instance types ``names`` in all zones, from ``from_s`` on.
 
     Args:
         names: of the types.

@@ -118,7 +118,7 @@ class PaidMachine(Record):
 
 
 class Renewal(Record):
-    """The USD that a run has left at a moment, and all machines on its bill, by which they extend their lease.
+    """The USD that a run has left at a moment, and all machines on its bill, from which these extend their lease.
 
     It tells of every machine on the bill. Where others are to come, a lease without one is written first.
     """
@@ -151,7 +151,7 @@ class Lease(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A machine's node in a run (host, address, meeting point), with the placements of all machines."""
+    """A machine's place in a run (host, address, meeting point), with the placements of all machines."""
 
     node: Node
     told: Placements
@@ -380,7 +380,7 @@ class BilledTime(Record):
         return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
 
     def repriced(self, usd_per_hour: float, now_s: float) -> Self:
-        """Return the stay at ``usd_per_hour`` from ``now_s`` (seconds since the epoch) on; what it had cost stays."""
+        """Return the billed time at ``usd_per_hour`` from ``now_s`` (epoch seconds) on; what it had cost stays."""
         from_s = max(now_s, self.since_s + self.minimum_s, self.priced_s or 0.0)
         paid_usd = self.model_copy(update={"until_s": None}).usd(now_s)
         return self.model_copy(update={"usd_per_hour": usd_per_hour, "paid_usd": paid_usd, "priced_s": from_s})

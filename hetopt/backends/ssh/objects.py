@@ -189,7 +189,7 @@ class Answer(Record):
 
 
 def check_allowed(request: Request) -> None:
-    """Raise BadInput for a request that no host may make: steering the run, or reading or writing beside it.
+    """Raise BadInput for a host's request that would steer the run, or touch objects that are not its to touch.
 
     Raises:
         BadInput: so it is.
@@ -307,7 +307,7 @@ class RemoteObjects(ObjectsInParts):
         return None if reply.size is None else (data, reply.size)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Have the launching machine write an object's part at byte ``offset``; with the ``last`` it appears."""
+        """Have the launching machine write a part at byte ``offset`` (``last``: it appears); return whether it did."""
         return self._ask("put_part", name, data, offset=offset, last=last)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:

@@ -256,7 +256,7 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
 
 
 def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
-    """Ask EC2 for the ``named`` subnets, or else the region's default subnets.
+    """Ask EC2 for its descriptions of the ``named`` subnets, or of the region's default subnets if none is named.
 
     Raises:
         CloudRefused: one of them is not there.
