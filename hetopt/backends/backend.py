@@ -169,11 +169,7 @@ class Renting(Launcher, Protocol):
 
 
 def check_place(launch: Launch, folder: Path, place: str) -> None:
-    """Raise BadInput unless the run in ``folder``, recorded in ``launch``, was launched on the backend ``place``.
-
-    Raises:
-        BadInput: so it is.
-    """
+    """Raise BadInput unless the run in ``folder``, recorded in ``launch``, was launched on the backend ``place``."""
     if launch.on != place:
         raise BadInput(
             f"{folder.name} was started on {launch.on}, and goes on there.",

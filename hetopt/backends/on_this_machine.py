@@ -224,7 +224,7 @@ class Present(NamedTuple):
 
 
 def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
-    """Return the plan with its profile at this machine's present speed, and at its contention if that is worse.
+    """Return the plan with its profile scaled to this machine's speed and contention, read now; if of a GPU, as it is.
 
     What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
     of which the yardstick knows nothing, stays too, and nothing is measured for it.

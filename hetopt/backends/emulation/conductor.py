@@ -488,11 +488,7 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
 
 
 def check_change(spec: RunSpec, change: Change) -> None:
-    """Raise BadInput for a change that the run would not survive, such as a cut or return without restarts.
-
-    Raises:
-        BadInput: so it is.
-    """
+    """Raise BadInput for a change that the run would not survive, such as a cut or return without restarts."""
     if change.cut and spec.script:
         raise BadInput(
             "a host of a script's run cannot be cut off for a while: its workers would wait for it.",

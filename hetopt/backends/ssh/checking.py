@@ -335,9 +335,6 @@ def check_readers(
         samples: of a batch of each worker that the machine has.
         shared_bytes: that /dev/shm has in all; None: it is not there.
         open_files: that a process may have; None: as many as it wants.
-
-    Raises:
-        RunFailed: they cannot.
     """
     if reading is None:
         return

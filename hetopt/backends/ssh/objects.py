@@ -91,11 +91,7 @@ class ObjectsInParts(Objects, ABC):
         return is_whole
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Raise BadInput: a host of the user's reads no bucket.
-
-        Raises:
-            BadInput: always.
-        """
+        """Raise BadInput: a host of the user's reads no bucket."""
         raise BadInput(
             f"{url} is in a bucket, which hosts of your own do not read.", hint="give a folder that they have"
         )
@@ -189,11 +185,7 @@ class Answer(Record):
 
 
 def check_allowed(request: Request) -> None:
-    """Raise BadInput for a host's request that would steer the run, or touch objects that are not its to touch.
-
-    Raises:
-        BadInput: so it is.
-    """
+    """Raise BadInput for a host's request that would steer the run, or touch objects that are not its to touch."""
     writes = request.what not in ("names", "part")
     if request.place == MODELS:
         fine = writes and any(fnmatchcase(request.name, pattern) for pattern in (MODEL_NAMES, f"{OUTPUT_FOLDER}/*"))

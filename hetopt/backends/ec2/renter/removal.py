@@ -80,11 +80,7 @@ class Survey:
     unseen: Mapping[Kind, CloudRefused]
 
     def check(self) -> tuple[TaggedResource, ...]:
-        """Return the resources found; raise CloudRefused if any kind could not be listed, as some may be left.
-
-        Raises:
-            CloudRefused: something could not be looked at.
-        """
+        """Return the resources found; raise CloudRefused if any kind could not be listed, as some may be left."""
         if self.unseen:
             kinds, first = " and ".join(f"{kind}s" for kind in self.unseen), next(iter(self.unseen.values()))
             raise CloudRefused(
