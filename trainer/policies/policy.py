@@ -878,7 +878,7 @@ def register(name: str, about: str, make: Maker) -> None:
 
 
 def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
-    """Return the batch policy that a run asks for; refuses a global batch without ``minimum`` samples a worker.
+    """Return the batch policy that a run asks for; raise BadInput for a batch without ``minimum`` samples a worker.
 
     Args:
         spec: of the run.

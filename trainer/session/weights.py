@@ -68,7 +68,7 @@ class Counts(NamedTuple):
         return cls(float(samples), number, 1.0, 0.0, 0.0)
 
     @property
-    def own(self) -> float:
+    def factor(self) -> float:
         """The factor of this worker's gradient where all workers' losses are of one kind."""
         return self.sums or (self.samples if self.means else self.denominator)
 
@@ -91,7 +91,7 @@ class Counts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The divisor of the sum of all workers' gradients that are weighted by `own`."""
+        """The divisor of the sum of all workers' gradients that are weighted by `factor`."""
         return 1.0 if self.sums else self.samples if self.means else self.denominator or 1.0
 
     @property

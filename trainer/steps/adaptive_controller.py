@@ -129,7 +129,7 @@ class AdaptiveController:
         """The ratio of the paired trial to make before the next step; None: none is due."""
         return self._decision.try_ratio if self._verdict is None else None
 
-    def heard(self, verdict: Verdict) -> None:
+    def take_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict of a paired trial, which must be the same on all ranks, for the next `judge`."""
         self._verdict = verdict
 
@@ -346,7 +346,7 @@ class ExchangeConfig:
         self.follow()
 
     def event(self, period: Period) -> Event:
-        """Return the ``exchange`` field of a period's ``step`` event; empty if nothing finite was exchanged."""
+        """Return a ``step`` event's ``exchange`` field; empty for one worker, or if nothing finite was exchanged."""
         steering, rows = self.steering, period.rows
         if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}

@@ -231,7 +231,7 @@ class AutoState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatedOption:
-    """An exchange option, the energy it keeps (0 to 1), step seconds, and seconds of a dense step's progress."""
+    """An exchange option, its energy kept (0 to 1), step seconds, and seconds per progress of a dense step (hoped)."""
 
     option: Option
     gain: float
@@ -309,7 +309,7 @@ class AutoRatio:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Grounds on which exchange options are judged: the policy, the policy's state, and the measured network."""
+    """Estimates of time to the target for exchange options, by a ratio policy, its state and the measured network."""
 
     policy: AutoRatio
     state: AutoState
