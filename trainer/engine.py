@@ -317,13 +317,13 @@ class Engine:
 
     @property
     def look_at(self) -> Sequence[float]:
-        """Ratios to tell the kept energy at in the next step; few steps look."""
+        """The compression ratios at which the next step measures the gradient energy kept; empty on most steps."""
         steering = self.exchange.steering
         return steering.look_at if steering is not None and self._done + 1 == self._reported_steps else ()
 
     @property
     def wants_norms(self) -> bool:
-        """True where the next step is to tell the norms of its gradient, which is summed as it is: few steps do.
+        """True where the next step is to measure its gradient's norms: few steps, uncompressed, of several workers.
 
         Of a sharded model no device has them.
         """

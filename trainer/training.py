@@ -176,14 +176,14 @@ class LossTest:
 
     @property
     def hint(self) -> str:
-        """The advice that brings the parts together, or at least nearer."""
+        """The advice by which parts of a batch come closer to the whole; there even where they do not differ."""
         return _WHY_PARTS_DIFFER[self.kind == "coupled"][1]
 
 
 def probe_loss(
     model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
 ) -> LossTest:
-    """Return what a loss is a mean over, by comparing gradients of the first samples and of two parts of them.
+    """Return what a loss is a mean over, and how far parts are from the whole, by gradients of the first samples.
 
     Buffers, modes and torch's random state are restored, and gradients removed; random numbers that ``read`` draws
     stay drawn.

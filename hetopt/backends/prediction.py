@@ -155,7 +155,7 @@ class SmallWorkers:
 
     @property
     def crowding(self) -> float:
-        """The factor by which something takes longer that all workers do at once."""
+        """The factor, at least 1, by which work that all workers do at once takes longer: workers per processor."""
         return max(1.0, self.workers / self.processors)
 
     @property

@@ -209,7 +209,7 @@ class CommState(GradientState):
         self._squares = 0.0
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
-        """Set up the exchange anew by a run's spec, before its first step; ``reach`` is told the part that is made.
+        """Set up the exchange anew by a run's spec, before its first step; ``reach`` is told the fraction that is made.
 
         See the arguments of the class.
         """
@@ -277,7 +277,7 @@ class CommState(GradientState):
 
     @property
     def is_under_backward(self) -> bool:
-        """See `GradientState`."""
+        """True where gradients travel during the backward pass, so unless all are compressed at once at its end."""
         return not isinstance(self._sums, WholeSum)
 
 

@@ -245,7 +245,7 @@ class DdpRun:
 
     @property
     def is_ours(self) -> bool:
-        """True where hetopt exchanges the gradients of every DDP module."""
+        """True where hetopt, and no other hook, exchanges the gradients of every DDP module."""
         return all(self._hooked.get(id(ddp), True) for ddp, _ in self._modules)
 
     def remark(self, sentence: str) -> None:

@@ -156,12 +156,12 @@ class GradientSum:
 
     @property
     def is_clear(self) -> bool:
-        """Return whether ``.grad`` was empty before the backward pass."""
+        """True if `begin` found no ``.grad`` of these parameters to move aside."""
         return self._before.count(None) == len(self._before)
 
     @property
     def is_made(self) -> bool:
-        """Return whether the backward pass made a gradient of any of these parameters."""
+        """True if any of these parameters has a ``.grad`` now."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def put_back(self) -> None:

@@ -66,7 +66,7 @@ class Session(Flow):
 
     @property
     def is_leader(self) -> bool:
-        """Return whether this is rank 0, which prints and saves."""
+        """True on rank 0, which prints and saves."""
         return self.rank == 0
 
     @property

@@ -96,5 +96,5 @@ class Counts(NamedTuple):
 
     @property
     def is_mixed(self) -> bool:
-        """Return whether the workers' losses are of several kinds."""
+        """True if these summed counts are of several kinds of loss: means over samples, sums, and others."""
         return 0 < self.means < self.losses or 0 < self.sums < self.losses

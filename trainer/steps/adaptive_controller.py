@@ -115,12 +115,12 @@ class AdaptiveController:
 
     @property
     def look_at(self) -> Sequence[float]:
-        """The ratios at which the next look reads gains; none where nobody asks for one."""
+        """The ratios at which the workers measure compression gains now; empty where the policy asks for none."""
         return self.looks if self._decision.measure_gain else ()
 
     @property
     def looks(self) -> tuple[float, ...]:
-        """The ratios at which this run looks at gains, whenever it does."""
+        """The ratios, ascending, at which this run measures compression gains whenever it does."""
         asked = self.candidates.asked.ratio
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
@@ -323,12 +323,12 @@ class ExchangeConfig:
 
     @property
     def in_use(self) -> Compression:
-        """The compression in use."""
+        """The compression in use now: the run's, or the one that the controller chose."""
         return self.compression if self.steering is None else self.steering.candidate.compression
 
     @property
     def way(self) -> str:
-        """The name of the exchange in use."""
+        """The name of the exchange in use now: the run's, or the one that the controller chose."""
         return way_name(self.compression) if self.steering is None else self.steering.candidate.key
 
     def follow(self) -> None:

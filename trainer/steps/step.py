@@ -393,7 +393,7 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """Return samples to try after a micro-batch of ``samples`` did not fit: half, rounded down; or RunFailed at 1.
+    """Return samples to try when a micro-batch of ``samples`` did not fit: half, rounded down; raise RunFailed at 1.
 
     Raises:
         RunFailed: it was a single sample.
@@ -536,7 +536,7 @@ class FusedStep:
         look_at: Sequence[float] = (),
         wants_norms: bool = False,
     ) -> StepTrace:
-        """Compute the gradient of a step's micro-batches into `flat`, and sum it over workers; all must call it.
+        """Compute the gradient of micro-batches into `flat`, sum it over workers, return a trace; all must call it.
 
         Args:
             parts: what to compute.

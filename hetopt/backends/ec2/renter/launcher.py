@@ -512,7 +512,7 @@ class Loop(_Renter):
 
     @property
     def made(self) -> Made:
-        """The resources of the run that exist by its ledger."""
+        """The ids of what the run has made in AWS and not removed, by its ledger as of now; asks AWS nothing."""
         return made(read_ledger(self.run_dir / LEDGER_FILE), self.clock())
 
     def _group(self) -> str:
