@@ -274,7 +274,7 @@ class Chain:
         return self._compressor.state()
 
     def load_state(self, state: State) -> None:
-        """Restore the state that `state` returned."""
+        """Restore the compressor's state that `state` returned."""
         self._compressor.load_state(state)
 
     def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:

@@ -336,7 +336,7 @@ class ShareTable:
         return largest_remainder(wanted, samples, minimum=minimum, maximum=maximum)
 
     def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
-        """Return the part of a batch of ``samples`` samples that the worker of a rank computes.
+        """Return the part of a batch of ``samples`` samples that a rank computes: rank 0 the whole in an audit.
 
         Args:
             rank: of the worker.

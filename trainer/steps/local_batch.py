@@ -242,7 +242,7 @@ class BatchReader:
         return [part for unit in units for part in evenly(unit, self.max_samples)]
 
     def read(self, part: MicroBatch) -> Batch:
-        """Return the samples of a micro-batch, read onto the device."""
+        """Read a micro-batch's samples, and return them on the device; does not wait for the copy."""
         return to_device(self.read_on_host(part), self.device)
 
     def read_for_later(self, part: MicroBatch) -> Batch:

@@ -265,7 +265,7 @@ class Part:
 
 
 def parts_of(parameters: Sequence[Tensor]) -> list[Part]:
-    """Return the buckets of a flat gradient from its end on: a small one first, so that something travels early.
+    """Return the buckets of a flat gradient in the order in which backward makes them, from its end; a small one first.
 
     Args:
         parameters: float32 or complex64, or this device's parts of them, in the order in which their gradients lie.

@@ -382,7 +382,7 @@ class Synchronizer:
         )  # step, bytes sent, divergence where it averaged
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Vote after this worker's optimizer step, and average parameters if it is time to; all workers must call it.
+        """Vote after a step, average parameters if it is time, and return the step's trace with that; all must call it.
 
         Args:
             step: its number, from 1.
