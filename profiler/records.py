@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hetopt.core.artifact import Record, Told
+from hetopt.core.artifact import CleanText, Record
 from hetopt.core.memory import Precision, TrainingMemory
 from hetopt.core.profile import Collective, CompressorCost, Evaluation, ExchangeTrial, Host, Job, NoiseSample
 
@@ -42,7 +42,7 @@ class PrecisionRefused(Record):
     """Event: a precision that the task cannot be computed in, and why."""
 
     precision: Precision
-    reason: Told
+    reason: CleanText
 
 
 class WorkerSteps(Record):

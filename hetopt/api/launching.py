@@ -220,7 +220,7 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
     """
     if prepared.folder is not None:
         begun(prepared.folder.name)
-    handle, _ = where.submit(prepared, RunFolders(home=runs_home(), made=begun))
+    handle, _ = where.submit(prepared, RunFolders(home=runs_home(), on_create=begun))
     return Run(folder=handle.run_dir, backend=where)
 
 

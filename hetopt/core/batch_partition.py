@@ -78,7 +78,7 @@ def minimum_local_batch(least: int, global_batch_size: int, workers: int) -> int
 
 
 def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Shares:
-    """Return the local batch sizes, summing to ``global_batch_size``, that minimise the slowest worker's time, exactly.
+    """Return the integer shares of a global batch that minimise the slowest worker's time, micro-batches ignored.
 
     The time is the line ``fixed_s + per_sample_s * samples``; floors and micro-batches are left out of the choice, and
     are in the returned ``compute_s``.
@@ -217,7 +217,7 @@ _MICRO_BATCHES_A_WORKER = 8
 
 
 def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
-    """Return the local batch sizes of a run's first step, in rank order, as its batch policy begins.
+    """Return the local batch sizes (samples) of a run's first step, in rank order, as its batch policy sets them.
 
     Equal (``uniform``), whole micro-batches (``allocation``), what streams of known rates bring (``rate``), or the
     plan's.
@@ -246,7 +246,7 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
 
 
 def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a script's local batch sizes cut to each worker's memory, sum kept; a task's come back unchanged.
+    """Return a script's shares cut to each worker's memory, sum kept; a task's, or ones that cannot fit, unchanged.
 
     A script computes what its loader gives it at once; a task cuts what does not fit into micro-batches. Unchanged,
     too, are shares that do not fit into the memory of all workers together.

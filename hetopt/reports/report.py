@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hetopt.core import formatting
-from hetopt.core.artifact import Artifact, Record, Told
+from hetopt.core.artifact import Artifact, CleanText, Record
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
@@ -44,8 +44,8 @@ class Compared(Record):
 class WorkerReport(Record):
     """One worker over the whole run, all of its sessions. Seconds are means over the steps that it took part in."""
 
-    host: Told
-    type: Told
+    host: CleanText
+    type: CleanText
     slowdown: PositiveFloat
     speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
     local_batch_size: int = Field(description="share at the end, samples; of a worker that is gone, in its last step")
@@ -66,7 +66,7 @@ class Contention(Record):
 class Way(Record):
     """One way to exchange gradients, and in how many steps it was used."""
 
-    way: Told = Field(description="compressor, ratio and collective")
+    way: CleanText = Field(description="compressor, ratio and collective")
     steps: int
 
 
@@ -82,7 +82,7 @@ class Sent(Record):
 class BroughtTogether(Record):
     """Frequency and cost of averaging the parameters of local SGD workers."""
 
-    policy: Told
+    policy: CleanText
     synchronised: int = Field(description="steps that ended in an average")
     local: int = Field(description="steps that did not")
     sent_bytes: NonNegativeFloat = Field(description="by one worker, votes included")
@@ -113,11 +113,11 @@ class Report(Artifact):
     SHOWN_BY: ClassVar[str] = "hetopt.reports.run_document:document"
 
     run_id: str
-    task: Told
+    task: CleanText
     on: str
     state: str
-    finish_reason: Told | None
-    metrics: dict[Told, float]
+    finish_reason: CleanText | None
+    metrics: dict[CleanText, float]
     compared: tuple[Compared, ...]
     workers: tuple[WorkerReport, ...]
     global_batch_size: int
@@ -129,7 +129,9 @@ class Report(Artifact):
     together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
     hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
     within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
-    verdict: tuple[Told, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
+    verdict: tuple[CleanText, ...] = Field(
+        description="one sentence each: did the prediction hold, and where did it miss"
+    )
     rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
     over_time: OverTime = Field(default=OverTime(), description="the run's curves")

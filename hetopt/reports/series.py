@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from hetopt.core.artifact import Record, Told
+from hetopt.core.artifact import CleanText, Record
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, SyncFigures
@@ -43,8 +43,8 @@ class Series(Record):
     """One curve of a run; those of one title are compared."""
 
     key: str
-    title: Told
-    label: Told
+    title: CleanText
+    label: CleanText
     unit: Unit
     is_logarithmic: bool = False
     values: tuple[float | None, ...] = Field(description="median of each stretch; absent where nothing is known")
@@ -58,7 +58,7 @@ class OverTime(Record):
     begin_s: tuple[float, ...] = Field(default=(), description="of each stretch, seconds since training began")
     end_s: tuple[float, ...] = ()
     step: tuple[int, ...] = Field(default=(), description="the last of each stretch")
-    ways: tuple[Told, ...] = Field(default=(), description="to exchange gradients")
+    ways: tuple[CleanText, ...] = Field(default=(), description="to exchange gradients")
     way: tuple[int, ...] = Field(default=(), description="of each stretch, from 1; 0: nothing was exchanged")
     series: tuple[Series, ...] = ()
 

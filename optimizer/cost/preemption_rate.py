@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
-from hetopt.core.artifact import Artifact, Record, changed
+from hetopt.core.artifact import Artifact, Record, update_artifact
 from hetopt.core.paths import home
 from hetopt.optimizer.plan import ObservedLosses
 
@@ -338,7 +338,7 @@ def observed_file() -> Path:
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
     """Add a run's observed pools to the file at ``path`` under a lock, creating it if missing, and return all of it.
 
-    Errors are those of `changed`; ``until`` is when the last of it was seen, ISO 8601.
+    Errors are those of `update_artifact`; ``until`` is when the last of it was seen, ISO 8601.
     """
 
     def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
@@ -347,4 +347,4 @@ def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPre
             known = known.adding(pool, until=until)
         return known
 
-    return changed(ObservedPreemptions, path, added)
+    return update_artifact(ObservedPreemptions, path, added)

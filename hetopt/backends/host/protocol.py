@@ -44,7 +44,7 @@ from typing import Annotated, ClassVar, Protocol, Self
 from pydantic import Field, NonNegativeFloat, StringConstraints, ValidationError
 
 from hetopt.core import budget_law
-from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
+from hetopt.core.artifact import CleanText, HostName, Record, RecordLeavingOut
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import CloudRefused
@@ -230,7 +230,7 @@ class State(Record):
     time_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
     does: str = Field(pattern=r"^([a-z ]{1,80}|ended with -?[0-9]{1,3})$")
     generation: Generation | None = None
-    reason: Told | None = None
+    reason: CleanText | None = None
 
 
 def checkpoint_name(found: object) -> str | None:

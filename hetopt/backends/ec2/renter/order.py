@@ -31,7 +31,7 @@ from hetopt.backends.ec2.objects import changes_of, history_parameters
 from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.backends.host.protocol import PRICES_EVERY_S, BilledTime, spec_digest, spent_usd
 from hetopt.core import budget_law
-from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
+from hetopt.core.artifact import Artifact, CleanText, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BudgetStop
 from hetopt.core.events.records import LogEvent, StepsLogged, TrainingFinished
@@ -328,8 +328,8 @@ class MachineState(BilledTime):
     host: HostName
     address: str = Field(default="", description="among the others")
     instance_type: str
-    state: Told = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
-    reason: Told | None = None
+    state: CleanText = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
+    reason: CleanText | None = None
     ending: Ending | None = None
     zone: str = ""
     minimum_s: NonNegativeFloat = facts.MINIMUM_BILLED_S
@@ -389,7 +389,7 @@ class ClusterState(Artifact):
     lease_renews: bool = Field(default=False, description="whether machines may extend that lease by themselves")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
     stop_wished_s: NonNegativeFloat | None = None
-    stop_reason: Told | None = None
+    stop_reason: CleanText | None = None
     given_up: tuple[str, ...] = Field(
         default=(), description="hosts that no machine is rented for again: their boots fail"
     )
