@@ -742,7 +742,9 @@ class RunSpec(RecordLeavingOut):
         default=CAUTIOUS_COEFFICIENT,
         description="what compression costs in steps, before it is seen: see hetopt.core.training_laws",
     )
-    sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
+    sync: Synchronization = Field(
+        default=Synchronization(), description="when workers sum gradients or average parameters"
+    )
     partition: Partition = Field(default=Partition(), description="which samples a worker may see")
     injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")

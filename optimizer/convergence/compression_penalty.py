@@ -71,7 +71,7 @@ class PilotBesideDense:
     steps_to_target: float | None
 
     def failed(self, inflation: ArrayLike) -> bool:
-        """Return whether the pilot missed the target in 1.5 x its expected steps, ``inflation`` x those of dense."""
+        """Return whether the pilot never reached the target in 1.5 x its expected steps, ``inflation`` x dense ones."""
         needed = self.dense_steps * float(np.asarray(inflation))
         return self.steps_to_target is None and self.steps_trained >= FAIR_TRIAL * needed
 
@@ -125,7 +125,7 @@ class Penalty:
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
     def after(self, runs: Iterable[tuple[PilotBesideDense, Array]]) -> Penalty:
-        """Return the belief updated by ``runs``: pilots with the `distance` of each; failed pilots are left out.
+        """Return the belief updated by ``runs``, pilots with their `distance`; those short of the target are ignored.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
         inflation has a log deviation of `PILOT_LOG_SD`.

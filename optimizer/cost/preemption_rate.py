@@ -178,16 +178,16 @@ class PreemptionRatePosterior:
             outages=self.outages.after(outages / lost_together, outage_hours / lost_together),
         )
 
-    def seeing(self, watched: ObservedLosses | None, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
-        """Return the belief updated by past observations, weighted by ``told``, 0 to 1; None: no change."""
+    def seeing(self, watched: ObservedLosses | None, *, weight: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
+        """Return the belief updated by past observations, which count ``weight`` (0 to 1) times; None: unchanged."""
         if watched is None:
             return self
         return self.after(
-            told * watched.losses,
-            told * watched.instance_hours,
+            weight * watched.losses,
+            weight * watched.instance_hours,
             lost_together=watched.lost_together,
-            outages=told * watched.outages,
-            outage_hours=told * watched.outage_hours,
+            outages=weight * watched.outages,
+            outage_hours=weight * watched.outage_hours,
         )
 
     @property

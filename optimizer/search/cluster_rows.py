@@ -194,7 +194,7 @@ class Columns:
         return np.asarray(kept)
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
-        """Return the mask [rows] of clusters in one way; ``option``, ``count``: of each group, [rows, groups]."""
+        """Return the mask [rows] of clusters in one precision and memory scheme; arguments: [rows, groups]."""
         way = self.way[option]
         highest = np.where(count > 0, way, -1).max(axis=1, initial=-1)
         return np.asarray(((count == 0) | (way == highest[:, None])).all(axis=1))
