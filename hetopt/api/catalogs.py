@@ -104,7 +104,7 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
 
 
 def import_cloud(file: Path | str, cloud: str) -> dict[str, Any]:
-    """Import another cloud's machines and prices from a CSV file in SkyPilot's columns, and keep them for planning.
+    """Keep another cloud's machines and prices, a CSV file in SkyPilot's columns, for planning; return counts of them.
 
     Returns:
         ``types`` and ``regions``, how many there are now, and ``unknown_gpus``, whose machines were left out.

@@ -101,7 +101,7 @@ def convert(script: Path | str) -> Converted:
 
 
 def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceFile] = ()) -> Converted:
-    """Write a session into the text of a training script of one process.
+    """Return the text of a one-process training script with a session written into it, and the diff; refuse others.
 
     Args:
         text: of the script.

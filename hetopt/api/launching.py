@@ -117,8 +117,8 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     """Prepare an ended run to go on from its last checkpoint on its backend. Nothing is started or rented.
 
     Args:
-        run: that one.
-        where: the backend.
+        run: to go on with.
+        where: its backend.
         place: options of this launch: a new budget, other images.
 
     Raises:
@@ -212,7 +212,7 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
 
     Args:
         prepared: on a backend.
-        where: that one.
+        where: the backend that it was prepared on.
         begun: told the run's name once it has a folder, before anything is started or rented.
 
     Raises:
@@ -225,7 +225,7 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
 
 
 def resume(run: Run | str, on: Machines | None = None) -> Run:
-    """Go on with a run that has ended, from its last checkpoint; of one that is finished, nothing is left to do.
+    """Resume an ended run from its last checkpoint, and return it; return a run that finished as it is.
 
     Args:
         run: or its name.

@@ -230,7 +230,7 @@ class Run:
     def wait(
         self, *, on_event: Callable[[LogEvent], None] | None = None, reporter: Reporter | None = None
     ) -> RunStatus:
-        """Follow the run to its end, and let the supervisor act where the machines can be changed.
+        """Follow the run to its end and return its status; the supervisor may replace its rented machines meanwhile.
 
         Interrupting this does not end the run; `stop` does.
 

@@ -93,7 +93,7 @@ def _suggested(
     ]
     usd = [times.probe_usd(configuration, step_s) for _, configuration, step_s in good]
     marks: dict[int, dict[str, object]] = {}
-    suggested = times.own.suggest([configuration for _, configuration, _ in good], count, usd) if good else ()
+    suggested = times.model.suggest([configuration for _, configuration, _ in good], count, usd) if good else ()
     for number, probe in enumerate(suggested, start=1):
         line, configuration, _ = good[probe.row]
         reason = (
