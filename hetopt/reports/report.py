@@ -79,7 +79,7 @@ class Sent(Record):
     changes: int = Field(description="of the way, on the way")
 
 
-class BroughtTogether(Record):
+class Averaging(Record):
     """Frequency and cost of averaging the parameters of local SGD workers."""
 
     policy: CleanText
@@ -126,7 +126,7 @@ class Report(Artifact):
     share_changes: int
     contention: Contention | None = Field(default=None, description="absent in reports of older versions")
     sent: Sent | None = Field(default=None, description="absent for a single worker, and for runs of older versions")
-    together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
+    together: Averaging | None = Field(default=None, description="absent where gradients are exchanged")
     hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
     within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
     verdict: tuple[CleanText, ...] = Field(
@@ -246,13 +246,13 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
     )
 
 
-def _together(synced: Sequence[SyncFigures]) -> BroughtTogether | None:
+def _together(synced: Sequence[SyncFigures]) -> Averaging | None:
     """Return the averages of parameters that steps logged, added up; None where gradients are exchanged."""
     if not synced:
         return None
     apart = [(sync.divergence, sync.synchronised) for sync in synced if sync.divergence is not None]
     counted = sum(averages for _, averages in apart)
-    return BroughtTogether(
+    return Averaging(
         policy=synced[0].policy,
         synchronised=sum(sync.synchronised for sync in synced),
         local=sum(sync.local for sync in synced),

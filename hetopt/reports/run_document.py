@@ -28,7 +28,7 @@ from hetopt.reports.document import (
 )
 from hetopt.reports.html import interval_bar
 from hetopt.reports.plan_document import bill
-from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
+from hetopt.reports.report import Averaging, Compared, Report, Sent, WorkerReport
 from hetopt.reports.timeline import NotableEvent
 
 WIDEST = 2.0
@@ -192,7 +192,7 @@ def _sentence(happened: NotableEvent) -> str:
     return f"at {formatting.duration(max(0.0, happened.time_s))}{step}: {happened.sentence}"
 
 
-def _together(averaging: BroughtTogether) -> str:
+def _together(averaging: Averaging) -> str:
     """Return a sentence on how often local SGD workers averaged, and how far apart their parameters had come."""
     steps = averaging.synchronised + averaging.local
     apart = ""
