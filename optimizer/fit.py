@@ -79,7 +79,7 @@ class CompressorLine:
     decompress_s: tuple[float, ...]
 
     def parts_s(self, ratio: float) -> tuple[float, float]:
-        """Return the seconds to compress one gradient at ``ratio``, and to decompress one such payload."""
+        """Return seconds to compress a gradient at ``ratio`` and decompress one payload; beyond the ends, theirs."""
         at = math.log(ratio)
         return (
             float(np.interp(at, self.log_ratios, self.compress_s)),
@@ -294,7 +294,7 @@ def fit_device(device: Device) -> FittedDevice:
 
 
 def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float, float, float]:
-    """Fit ``t(b) = max(floor, a + c b)``, seconds by local batch size, to measured step times, robustly.
+    """Fit ``max(floor, a + c b)`` to seconds by batch size ``b``; return a, c, floor and the residuals' log spread.
 
     With ``a, floor >= 0`` and ``c > 0``.
 

@@ -172,7 +172,7 @@ class Fields:
         return (default,) * count
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a field that is true or false; ``default`` where it is absent or something else."""
+        """Return a field that is true or false; ``default`` where it is absent or anything else, which is not noted."""
         value = self.values.get(name)
         return value if isinstance(value, bool) else default
 

@@ -543,7 +543,7 @@ class Plan(Artifact):
         policy: str | None = None,
         batch_settings: Settings | None = None,
     ) -> Self:
-        """Return a copy of the plan with other run settings; None keeps a setting as it was planned.
+        """Return a copy with other run settings, None as planned; ``steps`` also replace the goal's own end.
 
         Args:
             steps: end after so many optimizer steps, instead of at the plan's end.

@@ -22,7 +22,7 @@ __all__ = ["MatchingTypes", "RentableGpu", "find", "gpus", "in_use"]
 
 
 def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
-    """Return the catalogue in use of the region asked for, or of each region that has prices.
+    """Return the catalogue in use of the region and cloud asked for, or those of all regions that have prices.
 
     Args:
         asked: says which region (`ANY_REGION`: each; of another cloud than AWS the default stands for that, too), in

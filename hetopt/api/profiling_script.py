@@ -79,7 +79,7 @@ def profile_script(
     machine_type: str,
     reporter: Reporter,
 ) -> Profile:
-    """Measure a training script, and return its profile.
+    """Run a training script in other processes for about ``time_budget_s`` seconds, and return its profile.
 
     Args:
         script: file to run.

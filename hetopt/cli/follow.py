@@ -177,7 +177,7 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
 
 
 def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> None:
-    """Ask a person for consent to spend money, and exit with 0 without it; the default answer is no.
+    """Ask for consent to spend money (default: no); exit with 0 without it, refuse where nobody is there to ask.
 
     Args:
         question: that is asked.

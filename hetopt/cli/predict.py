@@ -55,7 +55,7 @@ def predict(
 
 
 def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> None:
-    """Write each query with its predicted step time as a JSON line, or with why there is none.
+    """Write each query with its step time, or why there is none, as a JSON line; then refuse if any has none.
 
     Args:
         times: that answer.

@@ -295,7 +295,7 @@ def check_batch(spec: RunSpec, minimum: int) -> None:
 
 
 def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[int, ...]:
-    """Return the local batch sizes in whole micro-batches nearest to ``shares``, of the same sum, one or more a worker.
+    """Return local batch sizes in whole micro-batches nearest to ``shares``, one or more a worker; refuse a rest.
 
     Raises:
         BadInput: the sum is not made of micro-batches, or of fewer than there are workers.

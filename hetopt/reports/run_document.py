@@ -135,7 +135,7 @@ def _drawn(compared: Compared) -> Html:
 
 
 def worker_table(workers: Sequence[WorkerReport]) -> Table:
-    """Return a table of workers: local batch size, and mean compute and wait time of a step."""
+    """Return a table of workers: type, slowdown or speed, local batch size, mean compute and wait time of a step."""
     on_rehearsal = any(worker.speed is not None for worker in workers)
     return Table(
         name="means of a step of each worker",

@@ -183,7 +183,7 @@ class EqualSteps:
         return np.maximum(1.0, self.given.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the standard deviation of the log of `steps`: doubt of the curve between both batch sizes."""
+        """Return the standard deviation of the log of `steps`: the curve's between this batch size and the given."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         return self.curve.relative(batch, self.batch_size)[1]
 

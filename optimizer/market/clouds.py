@@ -119,7 +119,7 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
-    """Return one GPU by its name, rented or owned; of several memory sizes the nearest to ``memory_gib``.
+    """Return one GPU by its name, rented or owned; of several memories the nearest to ``memory_gib``, else refuse.
 
     Raises:
         BadInput: nobody knows it; the hint says what it may have been. Or there are several, and nothing says which.

@@ -142,7 +142,7 @@ def _pieces(answer: Any, url: str, most_bytes: int, progress: Progress) -> Itera
 
 
 def checked(url: str) -> str:
-    """Return the URL unchanged if it may be downloaded from, https or http on this machine; else raise BadInput.
+    """Return the URL unchanged if it may be downloaded from: https, or http on this machine; else raise BadInput.
 
     Raises:
         BadInput: it may not.

@@ -125,7 +125,7 @@ EXTREMES: Mapping[ChoiceName, ChoiceName] = MappingProxyType({"fastest": "fast",
 
 
 def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]:
-    """Return the rented choices, cheapest first, renamed so that 'fastest' and 'cheapest' hold of the shown medians.
+    """Return the choices that do not beat the chosen plan, cheapest first, renamed to be true of shown medians.
 
     Wishes are met by expectations. Left out is what beats the plan in both medians and loses by its doubt alone, unless
     somebody named its GPU, and what is near the best for a wish but beaten by another way.

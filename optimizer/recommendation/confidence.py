@@ -204,7 +204,7 @@ class Question:
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return the budget, USD, or deadline, s (see ``limit``), with which a plan keeps all limits; None: none."""
+        """Return the first budget, USD, or deadline, s (by ``limit``), tried that lets a plan keep all; None: none."""
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)

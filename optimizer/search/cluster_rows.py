@@ -241,7 +241,7 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
 
 
 def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> ClusterTable:
-    """Return forecast columns of clusters whose slowest worker computes ``compute_s`` [rows] seconds of each step.
+    """Return forecast columns, without evaluations, of clusters that compute ``compute_s`` [rows] seconds a step.
 
     Evaluations are left out.
     """

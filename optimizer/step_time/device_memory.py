@@ -79,7 +79,7 @@ def blocks_of(described: Counted) -> Blocks:
 
 
 def sharable(model: FittedModel) -> Blocks | None:
-    """Return the blocks by which devices can share a job's model; None: it has none, or a script sees to it."""
+    """Return the blocks by which devices can share a job's model; None: none are known, as of a training script."""
     described, job, memory = model.reference.device.counted, model.profile.job, counted(model)
     if described is not None:
         return blocks_of(described)

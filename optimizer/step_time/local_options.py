@@ -51,7 +51,7 @@ class Communication:
 def communication(
     sync: Synchronization, *, dataset_size: int, global_batch_size: int, measured: float | None = None
 ) -> Communication:
-    """Return the share of steps in which a local SGD policy is expected to average, before it has run.
+    """Return the expected share of steps in which a local SGD policy averages, with its spread and a note.
 
     Args:
         sync: the policy; not ``bsp``.
@@ -112,7 +112,7 @@ class LocalOption:
         return self.penalty.inflation(self.communication.share, workers) if self.counts_steps else np.ones_like(workers)
 
     def stretch_log_sd(self, workers: Array) -> Array:
-        """Return the standard deviation of the log of `stretch`, by number of workers."""
+        """Return the standard deviation of the log of `stretch`, [workers]; 0 for runs of a given length."""
         return self.penalty.log_sd(self.communication.share, workers) if self.counts_steps else np.zeros_like(workers)
 
 

@@ -47,7 +47,7 @@ def parse_wish(text: str) -> Compression | str:
 
 
 def compressor(name: str) -> str:
-    """Return the registry's name of a compressor that a person typed: ``none`` and ``dense`` are ``identity``.
+    """Return the registry's name of a typed compressor: ``none`` and ``dense`` are ``identity``; refuse ``auto``.
 
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.

@@ -85,7 +85,7 @@ class EventLog:
             self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append an event with its time as a JSON line, flushed to the operating system; NaN raises ValueError."""
+        """Append an event with its time as a JSON line and flush it; a log without a path does nothing; refuse NaN."""
         if self._stream is None:
             return
         now_s = round(self._clock(), 6)

@@ -337,7 +337,7 @@ class ConditionChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClockJumped(Happened):
-    """A jump of the machine's clock, which was set, or stood still with the machine."""
+    """A jump of the machine's clock by ``by_s`` seconds, as it was set, or stood still with the machine."""
 
     event: Literal["clock_jumped"]
     by_s: Annotated[float, Field(ge=-1e11, le=1e11)]
