@@ -277,7 +277,7 @@ def parse_from_peer(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRe
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write ``content`` (text as UTF-8) to ``path``, whole or not at all: beside it, flushed to disk, then renamed.
+    """Write ``content`` (text as UTF-8) whole or not at all, by a flushed file and a rename; a device directly.
 
     A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced.
 
@@ -336,11 +336,11 @@ def faults(
         field = where[0] if where else ""
         name = ".".join(((names or {}).get(field, field), *where[1:]))
         got = repr(texts[field]) if texts and field in texts else _shown(errors[0]["input"])
-        sentences.append(_told(shortened(name, 80), errors, shortened(got, 80)))
+        sentences.append(_in_words(shortened(name, 80), errors, shortened(got, 80)))
     return tuple(sentences)
 
 
-def _told(named: str, errors: list[Any], got: str) -> str:
+def _in_words(named: str, errors: list[Any], got: str) -> str:
     """Describe the faults of one value as a part of a sentence; of a union each branch has its own."""
     first = errors[0]
     rules = list(dict.fromkeys(error["msg"] for error in errors))

@@ -278,7 +278,7 @@ def left_to_script(spec: RunSpec) -> str:
 
 
 def why_shares_differ(*, is_ddp: bool, normalises: bool) -> str:
-    """Return half a sentence on why gradients in unequal shares differ from one machine's, and what may mend it.
+    """Return half a sentence on why gradients of unequal local batches differ from one machine's, and what may mend it.
 
     Args:
         is_ddp: whether it uses DistributedDataParallel; else it has a session.

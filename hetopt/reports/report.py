@@ -64,7 +64,7 @@ class Contention(Record):
 
 
 class Way(Record):
-    """One way to exchange gradients, and in how many steps it was used."""
+    """One option to exchange gradients, and in how many steps it was used."""
 
     way: CleanText = Field(description="compressor, ratio and collective")
     steps: int

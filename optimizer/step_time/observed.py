@@ -186,7 +186,7 @@ def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Arr
         mode[:parameters],
         where,
         rows,
-        Kinds.own(rows),
+        Kinds.unshared(rows),
         compute_rest=mode[parameters : parameters + points][rows.group_point],
         exchange_rest=mode[parameters + points :][rows.layout],
     )

@@ -176,7 +176,7 @@ def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
 
 
 def sharing(crowd: ArrayLike, power: float) -> Array:
-    """Return the factor on a hop's time when ``crowd`` workers use a machine's links, over two; power 0: none."""
+    """Return the factor on a hop's time as ``crowd`` workers use a machine's links; 1 for up to two, or at power 0."""
     return np.asarray((np.maximum(np.asarray(crowd, dtype=np.float64), 2.0) / 2) ** power)
 
 

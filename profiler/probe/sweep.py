@@ -41,7 +41,7 @@ FEWEST_SIZES = 2
 
 
 def worker_steps(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> WorkerSteps:
-    """Return a record of steps that just ended, with peak bytes and contention; ``before_s``: yardstick before them.
+    """Return a record of steps that just ended, peak bytes and contention too; ``before_s``: `yardstick_s` before them.
 
     Args:
         steps: that ended just now; warm-up steps are left out.

@@ -167,7 +167,7 @@ Family = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The ways to exchange one gradient among which a group of workers may choose.
+    """The options to exchange one gradient among which a group of workers may choose.
 
     Attributes:
         asked: compression that the run was asked for; what it names is never departed from.
