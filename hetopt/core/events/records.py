@@ -250,7 +250,7 @@ class ExchangeChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Audited(Happened):
-    """A step computed twice, whole by the leader and in all local batches: relative distance of both gradients."""
+    """A step whose batch the leader computed whole, and the others in parts: relative distance of both gradients."""
 
     event: Literal["audited"]
     step: Count
