@@ -616,7 +616,6 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         max_machines=max(MACHINES_OBTAINABLE, len(places.hosts)) if presumed else None,
         batch_size=job.batch_size,
         precision=None,
-        trials=None,
         compression=(IDENTITY,),
     )
     steps = math.ceil(job.samples / job.batch_size)

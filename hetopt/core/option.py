@@ -98,16 +98,31 @@ def changed(record: Options) -> tuple[str, ...]:
 def options(record: type) -> Any:
     """Make a class a frozen, keyword-only dataclass with signature and docstring derived from its fields' `Option`s."""
     decorated: Any = dataclass(frozen=True, kw_only=True)(record)
-    _, *parameters = inspect.signature(decorated.__init__).parameters.values()
-    known_of = options_of(decorated)
-    decorated.__signature__ = inspect.Signature(
+    doc = inspect.cleandoc(record.__doc__ or "")
+    decorated.__signature__ = _WhenAsked(lambda: _signature(decorated))
+    decorated.__doc__ = _WhenAsked(lambda: f"{doc}\n\nAttributes:\n{_described(decorated)}")
+    return decorated
+
+
+class _WhenAsked:
+    """A class attribute that is made when it is first asked for: commands look at few of all records."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = cache(make)
+
+    def __get__(self, record: object, kind: type) -> Any:
+        return self._make()
+
+
+def _signature(record: Any) -> inspect.Signature:
+    _, *parameters = inspect.signature(record.__init__).parameters.values()
+    known_of = options_of(record)
+    return inspect.Signature(
         [
             parameter.replace(annotation=_plain(parameter.annotation, known_of.get(parameter.name)))
             for parameter in parameters
         ]
     )
-    decorated.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n\nAttributes:\n{_described(decorated)}"
-    return decorated
 
 
 def takes(record: Any) -> Callable[[Function], Function]:

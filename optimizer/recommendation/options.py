@@ -48,8 +48,8 @@ class Options(Wishes):
         disk_gb: of each machine; absent: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
         data_region: where it is; absent: where the machines are.
-        trials: that an Optuna sampler proposes beside the exact search, whose best are a study's first trials; absent:
-            no study, whose import takes as long as the search of a first answer.
+        trials: that an Optuna sampler proposes beside the exact search, whose best are a study's first trials; with 0
+            and no ``study`` there is none, as importing Optuna takes as long as a first answer.
         mixed_types: instance types in one cluster at most.
         quotas: vCPUs that may run at once.
         objective: what is wanted within the limits.
@@ -72,7 +72,7 @@ class Options(Wishes):
     disk_gb: int | None = None
     data_bytes: float = 0.0
     data_region: str | None = None
-    trials: int | None = 0
+    trials: int = 0
     mixed_types: int = MAX_TYPES
     quotas: Mapping[Bucket, int] = field(default_factory=lambda: MappingProxyType({}))
     objective: Objective = "balanced"

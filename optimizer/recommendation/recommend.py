@@ -123,7 +123,7 @@ def recommend(
     problem = search_problem(request)
     goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
     result = search(space, job, limits, effort=Effort(types=options.mixed_types), tell=tell)
-    if options.trials is not None:
+    if options.trials or options.study is not None:
         tell("trials of a study")
         types, trials, kept = options.mixed_types, options.trials, options.study
         result = search_study(space, job, limits, result, seed=seed, types=types, trials=trials, kept=kept)
@@ -490,7 +490,8 @@ def space_of(
         )
         candidates += predicted
         left_out.append(refused)
-    usable, excluded = drop_slower_precisions(candidates), left_out[0]
+    usable = drop_slower_precisions(candidates) if len(left_out) > 1 else tuple(candidates)
+    excluded = left_out[0]
     if not usable:
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)
@@ -587,10 +588,11 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[Exc
 def _searched(space: SearchSpace, result: SearchResult) -> str:
     refused = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
     left_out = f" (left out: {'; '.join(refused)})" if space.excluded else ""
+    tried = f"; {result.trials:,} trials of an Optuna study" if result.trials else ""
     stopped = "; stopped early" if result.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
         f"respect; up to {counted(space.max_workers, 'worker')}, {counted(len(space.batch_sizes), 'batch size')} and "
-        f"{counted(len(space.exchanges), 'exchange')}: {proved(result)}; {result.mixes:,} mixes priced one by one; "
-        f"{result.trials:,} trials of an Optuna study{stopped}"
+        f"{counted(len(space.exchanges), 'exchange')}: {proved(result)}; {result.mixes:,} mixes priced one by one"
+        f"{tried}{stopped}"
     )
