@@ -48,7 +48,6 @@ class Script:
     """What a person's script looks like."""
 
     groups: bool = False
-    clip: float | None = None
     accumulate: int = 1
     own_backward: bool = False
     drop_last: bool = False
@@ -61,7 +60,6 @@ SCRIPTS = {
     "groups, no rest": Script(groups=True, wide_weight_decay=0.1, drop_last=True),
     "own backward, scaled": Script(own_backward=True, loss_scale=2.0**8),
     "accumulated": Script(accumulate=2),
-    "clipped": Script(clip=0.1),
 }
 """Traits that have nothing to do with each other share a script; `tests/trainer/cases` has more forms."""
 
@@ -97,8 +95,6 @@ def train(script: Script, wrap: Callable[..., Session] | None, epochs: int = EPO
                     run.backward(scaled)
                 if run is not None and script.own_backward:
                     run.sync(weight=len(inputs))
-                if script.clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), script.clip)
                 if (number + 1) % script.accumulate == 0 or number + 1 == len(loader):
                     scaler.step(optimizer)
                     scaler.update()

@@ -91,8 +91,7 @@ def by_session(model: nn.Module, data: TensorDataset, batch: int) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                     run.checkpoint()
-                    steps -= 1
-                if not steps:
+                if number + 1 == 2 * steps:
                     return
 
 
