@@ -1,7 +1,7 @@
 """Step time of a session whose devices share its model, over that of plain FSDP2: in one run, in turns.
 
 ``python -m hetopt.trainer.torchrun --nproc-per-node 4 --module benchmarks._sharded_step``: one worker of four devices.
-Both are loops of the same model over the same batches, in equal shares. Processor time is told beside: a wait takes none.
+Both are loops of the same model over the same batches, in equal shares. Processor time is told, too: waits take none.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.memory import Sharding, memory_limit_bytes
 from hetopt.core.run_rules import why_not_sharded
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import gather_numbers, take_parameters
+from hetopt.trainer.agreement import gather_numbers, gather_texts, take_parameters
 
 if TYPE_CHECKING:  # a second of every worker's start
     from torch.distributed.device_mesh import DeviceMesh
@@ -291,7 +291,31 @@ def share(
         return WHOLE
     if (reason := why_not_sharded(spec)) is not None:
         raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
-    return Shards.of(model, blocks_of(model, kind), hosts, device, whole=wish != "grads")
+    releases = gather_texts(torch.__version__.partition("+")[0], len(hosts))
+    if len(set(releases)) > 1:
+        each = ", ".join(f"worker {rank} has {release}" for rank, release in enumerate(releases))
+        raise BadInput(f"Devices that share a model need one torch: {each}.", hint="install one version everywhere")
+    blocks = blocks_of(model, kind)
+    if (tied := tied_apart(model, blocks)) is not None:
+        raise BadInput(
+            f"Parameter {tied} is in several blocks, or in one and outside, and would be sharded once for each.",
+            hint='name `blocks` that hold all its places, or train with `shard="none"`',
+        )
+    return Shards.of(model, blocks, hosts, device, whole=wish != "grads")
+
+
+def tied_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> str | None:
+    """Return the name of a parameter that has places in two of ``blocks``, or in one and outside; None: none has."""
+    numbers = {id(block): number for number, block in enumerate(blocks, start=1)}
+    named = model.named_modules(remove_duplicate=False)
+    starts = [(f"{name}.", numbers[id(module)]) for name, module in named if id(module) in numbers]
+    places: dict[int, int] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        # Of blocks inside each other, the inner one has it.
+        _, place = max(((len(start), number) for start, number in starts if path.startswith(start)), default=(0, 0))
+        if places.setdefault(id(parameter), place) != place:
+            return path
+    return None
 
 
 def share_trained(
@@ -319,6 +343,8 @@ def share_trained(
         group["params"] = list(map(shard_of, group["params"]))
     optimizer.state.clear()
     optimizer.state.update(states)
+    if shards is not WHOLE:
+        optimizer.register_step_post_hook(lambda *_: refuse_whole_states(optimizer))
     return shards
 
 
@@ -329,11 +355,17 @@ def reshard(model: nn.Module) -> None:
             free()
 
 
-def whole_states(optimizer: Optimizer) -> list[str]:
-    """Return the names of optimizer states that are whole tensors though their parameter is sharded; empty: none."""
-    return [
-        name
-        for parameter, state in optimizer.state.items()
-        for name, value in state.items()
-        if is_sharded([parameter]) and isinstance(value, Tensor) and value.numel() > 1 and not is_sharded([value])
-    ]
+def refuse_whole_states(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that keeps whole tensors of sharded parameters, once it has stepped.
+
+    Raises:
+        BadInput: it does.
+    """
+    for parameter, state in optimizer.state.items() if is_sharded(optimizer.state) else ():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.numel() > 1 and is_sharded([parameter]) and not is_sharded([value]):
+                raise BadInput(
+                    f"{type(optimizer).__name__} keeps {name} of whole parameters, which the devices that share a "
+                    "model hold in parts.",
+                    hint='take an optimizer of torch.optim, or train with `shard="none"`',
+                )

@@ -70,8 +70,8 @@ from hetopt.trainer.sharding import (
     gathered,
     held,
     is_sharded,
+    refuse_whole_states,
     share,
-    whole_states,
     wish_of,
 )
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
@@ -795,12 +795,8 @@ class Training(Engine):
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
         self.after(trace, computed)
-        if self.shards.devices > 1 and self.step == 1 and (names := whole_states(self.optimizer)):
-            raise BadInput(
-                f"{type(self.optimizer).__name__} keeps {names[0]} of whole parameters, which the devices that share a "
-                "model hold in parts.",
-                hint='take an optimizer of torch.optim, or train with `shard="none"`',
-            )
+        if self.shards.devices > 1 and self.step == 1:
+            refuse_whole_states(self.optimizer)
 
     def close(self) -> None:
         """End the thread that reads samples ahead."""

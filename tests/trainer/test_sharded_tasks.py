@@ -49,6 +49,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "partitioned": ("transformer", {"partition": {"name": "shards"}}, "read one stream of samples"),
     "kept whole": ("kept_whole", {}, "Whole keeps kept of whole parameters"),
     "lone": ("lone", {}, "no block that occurs twice"),
+    "tied": ("tied", {}, "blocks.1.inner.weight is in several blocks"),
+    "outside": ("outside", {}, "mixed torch.Tensor and DTensor"),
 }
 RUNS: dict[str, Any] = {
     **{task: spec(task) for task in LAWFUL},

@@ -128,11 +128,11 @@ def sparse_adam(open_: Open) -> None:
                 opt.step()
 
 
-def accumulate_rest(open_: Open, scaled: bool = False) -> None:
+def accumulate_rest(open_: Open) -> None:
     """Ten batches in windows of four: the last of an epoch has two."""
     model = net()
     opt = sgd(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, enabled=scaled)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6)
     loader = shuffled(points(157))
     with open_(model, opt, accumulate=4) as run:
         batches = run.loader(loader)
@@ -144,28 +144,6 @@ def accumulate_rest(open_: Open, scaled: bool = False) -> None:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
                     scaler.step(opt)
                     scaler.update()
-                    opt.zero_grad()
-
-
-def accumulate_rest_scaled(open_: Open) -> None:
-    accumulate_rest(open_, scaled=True)
-
-
-def accumulate_across(open_: Open, per_epoch: bool = False) -> None:
-    """The window goes on in the next epoch; or begins anew there on top of what is left in ``.grad``."""
-    model = net()
-    opt = sgd(model)
-    seen = 0
-    with open_(model, opt, accumulate=4) as run:
-        batches = run.loader(shuffled(points(157)))
-        for _ in range(3):
-            seen = 0 if per_epoch else seen
-            for x, y in batches:
-                run.backward(cross_entropy(model(x), y) / 4)
-                seen += 1
-                if seen % 4 == 0:
-                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-                    opt.step()
                     opt.zero_grad()
 
 
@@ -275,20 +253,6 @@ def actor_critic(open_: Open) -> None:
             run.backward((value - y.float()).square().mean(), retain_graph=True)
             run.backward(cross_entropy(actor(hidden), y))
             nn.utils.clip_grad_norm_([*trunk.parameters(), *actor.parameters(), *critic.parameters()], 0.1)
-            for opt in opts:
-                opt.step()
-                opt.zero_grad()
-
-
-def two_by_itself(open_: Open) -> None:
-    """A loop of its own backward passes, and `run.sync` before it clips."""
-    model = net()
-    opts = sgd(model[0]), torch.optim.Adam(model[2].parameters(), lr=0.01)
-    with open_(model, opts) as run:
-        for x, y in run.loader(shuffled(points(101))):
-            cross_entropy(model(x), y).backward()
-            run.sync(weight=len(x))
-            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             for opt in opts:
                 opt.step()
                 opt.zero_grad()
@@ -645,15 +609,12 @@ EXACT = (
     sparse_adam,
     gradient_penalty,
     accumulate_rest,
-    accumulate_rest_scaled,
-    accumulate_across,
     prefetch,
     unfreeze,
     used_now_and_then,
     adversarial,
     adversarial_frozen,
     actor_critic,
-    two_by_itself,
     loaded_on_one,
     recomputed,
     changed_by_a_hook,
