@@ -89,6 +89,7 @@ class GradientNorms:
     """
 
     def __init__(self) -> None:
+        self._before: Tensor | None = None
         self.ask(False)
 
     def ask(self, wanted: bool) -> None:
