@@ -10,7 +10,7 @@ import functools
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -204,7 +204,7 @@ class Job:
             stepping.register_step_post_hook(clock.exchange)
             return stepping
 
-        def metrics(sums: dict[str, float], samples: int) -> dict[str, float]:
+        def metrics(sums: Mapping[str, float], samples: int) -> dict[str, float]:
             curve.append((clock(), -sums["loss"] / samples))
             return {"loss": sums["loss"] / samples}
 
