@@ -30,7 +30,7 @@ from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType
 from hetopt.optimizer.step_time import gpu_transfer, model as step_model
-from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, Measured, Told, save
+from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, JobFacts, Measured, save
 from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
@@ -137,7 +137,7 @@ def sample(cell: Measured) -> StepSample:
     return StepSample.model_validate({**asked(cell).model_dump(), **told, "step_time_s": cell.step_time_s})
 
 
-Beliefs = Mapping[Told, GpuModel]
+Beliefs = Mapping[JobFacts, GpuModel]
 """By what is told of a job."""
 
 
@@ -146,7 +146,7 @@ def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None)
     """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones."""
 
     @cache
-    def left(told: Told) -> GpuModel:
+    def left(told: JobFacts) -> GpuModel:
         return believed[told].without(jobs=jobs, gpu=gpu)
 
     gpu_transfer.transferred.cache_clear()
@@ -338,22 +338,6 @@ def coverage(found: Sequence[Answer]) -> tuple[float, float]:
     )
 
 
-def of_the_gpu(found: Sequence[Answer]) -> float:
-    """Return the share of the errors' variance that is the GPU's and not the job's.
-
-    Moments of one-way random effects about zero, which is what is foreseen; a job's mean error on a GPU is one value.
-    """
-    told: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in found:
-        told[one.column.cells[one.target].place.gpu.key][one.column.job].append(one.error)
-    groups = [np.array([np.mean(errors) for errors in jobs.values()]) for jobs in told.values() if len(jobs) > 1]
-    count = sum(map(len, groups))
-    of_jobs = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / (count - len(groups))
-    about_zero = sum(len(group) * float(group.mean()) ** 2 for group in groups)
-    of_gpus = max(0.0, (about_zero - len(groups) * of_jobs) / count)
-    return of_gpus / (of_gpus + of_jobs)
-
-
 def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
     """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest."""
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
@@ -490,10 +474,7 @@ def main() -> None:
             continue
         row(results, f"kind held out{suffix}", held_out(believed, scored, by_family, models.from_one), prices)
         row(results, f"two measured{suffix}", held_out(believed, scored, by_job, models.from_two), prices)
-        unseen = without_rows(believed, scored, models)
-        row(results, f"no row of the GPU{suffix}", unseen, prices)
-        if not suffix:
-            results.figures["of_the_gpu_without_a_row"] = round(of_the_gpu(unseen), 4)
+        row(results, f"no row of the GPU{suffix}", without_rows(believed, scored, models), prices)
     answered = held_out(believed, large, by_family, Models(types=types).from_one)
     row(results, "large models", answered, prices)
     full_machines(results, [one for one in read_machines(data) if one.job in some])

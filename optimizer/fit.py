@@ -34,17 +34,22 @@ SPREAD_ONE_BATCH_SIZE = 0.3
 """Log standard deviation where one batch size was measured, so that fixed and per-sample time cannot be told apart."""
 
 
+THREAD_SCALING = 0.85
+"""Prior of eta in ``t ~ threads^-eta``: small models leave many threads idle."""
+
+THREAD_SCALING_SD = 0.15
+
 LEAST_GROWTH = 0.1
 """Part of a step that must grow with its samples for the slope to be told from what measurements scatter."""
 
 
-def times_as_long(one: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
-    """Return the ratio of a step's seconds by law ``one`` to its seconds by law ``other``, at ``samples`` samples.
+def times_as_long(law: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
+    """Return the seconds of a step of ``samples`` samples by one step-time law over those by ``other``.
 
     Of whole steps, never of fitted slopes: where time does not grow over the batches that were measured, the slope is
     next to nothing, and so a ratio to it may be anything.
     """
-    return one(samples) / other(samples)
+    return law(samples) / other(samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,7 @@ class CompressorLine:
     decompress_s: tuple[float, ...]
 
     def parts_s(self, ratio: float) -> tuple[float, float]:
-        """Return the seconds to compress one gradient at ``ratio``, and to decompress one such payload."""
+        """Return seconds to compress a gradient at ``ratio`` and decompress one payload; beyond the ends, theirs."""
         at = math.log(ratio)
         return (
             float(np.interp(at, self.log_ratios, self.compress_s)),
@@ -112,7 +117,7 @@ class FittedDevice:
     compressors: dict[str, CompressorLine]
 
     def time_s(self, local_batch_size: float) -> float:
-        """Return the seconds of a step of ``local_batch_size`` samples: interpolated as measured, beyond by the line.
+        """Return the mean seconds of a whole step without exchange: interpolated as measured, beyond by the line.
 
         Caches make the time of a sample rise and fall with the batch by more than measurements scatter, and a line is
         as far from the one as from the other.
@@ -170,7 +175,7 @@ class GainCurve:
     gains: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Return the share of gradient energy, (0, 1], that Top-k retains when it sends a ``ratio`` of the elements.
+        """Return the gradient energy, (0, 1], that Top-k retains at ``ratio``; refuse ratios below those measured.
 
         Raises:
             BadInput: a ratio below everything that was measured, where nothing is known.
@@ -219,6 +224,25 @@ class FittedModel:
     def whole_host(self) -> FittedDevice:
         """The device with the host to itself, or the least divided one."""
         return min(self.devices, key=lambda fitted: fitted.device.workers_per_host)
+
+    @cached_property
+    def thread_scaling(self) -> tuple[float, float]:
+        """Eta in ``time ~ threads^-eta`` and its standard deviation: a prior, updated by CPU steps of the profile.
+
+        Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is,
+        and so do steps that hardly grow with their samples, which tell nothing of how threads share them.
+        """
+        cpus = [fitted for fitted in self.devices if fitted.device.kind == "cpu" and fitted.grows]
+        few = min(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
+        many = max(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
+        if few is None or many is None or few.device.threads_per_worker == many.device.threads_per_worker:
+            return THREAD_SCALING, THREAD_SCALING_SD
+        octaves = math.log(many.device.threads_per_worker / few.device.threads_per_worker)
+        seen = math.log(few.step_time.per_sample_s / many.step_time.per_sample_s) / octaves
+        seen_sd = math.hypot(few.step_time.log_sd, many.step_time.log_sd) / octaves
+        prior, evidence = THREAD_SCALING_SD**-2, seen_sd**-2
+        eta = (prior * THREAD_SCALING + evidence * seen) / (prior + evidence)
+        return min(1.0, max(0.3, eta)), (prior + evidence) ** -0.5
 
     @cached_property
     def losses(self) -> ExchangeLosses:
@@ -294,7 +318,7 @@ def fit_device(device: Device) -> FittedDevice:
 
 
 def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float, float, float]:
-    """Fit ``t(b) = max(floor, a + c b)``, seconds by local batch size, to measured step times, robustly.
+    """Fit ``max(floor, a + c b)`` to seconds by batch size ``b``; return a, c, floor and the residuals' log spread.
 
     With ``a, floor >= 0`` and ``c > 0``.
 
@@ -368,7 +392,7 @@ def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
 
 
 def fit_gain(points: Sequence[GainPoint]) -> GainCurve:
-    """Return retained energy by ratio through the measured points, made monotone: dips are noise and filled."""
+    """Return retained energy by ratio through the points below ratio 1, never falling: dips are noise and filled."""
     ordered = [point for point in sorted(points, key=lambda point: point.ratio) if point.ratio < 1]
     gains = np.maximum.accumulate(np.clip([point.gain for point in ordered], 1e-6, 1.0)) if ordered else np.empty(0)
     return GainCurve(

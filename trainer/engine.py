@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -294,7 +294,7 @@ class Engine:
         self.is_over = False
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
-        self._steps = self._told = self._done = 0
+        self._steps = self._reported_steps = self._done = 0
 
     def period_steps(self, steps: int) -> int:
         """Return the steps of the next control period: ``steps``, or fewer if the ratio is to be judged sooner."""
@@ -311,26 +311,27 @@ class Engine:
             all_meet: whether the workers wait for each other after the last of them anyway.
         """
         self._steps, self._done = steps, 0
-        self._told = steps if all_meet else max(1, steps - 1)
+        self._reported_steps = steps if all_meet else max(1, steps - 1)
         self.is_over = False
         self.log.resume()
 
     @property
     def look_at(self) -> Sequence[float]:
-        """Ratios to tell the kept energy at in the next step; few steps look."""
+        """The compression ratios at which the next step measures the gradient energy kept; empty on most steps."""
         steering = self.exchange.steering
-        return steering.look_at if steering is not None and self._done + 1 == self._told else ()
+        return steering.look_at if steering is not None and self._done + 1 == self._reported_steps else ()
 
     @property
     def wants_norms(self) -> bool:
-        """True where the next step is to tell the norms of its gradient, which is summed as it is: few steps do.
+        """True where the next step is to measure its gradient's norms: few steps, uncompressed, of several workers.
 
-        Of a sharded model no device has them.
+        Of a sharded model no device has them. A worker alone tells them where the batch follows the noise.
         """
         is_dense = self.exchange.is_dense and self.shards.devices == 1
-        summed_whole = is_dense and self.synchroniser is None and self.context.world_size > 1
-        left = self._told - self._done - 1
-        every = self._told if self.balance.worth is None else _NOISE_EVERY
+        is_known = self.context.world_size > 1 or self.balance.worth is not None
+        summed_whole = is_dense and self.synchroniser is None and is_known
+        left = self._reported_steps - self._done - 1
+        every = self._reported_steps if self.balance.worth is None else _NOISE_EVERY
         return summed_whole and left >= 0 and left % every == 0
 
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
@@ -342,7 +343,7 @@ class Engine:
             counts: whether the step is like others; if not, its times are left out.
         """
         self.step += 1
-        if self.synchroniser is not None:
+        if self.synchroniser is not None and self.synchroniser.is_begun:
             trace = self.synchroniser.after(self.step, trace, samples)
         if counts:
             self.log.add(replace(trace, loss_sum=trace.loss_sum / max(1, sum(samples))))
@@ -361,11 +362,12 @@ class Engine:
         steering = self.exchange.steering
         row = self.log.close(
             way=self.exchange.way,
+            averages=steering is not None and steering.candidate.averages,
             dense_bytes=self.exchange.dense_bytes,
             looks=0 if steering is None else len(steering.looks),
             **reported,
         )
-        *numbers, looked = astuple(row)
+        *numbers, looked = vars(row).values()
         gathering = Gathering([*numbers, *looked], self.context.world_size)
         self.control_s += self.context.clock() - begun_s
         self.log.resume()
@@ -411,6 +413,8 @@ class Engine:
         change = steering.judge(period, step=self.step, epoch=epoch, learning_rate=learning_rate, steps_left=steps_left)
         if change is not None:
             self.exchange.follow()
+            if self.synchroniser is not None and not steering.candidate.averages:
+                self.synchroniser.end()
             self.context.events.write("exchange_changed", step=self.step, **change)
 
     def share(self, period: Period, epoch: int, samples_seen: int = 0) -> bool:

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -26,8 +25,8 @@ from torch.optim import Optimizer
 
 from hetopt.core.batch_partition import largest_remainder, minimum_local_batch
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.memory import Sharding
 from hetopt.core.profile import LearningRateRule
-from hetopt.core.run_spec import Sharding
 from hetopt.core.training_laws import learning_rate_scale
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
@@ -37,11 +36,11 @@ Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 """The mean over the samples of a batch; or a sum, and how many it is of (tokens, pixels, weights)."""
 
 
-def mean_of(told: Loss) -> Tensor:
+def mean_of(loss: Loss) -> Tensor:
     """Return a task's loss as a scalar mean; of a tuple ``(sum, count)`` their quotient."""
-    if not isinstance(told, tuple):
-        return told
-    summed, count = told
+    if not isinstance(loss, tuple):
+        return loss
+    summed, count = loss
     return summed / torch.as_tensor(count, dtype=summed.dtype, device=summed.device).clamp(min=_LEAST_COUNT)
 
 
@@ -74,11 +73,7 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether metrics, by name, are at least as good as the target; False for NaN, and without a target.
-
-        Raises:
-            BadInput: the target's metric is not among them.
-        """
+        """Return whether metrics reach the target (False for NaN or no target); raise BadInput without its metric."""
         if self.metric not in metrics:
             raise BadInput(
                 f"The target metric '{self.metric}' is not one that the task computes.",
@@ -102,17 +97,11 @@ def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
 _COUNT = "counted"
 
 
-def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    result = loss(model, batch)
+def _summed_loss(result: Loss, batch: Batch) -> Mapping[str, Tensor]:
     if isinstance(result, tuple):
         summed, count = result
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
     return {"loss": result.double() * samples_in(batch)}
-
-
-def is_judged_by_loss(task: Task) -> bool:
-    """Return whether a task has no ``evaluate`` of its own, and so is evaluated by its training loss."""
-    return isinstance(task.evaluate, partial) and task.evaluate.func is _summed_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +151,8 @@ class Task:
             of layers that normalise by the batch, the run says by how much shares differ from one machine.
         optimizer: builds the optimizer with the learning rate tuned for ``batch_size``.
         evaluate: per-batch SUMS, scalars (for instance how many are correct, the summed loss), so that sums over any
-            partition of the evaluation data add up to the same whole. Runs in eval mode without gradients.
+            partition of the evaluation data add up to the same whole. Runs in eval mode without gradients. None: the
+            summed loss.
         metrics: named metrics from the summed values and the number of samples.
         target: which of those metrics has to reach what; the usual one, a mean loss of at most 0, stands for none:
             such a task is planned for epochs or steps.
@@ -188,7 +178,7 @@ class Task:
     loss: Callable[[nn.Module, Batch], Loss]
     optimizer: OptimizerFactory
     batch_size: int
-    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] = None  # type: ignore[assignment]  # its summed loss
+    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] | None = None
     metrics: Callable[[Mapping[str, float], int], dict[str, float]] = mean_loss
     target: Target = NO_TARGET
     learning_rate_rule: LearningRateRule = "sqrt"
@@ -200,11 +190,10 @@ class Task:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
-        if self.evaluate is None:
-            object.__setattr__(self, "evaluate", partial(_summed_loss, self.loss))
         if not self.name or ":" in self.name:
             raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")
-        for part in ("model", "data", "loss", "optimizer", "evaluate", "metrics", "schedule"):
+        own = ("evaluate",) if self.evaluate is not None else ()
+        for part in ("model", "data", "loss", "optimizer", *own, "metrics", "schedule"):
             if not callable(getattr(self, part)):
                 raise BadInput(
                     f"Task '{self.name}' has a {part} that cannot be called.",
@@ -228,6 +217,10 @@ class Task:
                     hint=f"Choose one of {', '.join(names)}.",
                 )
 
+    def sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the evaluation's sums over a batch, by name: those of ``evaluate``, or else of the loss."""
+        return _summed_loss(self.loss(model, batch), batch) if self.evaluate is None else self.evaluate(model, batch)
+
     def learning_rate_scale(self, batch_size: int) -> float:
         """Return the factor on the tuned learning rate at a global batch of ``batch_size`` samples."""
         return learning_rate_scale(self.learning_rate_rule, batch_size, self.batch_size)
@@ -242,7 +235,7 @@ def evaluation_sums(
     *,
     passes: int = 0,
 ) -> dict[str, float]:
-    """Return ``task.evaluate``'s sums by name over samples ``indices``, in eval mode, in at least ``passes`` batches.
+    """Return a task's evaluation sums by name over samples ``indices``, in eval mode, in at least ``passes`` batches.
 
     Over any partition of the data the results of the parts add up to the result of the whole (to rounding), so workers
     evaluate a part each. Replicas must agree on buffers as well as parameters. The model's mode is restored.
@@ -264,7 +257,7 @@ def evaluation_sums(
             for number in range(max(passes, -(-len(indices) // task.evaluation_batch_size))):
                 start = number * task.evaluation_batch_size
                 part = indices[start : start + task.evaluation_batch_size]
-                sums = task.evaluate(model, to_device(fetch(dataset, part if len(part) else range(1)), device))
+                sums = task.sums(model, to_device(fetch(dataset, part if len(part) else range(1)), device))
                 parts.append({key: float(value) if len(part) else 0.0 for key, value in sums.items()})
             return add_sums(parts)
     finally:
@@ -291,11 +284,7 @@ def make_model(task: Task) -> nn.Module:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
-    """Return a new optimizer of the task for a model, at the learning rate that the task sets.
-
-    Raises:
-        BadInput: it is none, or steps by a function that computes the loss.
-    """
+    """Return a new optimizer of the task for a model; raise BadInput if it is none, or its step needs a closure."""
     optimizer = task.optimizer(model)
     if not isinstance(optimizer, Optimizer):
         raise BadInput(
@@ -417,7 +406,7 @@ def evaluate(
     return metrics
 
 
-def averages(model: nn.Module) -> list[Tensor]:
+def float_buffers(model: nn.Module) -> list[Tensor]:
     """Return the floating-point buffers of a model, taken to be averages over samples as BatchNorm's statistics are."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
 
@@ -428,7 +417,7 @@ def average_buffers(model: nn.Module, weight: float, world_size: int) -> None:
     Every worker's statistics come from its own samples; ``weight`` is its share of the batch, and the weights sum to 1.
     Counters are the same everywhere and stay.
     """
-    buffers = averages(model)
+    buffers = float_buffers(model)
     if world_size == 1 or not buffers:
         return
     flat = torch.cat([buffer.detach().reshape(-1).to("cpu", torch.float64) for buffer in buffers]).mul_(weight)

@@ -38,8 +38,7 @@ from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import conditions_in
-from hetopt.core.run_rules import why_not_sharded
-from hetopt.core.run_spec import Compression, RunSpec, Sharding
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
 from hetopt.trainer.comm.channel import Channel
@@ -67,15 +66,13 @@ from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.sharding import (
     WHOLE,
     Shards,
-    blocks_of,
     cut_states,
-    device_bytes,
     gathered,
     held,
     is_sharded,
-    replica_bytes,
-    replica_devices,
-    whole_states,
+    refuse_whole_states,
+    share,
+    wish_of,
 )
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
 from hetopt.trainer.steps.local_batch import BatchReader, Injector, SampleFeed, samples_of_step
@@ -176,14 +173,14 @@ class LossTest:
 
     @property
     def hint(self) -> str:
-        """The advice that brings the parts together, or at least nearer."""
+        """The advice by which parts of a batch come closer to the whole; there even where they do not differ."""
         return _WHY_PARTS_DIFFER[self.kind == "coupled"][1]
 
 
 def probe_loss(
     model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
 ) -> LossTest:
-    """Return what a loss is a mean over, by comparing gradients of the first samples and of two parts of them.
+    """Return what a loss is a mean over, and how far parts are from the whole, by gradients of the first samples.
 
     Buffers, modes and torch's random state are restored, and gradients removed; random numbers that ``read`` draws
     stay drawn.
@@ -293,7 +290,7 @@ FEWEST_TRIED = 4
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
-    """Return the task's new model on ``device``, in training mode, with rank 0's values; every worker must call it."""
+    """Seed torch; return the task's new model on ``device``, in training mode, with rank 0's values; all call it."""
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
@@ -324,31 +321,16 @@ def make_feed(context: WorkerContext, dataset: MapDataset, *, is_sharing: bool =
     )
 
 
-def shard_wish(spec: RunSpec, task: Task) -> Sharding:
-    """Return what devices share of a task's model, by run or else task; "none" where a replica has one device."""
-    wish = spec.shard or task.shard
-    return "none" if replica_devices([worker.host for worker in spec.workers]) == 1 else wish
-
-
 def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards]:
     """Return the task's model, sharded if run or task say so, and the layout of its shards; every worker must call it.
 
     Raises:
         BadInput: something in the run does not go with a sharded model.
     """
-    spec, wish = context.spec, shard_wish(context.spec, task)
-    hosts = [worker.host for worker in spec.workers]
-    if wish == "none":
-        return build_model(task, context.device, spec.seed), WHOLE
-    model = build_model(task, torch.device("cpu"), spec.seed)
-    if wish == "auto":
-        own_bytes = device_bytes(context.device, hosts.count(context.worker.host))
-        if all(row[0] for row in gather_numbers([float(replica_bytes(model) <= own_bytes)], context.world_size)):
-            return model.to(context.device), WHOLE
-    if (reason := why_not_sharded(spec)) is not None:
-        raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
-    blocks = blocks_of(model, task.blocks)
-    return model, Shards.of(model, blocks, hosts, context.device, whole=wish != "grads")
+    spec, wish = context.spec, wish_of(context.spec, task.shard)
+    model = build_model(task, context.device if wish == "none" else torch.device("cpu"), spec.seed)
+    shards = share(model, wish, spec, context.rank, context.device, task.blocks)
+    return (model.to(context.device) if shards is WHOLE else model), shards
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
@@ -593,7 +575,7 @@ class Training(Engine):
         self.feed = make_feed(context, data.train, is_sharing=shards.devices > 1)
         self.replay = self.feed.cursor if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
-        stopwatch = Stopwatch(context.device)
+        stopwatch = Stopwatch(context.device, context.clock)
         self.optimizer: Optimizer = make_optimizer(task, model)
         exchange, self.computes = make_step(
             context,
@@ -632,12 +614,12 @@ class Training(Engine):
         # Workers may draw (dropout) from here on, each its own sequence.
         torch.manual_seed(spec.seed + 7919 * (context.rank + 1))
 
-    def take_over(self, shared: SharedState, own: RankState, source: str) -> None:
+    def take_over(self, shared: SharedState, rank_state: RankState, source: str) -> None:
         """Restore training from the common and this worker's own state; ``source`` says in errors where they are from.
 
         Args:
             shared: state of all workers.
-            own: state of this worker alone.
+            rank_state: state of this worker alone.
             source: names where the states are from, for errors.
 
         Raises:
@@ -659,11 +641,11 @@ class Training(Engine):
                 f"{source[0].upper()}{source[1:]} does not fit the task's model or optimizer.",
                 hint="give the run the task that it started with, or start over in another folder",
             ) from None
-        own.restore_generators(context.device)
-        self.computes.residual.load_state(own.memory)
+        rank_state.restore_generators(context.device)
+        self.computes.residual.load_state(rank_state.memory)
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.synchroniser is not None:
-            self.synchroniser.resume(own.local or {})
+            self.synchroniser.resume(rank_state.local or {})
         self.loss_scale = None if shared.loss_scale is None else LossScale(**shared.loss_scale)
         self.exchange.resume(shared.steering)
         self.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
@@ -708,7 +690,7 @@ class Training(Engine):
 
     def one_model(self) -> AbstractContextManager[None]:
         """Average local SGD's models inside, else buffers at once, so that all are equal; every worker calls it."""
-        if self.synchroniser is not None:
+        if self.synchroniser is not None and self.synchroniser.is_begun:
             return self.synchroniser.averaged()
         shares = self.balance.shares
         weight = shares[self.context.rank] / sum(shares)
@@ -737,7 +719,7 @@ class Training(Engine):
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     def follow_shares(self) -> None:
-        """Tell the milestones of a step's samples and of the progress, after local batch sizes may have changed."""
+        """Update `milestones` by the samples of a step and the progress, after local batch sizes may have changed."""
         position, drawn = self.feed.cursor.position, self.feed.drawn(self.balance.shares)
         behind = position - self.balance.progress(position)
         self.milestones = replace(self.milestones, global_batch_size=sum(drawn), behind=behind)
@@ -759,7 +741,7 @@ class Training(Engine):
         self.begin(steps, all_meet=all_meet)
         gathering: Gathering | None = None
         while not self.is_over:
-            if self._done == self._told < self._steps:  # the row travels under the next step
+            if self._done == self._reported_steps < self._steps:  # the row travels under the next step
                 gathering = self.gather_all(checkpoint_s)
             self.train_step(learning_rate_scale)
         return gathering or self.gather_all(checkpoint_s)
@@ -771,7 +753,8 @@ class Training(Engine):
             checkpoint_s: when the last checkpoint was saved, on this worker's clock.
         """
         begun_s = self.context.clock()
-        mark = 0 if self.synchroniser is not None else tensors_mark(map(held, parameters_of(self.optimizer)))
+        is_apart = self.synchroniser is not None and self.synchroniser.is_begun
+        mark = 0 if is_apart else tensors_mark(map(held, parameters_of(self.optimizer)))
         self.control_s += self.context.clock() - begun_s
         return self.gather(
             pace_use=self.pace.use(),
@@ -797,9 +780,11 @@ class Training(Engine):
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
         computed = self.feed.sizes  # of every rank, with copies that were handed on
+        synchroniser = self.synchroniser
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
+                drifted = None if synchroniser is None else synchroniser.look(partial(self.computes.gradient, parts))
                 trace = self.computes.run(
                     parts, sum(computed), None if scale is None else scale.value, self.look_at, self.wants_norms
                 )
@@ -807,18 +792,20 @@ class Training(Engine):
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
                 parts = self.feed.learn_bound(half_of(too_many, self.context.rank))
+        if synchroniser is not None and self.computes.is_alone:
+            weight = computed[self.context.rank] / max(1, sum(computed))
+            if self.exchange.steering is not None:
+                synchroniser.begin(weight, self.exchange.steering.candidate.every_steps)
+            if drifted is not None:
+                synchroniser.looked(drifted, self.computes.flat, weight)
         if trace.finite:
             self.optimizer.step()
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
         self.after(trace, computed)
-        if self.shards.devices > 1 and self.step == 1 and (names := whole_states(self.optimizer)):
-            raise BadInput(
-                f"{type(self.optimizer).__name__} keeps {names[0]} of whole parameters, which the devices that share a "
-                "model hold in parts.",
-                hint='take an optimizer of torch.optim, or train with `shard="none"`',
-            )
+        if self.shards.devices > 1 and self.step == 1:
+            refuse_whole_states(self.optimizer)
 
     def close(self) -> None:
         """End the thread that reads samples ahead."""
@@ -826,7 +813,7 @@ class Training(Engine):
 
 
 def try_twins(training: Training, ratio: float) -> Verdict:
-    """Train a dense copy of the model and one sparsified to ``ratio``, and compare their losses; every worker calls it.
+    """Train a dense and a sparsified (``ratio``) copy of the model, return a verdict on their losses; all must call it.
 
     The training itself stays as it is.
 

@@ -117,8 +117,8 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     """Prepare an ended run to go on from its last checkpoint on its backend. Nothing is started or rented.
 
     Args:
-        run: that one.
-        where: the backend.
+        run: to go on with.
+        where: its backend.
         place: options of this launch: a new budget, other images.
 
     Raises:
@@ -177,6 +177,12 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
     facts = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=facts)
     profiled, planned = plan.profile.job, Path(plan.run.script[0])
+    if changes.shard is not None and profiled.shard not in ("auto", changes.shard):
+        shares = "nothing" if profiled.shard is None else f'`shard="{profiled.shard}"`'
+        raise BadInput(
+            f"A script says itself what devices share of its model: {planned.name}, as it was profiled, {shares}.",
+            hint='give its session `shard="auto"`, or call torch\'s `fully_shard` in it, and profile it again',
+        )
     another = (
         ()
         if path.name in (planned.name, converted_script(planned).name)
@@ -208,7 +214,7 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
 
     Args:
         prepared: on a backend.
-        where: that one.
+        where: the backend that it was prepared on.
         begun: told the run's name once it has a folder, before anything is started or rented.
 
     Raises:
@@ -216,12 +222,12 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
     """
     if prepared.folder is not None:
         begun(prepared.folder.name)
-    handle, _ = where.submit(prepared, RunFolders(home=runs_home(), made=begun))
+    handle, _ = where.submit(prepared, RunFolders(home=runs_home(), on_create=begun))
     return Run(folder=handle.run_dir, backend=where)
 
 
 def resume(run: Run | str, on: Machines | None = None) -> Run:
-    """Go on with a run that has ended, from its last checkpoint; of one that is finished, nothing is left to do.
+    """Resume an ended run from its last checkpoint, and return it; return a run that finished as it is.
 
     Args:
         run: or its name.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, pairs, path
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import COUNT, DURATION, FRACTION, NUMBER, SIZE, WHOLE, Unit, arguments, fields, quantity
-from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
+from hetopt.core.option import Option, Options, duration_s, names, options, positive, within, zone
 
 if TYPE_CHECKING:
     import optuna
 
-    from hetopt.core.memory import Precision
-    from hetopt.core.run_spec import Compression, Injection, Partition, Settings, Sharding, Stream, Synchronization
+    from hetopt.core.memory import Precision, Sharding
+    from hetopt.core.run_spec import Compression, Injection, Partition, Settings, Stream, Synchronization
     from hetopt.optimizer.model_counts import Method, Optimizer
 
     Policy = tuple[str, Settings]
@@ -46,7 +46,7 @@ LARGEST_SEED = 2**63 - 1
 
 
 def read_by(parser: str) -> Callable[[Any, str], Any]:
-    """Return a reader that parses texts, and leaves what was parsed already.
+    """Return an option reader that parses texts by ``parser``, imported when first needed, and leaves other values.
 
     Args:
         parser: of a text, as ``module:function``; it is imported when the first text is read.
@@ -231,8 +231,8 @@ class Changes(Options):
         Synchronization | None,
         Option(
             help="When workers synchronize: bsp (in every step), 'selsync(0.3)', 'selsync(auto, share=0.2)', "
-            "'local-sgd(8)', 'fedavg(1, 0.25)' or 'auto': bsp until averages of parameters promise to take "
-            "clearly less time. Default: the plan's.",
+            "'local-sgd(8)' or 'fedavg(1, 0.25)'. With compression auto, local-sgd is done where it takes less time "
+            "to the target than sums of gradients. Default: the plan's.",
             names=("hetopt.core.run_spec:SyncName",),
             read=read_by("hetopt.core.run_spec:parse_sync"),
         ),
@@ -264,9 +264,9 @@ class Changes(Options):
     shard: Annotated[
         Sharding | None,
         Option(
-            help="Tasks: what devices of a machine share of the model: none, grads (gradients and optimizer state), "
-            "full (weights as well) or auto (full where one device cannot hold it). Default: the plan's or task's.",
-            names=("hetopt.core.run_spec:Sharding",),
+            help="What devices of a machine share of the model: none, grads (gradients and optimizer state), full "
+            "(weights as well) or auto (full where one device cannot hold it). Default: the plan's, or the job's.",
+            names=("hetopt.core.memory:Sharding",),
         ),
     ] = None
     steps: Annotated[
@@ -441,7 +441,7 @@ class Search(Sought):
             read=partial(within, least=0.0001, most=0.9999, example="0.9", written=FRACTION),
         ),
     ] = None
-    zone: Annotated[str | None, Option(help="Availability zone of all machines, such as us-east-1a.")] = None
+    zone: Annotated[str | None, Option(help="Availability zone of all machines, such as us-east-1a.", read=zone)] = None
     max_machines: Annotated[int | None, Option(help="Most machines in a cluster.", read=workers)] = None
     mixed_types: Annotated[
         int,
@@ -636,6 +636,16 @@ class Measurement(Options):
         int,
         Option(help="Seed of weights and sample order.", read=partial(within, least=0, most=LARGEST_SEED, example="1")),
     ] = 0
+    from_checkpoint: Annotated[
+        Path | None,
+        Option(
+            help="Folder of a task's run, or of a checkpoint in it: gradient noise and what compressors keep are "
+            "measured from there on, not from new weights. Nothing is trained to the target.",
+            flag="from",
+            metavar="CHECKPOINT",
+            read=path,
+        ),
+    ] = None
     machine_type: Annotated[
         str, Option(help="What this machine is: an instance type of the catalogue.", flag="type")
     ] = "local"

@@ -86,8 +86,8 @@ class _OnThisMachine(_Led):
 
     def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
         """Measure this machine's contention, map the plan ``wanted`` onto it and predict it; record ``made``."""
-        computes_here = all(device.kind == "cpu" for device in wanted.profile.devices)
-        now = _read_as_worker() if computes_here else None
+        computes = wanted.profile.yardstick_s is not None  # not a GPU
+        now = _read_as_worker() if computes else None
         wanted = wanted if now is None else with_contention(wanted, now)
         here = self._map(wanted, options)
         spec = here.run
@@ -224,7 +224,7 @@ class OnHosts(Prepared):
     inventory: Inventory
 
     def answered(self, inventory: Inventory) -> OnHosts:
-        """Return the launch with its hosts as they have answered."""
+        """Return the launch with the given inventory in place of its own, also in the run's files; asks no host."""
         return replace(self, inventory=inventory, files={**self.files, INVENTORY_FILE: inventory.to_json().encode()})
 
 

@@ -48,7 +48,7 @@ OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "mom
 
 
 def checked(compression: Compression) -> Combination:
-    """Return the compressor, memory and collective of ``compression``, defaults filled in; refuse what does not fit.
+    """Return a compression's compressor, error feedback and collective, defaults filled in; refuse what does not fit.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -128,7 +128,7 @@ def parse_collective(text: str) -> str:
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:
-    """Refuse a ratio at which the ratio controller ``name`` has nothing to decide.
+    """Refuse a ratio outside (0, 1], and 1 where the ratio controller ``name`` would have nothing to decide.
 
     Args:
         name: of the controller.
@@ -145,11 +145,11 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 
 def why_not_local(spec: RunSpec) -> str | None:
     """Return why a run cannot average parameters (local SGD) with its other settings, in a sentence; None: it can."""
-    sync = spec.sync
-    return why_not_averaged(spec.compression.name) or first_that_applies(
+    sync, sums_too = spec.sync, spec.may_average
+    return (None if sums_too else why_not_averaged(spec.compression.name)) or first_that_applies(
         {
             f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are.": (
-                spec.ratio_policy != "fixed" or spec.collective_policy != "fixed"
+                (spec.ratio_policy != "fixed" or spec.collective_policy != "fixed") and not sums_too
             ),
             f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16.": (
                 spec.precision == "fp16"
@@ -218,7 +218,6 @@ OF_TASKS = (
         "plan without `learning_rate_rule`, and start the script with its own option for the rate",
     ),
     (("partition", "injection", "stream"), "a script reads its own data", "leave out `partition`, `inject`, `stream`"),
-    (("shard",), "a script shards its model itself", "call torch's `fully_shard` in the script"),
     (("precision",), "a script says itself what it computes in", "plan without `precision`"),
     (("micro_batch_size",), "a script computes its part of a batch at once", "plan with a smaller `batch_size`"),
     (("prefetch",), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),
@@ -241,6 +240,8 @@ def check_for_script(spec: RunSpec) -> None:
                 asked = setting(name, value) if isinstance(value, (float, int, str)) else f"`{name}`"
                 raise BadInput(f"{asked} is for tasks: {reason}.", hint=instead)
     unfit = why_not_local(spec) if spec.is_local else None
+    if spec.may_average:
+        unfit = "A script's workers average parameters in the whole run or not at all, so auto cannot choose it."
     if unfit is None and spec.sync.stretch != 1:
         unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch."
     if unfit is not None:
@@ -278,7 +279,7 @@ def left_to_script(spec: RunSpec) -> str:
 
 
 def why_shares_differ(*, is_ddp: bool, normalises: bool) -> str:
-    """Return half a sentence on why gradients in unequal shares differ from one machine's, and what may mend it.
+    """Return half a sentence on why gradients of unequal local batches differ from one machine's, and what may mend it.
 
     Args:
         is_ddp: whether it uses DistributedDataParallel; else it has a session.

@@ -199,7 +199,7 @@ def total_usd(
     machines: Numbers,
     disk_gb: float = USUAL_DISK_GB,
 ) -> Array:
-    """Return the expected cost of a run on each cluster, USD: the sum of `itemise`'s lines, vectorised.
+    """Return each cluster's expected cost, USD: machines, volumes, addresses and checkpoints, losses included.
 
     Args:
         usage: of the runs.

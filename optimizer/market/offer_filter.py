@@ -11,7 +11,6 @@ from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
-from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Listing, Market, Offer, offers
 from hetopt.optimizer.market.catalog_filter import (
     AnyMarket,
@@ -52,7 +51,7 @@ class Wishes:
 
 
 def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
-    """Return the region's offers that fulfil every wish, at least one; raises BadInput where nothing does.
+    """Return the region's offers that fulfil every requirement, at least one; refuse requirements that none fulfils.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue, a zone of another region, or wishes that
@@ -74,7 +73,7 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
 
 
 def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
-    """Return the wishes as filters over listings; market 'spot' also keeps types with a known saving and no price.
+    """Return requirements as filters over listings; market 'spot' also keeps types with a known saving and no price.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue.
@@ -97,7 +96,7 @@ def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpriced:
-    """Count of types, by region, that fulfil the wishes, and of those among them without a price, for a sentence.
+    """Count of types, by region, that fulfil the requirements, and of those without a price, for a sentence.
 
     Attributes:
         types: number of types that fulfil the wishes, summed over the regions.
@@ -113,7 +112,7 @@ class Unpriced:
 
     @classmethod
     def of(cls, catalogs: Sequence[Catalog], wishes: Wishes) -> Unpriced:
-        """Return how many trainable types of some regions fulfil the wishes, and how many of them have no price."""
+        """Return how many trainable types of some regions fulfil the requirements, and how many have no price."""
         markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
         asked = [
             any(map(listing.price, markets))
@@ -202,17 +201,11 @@ def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
 
 
 def _belongs(catalog: Catalog, zone: str) -> None:
-    """Refuse a zone of another region, or a name that is none."""
-    region = zone[:-1] if zone[-1:].isalpha() and zone[:-1] in catalog.regions else None
-    if region is None:
-        zones = [f"{name}{end}" for name in catalog.regions for end in "abc"]
-        hint = f"a zone is a region and a letter, such as {catalog.region}a"
-        raise unknown(zone, zones, "zone", hint=hint)
-    if region != catalog.region:
+    """Refuse a zone of another region."""
+    if zone[:-1] != catalog.region:
         raise BadInput(
-            f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other: that zone is "
-            f"in {region}.",
-            hint=f"name {setting('region', region)}, or a zone of {catalog.region}",
+            f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other.",
+            hint=f"name the region of that zone, or a zone of {catalog.region}, such as {catalog.region}a",
         )
 
 

@@ -28,8 +28,8 @@ from hetopt.optimizer.search.objective import Limits, expected
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
 
-def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
-    """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in ``found`` at ``row``."""
+def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: Forecast, row: int) -> Candidate:
+    """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in row ``row``."""
     exchange = space.exchanges[cluster.exchange]
     times = [
         space.options[index].worker.time
@@ -50,8 +50,8 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
         collective=settled_collective(exchange.compression),
         sync=exchange.sync,
         precision=space.options[cluster.machines[0][0]].precision,
-        disk_gb=int(found.disk_gb[row]),
-        prediction=_prediction(space, job, cluster, found, row),
+        disk_gb=int(forecast.disk_gb[row]),
+        prediction=_prediction(space, job, cluster, forecast, row),
     )
 
 
@@ -71,7 +71,7 @@ def spread(value: float, log_sd: float) -> Range:
 
 
 def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[np.float64]:
-    """Return each candidate's score of expected time and cost under ``limits``, [candidates]; lower is better."""
+    """Return each candidate's expected time^w cost^(1-w), w of ``limits``, which need not be kept; lower is better."""
     predictions = [candidate.prediction for candidate in candidates]
     return limits.score(
         *(
@@ -238,7 +238,7 @@ def run_spec(
         collective_policy="cheapest" if selects else "fixed",
         sync=chosen.sync,
         precision=chosen.precision,
-        shard=None if shares == "none" or profile.is_counted else shares,
+        shard=None if (shares == "none" and job.shard != "auto") or profile.is_counted else shares,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
         learning_rate_scale=learning_rate_scale(rule, chosen.global_batch_size, job.batch_size),
         stop=_stop(goal, chosen, as_many=equal_progress and chosen.global_batch_size != job.batch_size),

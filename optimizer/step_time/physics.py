@@ -147,7 +147,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Configurations as columns; ``group_*`` has one entry for each kind of worker (type, crowd, batch) of a row.
+    """Configurations as columns; ``group_*``: by kind of worker of a row (type, workers on its node, batch size).
 
     Attributes:
         nodes, workers: counts.
@@ -191,7 +191,7 @@ class Rows:
 
 
 def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()) -> Rows:
-    """Return configurations, at least one, as columns of arrays, a row each; ``types`` are numbered first.
+    """Return one row of arrays a configuration; ``types`` are numbered first; refuse what cannot be predicted.
 
     Args:
         configurations: the rows.
@@ -292,7 +292,7 @@ FARTHEST_RATIO = -2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
-    """Positions in the parameter vector: shared parameters, then three a machine type, then one a compressor."""
+    """Positions in the parameter vector: shared ones, three blocks with one a machine type, then one a compressor."""
 
     types: int
     compressors: int
@@ -338,7 +338,7 @@ class Kinds:
     compressor: Index
 
     @classmethod
-    def own(cls, rows: Rows) -> Kinds:
+    def unshared(cls, rows: Rows) -> Kinds:
         """Return the mapping in which every machine type and compressor of ``rows`` uses parameters of its own."""
         none = np.zeros(len(rows.types))
         return cls(

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("small_catalogue")
 
 Hetopt = Callable[..., Answer]
 PROFILE = RECORDED / "resnet20-cifar10.json"
-QUICK = ("--trials", 20, "--max-workers", 6)
+QUICK = ("--max-workers", 6)
 
 
 def _plan(hetopt: Hetopt, *options: object) -> dict[str, Any]:
@@ -45,6 +45,8 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
     [
         (["--gpus", "A10G", "--arch", "arm64"], "fulfils --gpus A10G and --arch arm64"),
         (["--types", "g5.*", "--exclude", "g5.*"], "Nothing that can be rented"),
+        (["--zone", "us-east-1z"], "--zone must be a region and a letter from a to f"),
+        (["--data", "1000TB"], "--data must be at most 16.384 TB, got 1000TB"),
         (["--zone", "eu-west-1a"], "--zone eu-west-1a and --region us-east-1 exclude each other"),
         (["--max-hourly", "0.0001"], "fulfils --max-hourly 0.0001"),
         (
@@ -121,7 +123,7 @@ def test_nothing_fits_names_the_nearest_on_each_axis(hetopt: Hetopt) -> None:
 
 def test_a_report_and_a_journal_are_written(hetopt: Hetopt, tmp_path: Path) -> None:
     journal = tmp_path / "search.journal"
-    seed = ("--seed", 2**63 - 1)  # which is more than Optuna's generator takes
+    seed = ("--trials", 20, "--seed", 2**63 - 1)  # which is more than Optuna's generator takes
     first = _plan(hetopt, *seed, "--budget", 2, "--study", journal, "--report", tmp_path / "plan.html")
     again = _plan(hetopt, *seed, "--budget", 2, "--study", journal)
     assert again["chosen"] == first["chosen"]

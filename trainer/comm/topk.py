@@ -341,7 +341,7 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
 
 
 class ThresholdSelection(Selection):
-    """Base of selections of the elements not below a threshold, mostly of another number on every worker."""
+    """Base of selections of the elements not below a threshold; their number may differ between workers."""
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Return the elements not below a searched threshold; those of Top-k if none is found or all are sent."""
@@ -350,7 +350,7 @@ class ThresholdSelection(Selection):
         return TopK(self.ratio).encode(flat, turn) if indices is None else select(flat, indices)
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return ascending indices of about k elements, fewer than all; None: no such threshold, Top-k decides."""
+        """Return ascending indices of about k elements, fewer than all; None: Top-k decides; a hook of subclasses."""
         raise NotImplementedError
 
 

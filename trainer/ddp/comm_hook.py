@@ -30,7 +30,7 @@ checkpoints, its clipping and its policies of precision.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ from hetopt.trainer.task import normalises_apart
 
 
 class GradientState:
-    """The state of a script's gradient exchange on one worker, where nothing is sent; the base of those of several.
+    """Base of a script's gradient exchange: settings, audits and statistics; used for one worker, which sends nothing.
 
     Args:
         exchange: how gradients travel.
@@ -98,7 +98,7 @@ class GradientState:
         return self.exchange.is_dense
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return the last pass's audit, gradient difference [elements] and norm; None: it was none, as always here."""
+        """Return the last backward pass's audit: gradient difference [elements], norm; always None here: no audit."""
         return None
 
     def ended(self) -> None:
@@ -114,11 +114,11 @@ def keep_modules() -> None:
     init: Any = DistributedDataParallel.__init__
 
     @functools.wraps(init)
-    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+    def kept(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         _KEPT.append(self)
 
-    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]  # torch has no hook for it
+    DistributedDataParallel.__init__ = kept  # type: ignore[method-assign]  # torch has no hook for it
 
 
 SUM = "sum"
@@ -137,22 +137,22 @@ class WholeSum:
 
     def __init__(self, exchange: Exchange, parameters: Sequence[nn.Parameter]) -> None:
         self._exchange, self._parameters = exchange, parameters
-        self._made: dict[int, Tensor] = {}  # by parameter
+        self._pieces: dict[int, Tensor] = {}  # by parameter
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
         """Keep a bucket, 1-D, whose elements are the gradients of ``parameters``, until the others are made."""
         pieces = torch.split(buffer, [parameter.numel() for parameter in parameters])
-        self._made |= zip(map(id, parameters), pieces, strict=True)
+        self._pieces |= zip(map(id, parameters), pieces, strict=True)
 
     def wait(self) -> ExchangeStats | None:
         """Replace all buckets by their sum over all workers; return its cost; None: it was not finite on a worker."""
-        made = [self._made[id(parameter)] for parameter in self._parameters]
-        flat, stats, self._made = torch.cat(made), None, {}
+        gradients = [self._pieces[id(parameter)] for parameter in self._parameters]
+        flat, stats, self._pieces = torch.cat(gradients), None, {}
         if all_finite(flat):
             stats = self._exchange.run(flat)
         else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step
             flat.fill_(torch.inf)
-        for piece, part in zip(made, torch.split(flat, [piece.numel() for piece in made]), strict=True):
+        for piece, part in zip(gradients, torch.split(flat, [piece.numel() for piece in gradients]), strict=True):
             piece.copy_(part)
         return stats
 
@@ -209,9 +209,10 @@ class CommState(GradientState):
         self._squares = 0.0
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
-        """Set up the exchange anew by a run's spec, before its first step; ``reach`` hears what part is made.
+        """Set up the exchange anew by a run's spec, before its first step; ``reach`` is told the fraction that is made.
 
-        See the arguments of the class."""
+        See the arguments of the class.
+        """
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
         shapes = [tuple(parameter.shape) for parameter in self._parameters]
         self.exchange = make_exchange(spec, spec.compression, shapes, device)
@@ -227,13 +228,13 @@ class CommState(GradientState):
         self._reach = reach
         self._waiting: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
         self._elements = sum(parameter.numel() for parameter in self._parameters)
-        self._made = 0
+        self._ready_elements = 0
 
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content."""
         buffer, is_last = bucket.buffer(), bucket.is_last()
-        self._made = buffer.numel() + (0 if bucket.index() == 0 else self._made)
-        self._reach(1.0 if is_last else min(1.0, self._made / self._elements))
+        self._ready_elements = buffer.numel() + (0 if bucket.index() == 0 else self._ready_elements)
+        self._reach(1.0 if is_last else min(1.0, self._ready_elements / self._elements))
         buffer.mul_(self.weight if isinstance(self.weight, int | float) else 1 / self._workers)
         promise: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
         if self.is_audit:
@@ -276,7 +277,7 @@ class CommState(GradientState):
 
     @property
     def is_under_backward(self) -> bool:
-        """See `GradientState`."""
+        """True where gradients travel during the backward pass, so unless all are compressed at once at its end."""
         return not isinstance(self._sums, WholeSum)
 
 
@@ -295,6 +296,12 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
     return state.reduce(bucket)
 
 
+def part_of(memory: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors of ``memory`` that one exchange of several kept: those whose keys end in ``#name``."""
+    tail = f"#{name}"
+    return {key.removesuffix(tail): tensor for key, tensor in memory.items() if key.endswith(tail)}
+
+
 class ShardedState(GradientState):
     """The state of a sharded model's gradient exchange: each device averages its shard of the gradient over replicas.
 
@@ -307,12 +314,14 @@ class ShardedState(GradientState):
     Attributes:
         dtype: of the parameters.
         sums: whether the gradient is averaged over replicas here.
+        exchanges: of the parts of the model that had a gradient, by their names.
+        memory: what exchanges held back before an interruption, see `part_of`; each takes its own as it begins.
     """
 
     def __init__(
         self, module: nn.Module, *, spec: RunSpec, replicas: dist.ProcessGroup | None, reach: Callable[[float], None]
     ) -> None:
-        self._spec, self._reach = spec, reach
+        self._spec, self._reach, self._module = spec, reach, module
         self._replicas = replicas
         self.sums = replicas is not None and replicas.size() > 1
         parameters = [held(parameter) for parameter in module.parameters() if parameter.requires_grad]
@@ -321,7 +330,8 @@ class ShardedState(GradientState):
         )
         super().__init__(exchange)
         self.dtype = next(module.parameters()).dtype
-        self._exchanges: dict[str, Exchange] = {}
+        self.exchanges: dict[str, Exchange] = {}
+        self.memory: Mapping[str, Tensor] = {}
         self._parts = self._parts_before = 0
         if self.sums:
             for name, part in module.named_modules():
@@ -334,6 +344,22 @@ class ShardedState(GradientState):
             self._reach(1.0)
         self._parts, self._parts_before = 0, self._parts or self._parts_before
 
+    def backward(self, loss: Tensor, *, sums: bool, **options: Any) -> list[ExchangeStats]:
+        """Run the backward pass of a loss times its weight in that of the batch, and return the costs of its exchange.
+
+        FSDP takes the mean over the devices of a replica, and the exchange the mean over replicas.
+
+        Args:
+            loss: of this device's samples, weighted.
+            sums: whether gradients are summed now, with those of passes before; else each device keeps its own.
+            options: of `torch.autograd.backward`.
+        """
+        self._module.set_requires_gradient_sync(sums)  # type: ignore[operator]  # of an FSDPModule
+        torch.autograd.backward(loss * dist.get_world_size(), **options)
+        self.ended()
+        stats = self.take_stats()
+        return [] if stats is None else [stats]
+
     def _sum(self, name: str, shard: Tensor) -> None:
         """Replace the gradient of a part's shard, 1-D, by its mean over the replicas."""
         assert self._replicas is not None
@@ -343,13 +369,14 @@ class ShardedState(GradientState):
             self._reach(done)
         flat, group = shard.float(), self._replicas  # the same tensor, where it is in single precision
         flat.div_(group.size())
-        if name not in self._exchanges:
-            seed = self._spec.seed + len(self._exchanges)
-            self._exchanges[name] = Exchange(
-                self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group
-            )
+        if name not in self.exchanges:
+            seed = self._spec.seed + len(self.exchanges)
+            made = Exchange(self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group)
+            if before := part_of(self.memory, name):
+                made.load_state(before)
+            self.exchanges[name] = made
         if self.exchange.is_dense or all_finite(flat, group):
-            stats = self._exchanges[name].run(flat)
+            stats = self.exchanges[name].run(flat)
             self.stats.append(stats)
             self.waited_s += stats.sync_s if done < 1 else 0.0
         else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step

@@ -22,19 +22,20 @@ The session of this process that is open, if there is one; and how a script ends
 from __future__ import annotations
 
 import math
+import os
 import random
 import socket
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hetopt.core import formatting
@@ -56,6 +57,7 @@ from hetopt.core.run_spec import (
 )
 from hetopt.trainer.context import States
 from hetopt.trainer.engine import tensors_mark
+from hetopt.trainer.sharding import facts_of_own_shards
 
 _SEED_STRIDE = 7919
 _NUMPY_SEEDS = 2**32
@@ -88,7 +90,7 @@ class CommonNumbers:
 
     @contextmanager
     def drawn(self, *, keep: bool = False) -> Iterator[None]:
-        """Draw the common random numbers inside; then put this worker's own generators back, unless ``keep``.
+        """Draw from the common generators inside; then put this worker's own generators back, unless ``keep``.
 
         Args:
             keep: whether this worker goes on with them, too, as one machine would.
@@ -218,18 +220,18 @@ class AuditRecord:
                 hint=f"leave it out for {ROUNDING:g}, the rounding of float32 sums",
             )
 
-    def tell(self, found: AuditResult, step: int, events: EventLog) -> None:
+    def tell(self, result: AuditResult, step: int, events: EventLog) -> None:
         """Log an audit's result; the first time that it is beyond the tolerance, log a warning or stop the run.
 
         Raises:
             RunFailed: it is, and ``mode`` is "stop"; all workers raise it.
         """
-        if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
-            events.write("audited", step=step, distance=found.distance, tolerance=self.tolerance)
-        if self.differed or not found.differs(self.tolerance):
+        if math.isfinite(result.distance):  # a step whose gradient overflows is no measurement
+            events.write("audited", step=step, distance=result.distance, tolerance=self.tolerance)
+        if self.differed or not result.differs(self.tolerance):
             return
         self.differed = True
-        said = f"shares differ from one machine by {formatting.distance(found.distance)} at step {step}"
+        said = f"shares differ from one machine by {formatting.distance(result.distance)} at step {step}"
         if self.mode == "stop":
             raise RunFailed(f"{said}, and audit_tolerance is {self.tolerance:g}.", hint=self.hint)
         events.write("audit_differs", step=step, reason=f"{said}: {self.hint}")
@@ -336,7 +338,7 @@ class ShareTable:
         return largest_remainder(wanted, samples, minimum=minimum, maximum=maximum)
 
     def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
-        """Return the part of a batch of ``samples`` samples that the worker of a rank computes.
+        """Return the part of a batch of ``samples`` samples that a rank computes: rank 0 the whole in an audit.
 
         Args:
             rank: of the worker.
@@ -383,7 +385,7 @@ def mark_of(sample: object) -> int:
 
 
 def keeps_equal(spec: RunSpec) -> bool:
-    """Return whether each worker has the same samples of every batch to the end, so that no step is audited."""
+    """Return whether a run's shares are equal and never change (policy ``uniform``), so that no step is audited."""
     return spec.batch_policy == "uniform"
 
 
@@ -435,13 +437,15 @@ def make_spec(
     """
     if spec is None:
         auto, host = compression == AUTO, host_name(socket.gethostname())
+        together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine
         if isinstance(compression, str):
             compression = Compression() if auto else parse_compression(compression, option="compression")
         checked(compression)
         return RunSpec(
             task=OF_SESSIONS,
             workers=tuple(
-                WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
+                WorkerSpec(host=f"{host}-{rank // together}", type="local", local_batch_size=1)
+                for rank in range(world_size)
             ),
             compression=compression,
             ratio_policy="auto" if auto else "fixed",
@@ -468,17 +472,15 @@ class Registry:
     Attributes:
         open: a tuple of the open session; empty: none is.
         begun: sessions that have ever begun in this process.
+        shares: what devices are to share of the last one's model, and its blocks; empty: nothing.
     """
 
     open: tuple[Any, ...] = ()
     begun: int = 0
+    shares: dict[str, Any] = field(default_factory=dict)
 
     def enter(self, session: object) -> None:
-        """Register a session that begins; raise BadInput while another is open.
-
-        Raises:
-            BadInput: another is open.
-        """
+        """Register a session that begins; raise BadInput while another is open."""
         if self.open:
             raise BadInput(
                 "A session began while another was open.",
@@ -488,6 +490,15 @@ class Registry:
 
 
 REGISTRY = Registry()
+
+
+def shared_by_script(modules: Iterable[nn.Module]) -> dict[str, Any]:
+    """Return what a script's devices are to share of its model (``shard``), and its blocks; empty: nothing.
+
+    Args:
+        modules: of the process.
+    """
+    return REGISTRY.shares or facts_of_own_shards(modules)
 
 
 class Stopped(BaseException):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from hetopt.core.events.log import Event
 from hetopt.core.training_laws import Moments, pooled_noise
@@ -62,6 +62,7 @@ class ControlRow:
         own_norm: squared norm of the worker's weighted gradient, the mean over all steps that tell it; 0: none does.
         sum_norm: the same of the sum over all workers.
         norm_samples: of the worker in these steps.
+        norm_groups: of samples, that its norm is over (see `GradientNorms.take`).
         candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
@@ -99,6 +100,7 @@ class ControlRow:
     own_norm: float = 0.0
     sum_norm: float = 0.0
     norm_samples: float = 0.0
+    norm_groups: float = 0.0
     candidate_gain: float = 0.0
     floor_gain: float = 0.0
     look_energy: float = 0.0
@@ -150,16 +152,13 @@ class Period:
     @property
     def noise(self) -> Moments | None:
         """The moments of the gradient in one step; None where its norms were not measured."""
-        rows = self.rows
-        if len(rows) < 2 or min(row.norm_samples for row in rows) < 1:
+        rows, groups = self.rows, round(sum(row.norm_groups for row in self.rows))
+        if groups < 2 or min(row.norm_samples for row in rows) < 1:
             return None
         batch = int(sum(row.norm_samples for row in rows))
         # What a worker adds to the sum is b / B of its mean gradient.
         weighted = sum(batch**2 * row.own_norm / row.norm_samples for row in rows)
-        try:
-            return pooled_noise(len(rows), batch, weighted, rows[0].sum_norm)
-        except ValueError:  # a script weighs its gradients in another way
-            return None
+        return pooled_noise(groups, batch, weighted, rows[0].sum_norm)
 
     @property
     def drifted(self) -> tuple[int, ...]:
@@ -188,7 +187,7 @@ class Period:
         """True where no number of the exchanges is NaN or infinite."""
         return all(
             math.isfinite(number)
-            for *single, looked in map(astuple, self.rows)
+            for *single, looked in (vars(row).values() for row in self.rows)
             for number in (*single[_OF_EXCHANGES:], *looked)
         )
 
@@ -286,11 +285,14 @@ class PeriodLog:
         self._steps.append((trace, (self._resumed, now)))
         self._resumed = now
 
-    def close(self, *, way: str = "", dense_bytes: int = 0, looks: int = 0, **reported: float) -> ControlRow:
-        """Return the row of all steps since the last call, with ``reported`` as further fields; waits for the device.
+    def close(
+        self, *, way: str = "", averages: bool = False, dense_bytes: int = 0, looks: int = 0, **reported: float
+    ) -> ControlRow:
+        """Return the row of the steps since the last call, at least one, and forget these; waits for the device.
 
         Args:
             way: only the exchanges of steps that exchanged in this way count.
+            averages: whether that is by averages of parameters: their time is told by itself, of those that were made.
             dense_bytes: what a worker contributed where everything was summed under backward.
             looks: ratios at which runs look at gains.
             **reported: fields of the worker besides its steps.
@@ -306,6 +308,9 @@ class PeriodLog:
         median_s = statistics.median(self._judged_s)
         alike = [(trace, span) for trace, span in steps if trace.way == way]
         stats = [self._waited_for(trace, dense_bytes) for trace, _ in alike]
+        averaging_s = [exchange.compress_s + exchange.sync_s if averages else 0.0 for exchange in stats]
+        if averages:
+            stats = [exchange for exchange in stats if exchange.sync_s]
         gains = [exchange.level_gains for exchange in stats if exchange.level_gains is not None]
         norms = [trace.norms for trace in traces if trace.norms is not None]
         looked = next(
@@ -325,7 +330,9 @@ class PeriodLog:
             compute_spread_s=1.4826 * statistics.median(abs(time_s - median_s) for time_s in self._judged_s),
             loss_sum=sum(float(trace.loss_sum) for trace in traces),
             exchanges=len(alike),
-            way_step_s=statistics.median(_or_zero(seconds(*span) for _, span in alike)),
+            way_step_s=statistics.median(
+                _or_zero(seconds(*span) - extra_s for (_, span), extra_s in zip(alike, averaging_s, strict=True))
+            ),
             way_compute_s=statistics.median(_or_zero(seconds(trace.start, trace.backward_end) for trace, _ in alike)),
             compress_s=statistics.median(_or_zero(exchange.compress_s for exchange in stats)),
             sync_s=statistics.median(_or_zero(exchange.sync_s for exchange in stats)),
@@ -333,9 +340,10 @@ class PeriodLog:
             energy=statistics.fmean(_or_zero(exchange.energy or 0.0 for exchange in stats)),
             kept_energy=statistics.fmean(_or_zero(exchange.kept_energy or 0.0 for exchange in stats)),
             gradient_energy=statistics.fmean(_or_zero(trace.gradient_energy or 0.0 for trace, _ in alike)),
-            own_norm=statistics.fmean(_or_zero(norm for norm, _, _ in norms)),
-            sum_norm=statistics.fmean(_or_zero(norm for _, norm, _ in norms)),
-            norm_samples=statistics.fmean(_or_zero(samples for _, _, samples in norms)),
+            own_norm=statistics.fmean(_or_zero(norm for norm, _, _, _ in norms)),
+            sum_norm=statistics.fmean(_or_zero(norm for _, norm, _, _ in norms)),
+            norm_samples=statistics.fmean(_or_zero(samples for _, _, samples, _ in norms)),
+            norm_groups=statistics.fmean(_or_zero(groups for _, _, _, groups in norms)),
             candidate_gain=statistics.fmean(_or_zero(gain for gain, _ in gains)),
             floor_gain=statistics.fmean(_or_zero(gain for _, gain in gains)),
             look_energy=0.0 if looked is None else looked.energy or 0.0,

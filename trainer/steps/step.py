@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -54,7 +54,7 @@ from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
 from hetopt.trainer.comm.vectors import GradientNorms, energy
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
-from hetopt.trainer.data.fetch import Batch, samples_in
+from hetopt.trainer.data.fetch import Batch, rows, samples_in
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.sharding import held, viewed_as
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
@@ -115,7 +115,7 @@ class LossScale:
     growth_interval: int = 2000
 
     def after(self, *, finite: bool) -> LossScale:
-        """Return the next step's scale: half (at least 1) if the summed gradient was not finite, at times double."""
+        """Return the next step's scale: half (at least 1) after an overflow, double after 2,000 finite steps."""
         if not finite:
             return LossScale(value=max(1.0, self.value / 2), growth_interval=self.growth_interval)
         if self.clean_steps + 1 >= self.growth_interval:
@@ -139,8 +139,7 @@ class StepTrace:
         exchange: None: it was not, or everything was summed as it is under backward.
         under_backward: whether it was exchanged while backward still computed.
         gradient_energy: squared norm of this worker's weighted gradient; None: nobody asks.
-        norms: the same and that of the sum, of gradients that were summed as they are, and this worker's samples; None:
-            nobody asks.
+        norms: of gradients that were summed as they are, see `GradientNorms.take`; None: nobody asks.
     """
 
     loss_sum: Tensor
@@ -153,7 +152,7 @@ class StepTrace:
     exchange: ExchangeStats | None = None
     under_backward: bool = False
     gradient_energy: float | None = None
-    norms: tuple[float, float, float] | None = None
+    norms: tuple[float, ...] | None = None
 
 
 class LossModule(nn.Module):
@@ -232,11 +231,7 @@ _SAME = 1e-3
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the model's parameters that require gradients, in the model's order; all must be fp32.
-
-    Raises:
-        BadInput: there are none, or some are not fp32.
-    """
+    """Return the model's parameters that require gradients, in order; raise BadInput if none, or if any is not fp32."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise BadInput("The task's model has no parameters to train.", hint="check requires_grad")
@@ -269,7 +264,7 @@ class Part:
 
 
 def parts_of(parameters: Sequence[Tensor]) -> list[Part]:
-    """Return the buckets of a flat gradient from its end on: a small one first, so that something travels early.
+    """Return the buckets of a flat gradient in the order in which backward makes them, from its end; a small one first.
 
     Args:
         parameters: float32 or complex64, or this device's parts of them, in the order in which their gradients lie.
@@ -296,14 +291,14 @@ class Buckets:
 
     Attributes:
         parts: of the gradient, in the order in which they are ready.
-        told: how many parts ``ready`` was called with since `finish`.
+        ready_parts: how many parts ``ready`` was called with since `finish`.
         is_armed: whether a backward pass is followed.
         is_repeated: whether a gradient was made more often than once a pass (a layer is computed again in backward).
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], ready: Callable[[Part], None]) -> None:
         self.parts = parts_of([held(parameter) for parameter in parameters])
-        self.told, self.is_armed, self.is_repeated = 0, False, False
+        self.ready_parts, self.is_armed, self.is_repeated = 0, False, False
         self._ready = weakref.WeakMethod(ready)  # whose object has the gradient: a cycle would keep that for a while
         self._part_of = {index: part for part in self.parts for index in part.members}
         self._parameters = parameters
@@ -315,7 +310,7 @@ class Buckets:
         Raises:
             RunFailed: the pass before failed when part of its gradient had been sent, of which the others know nothing.
         """
-        if self.told:
+        if self.ready_parts:
             raise RunFailed(
                 "a backward pass failed while its gradient was being sent, so that its batch cannot be left out.",
                 hint="let the script end with that error: the run goes on from its last checkpoint",
@@ -333,9 +328,9 @@ class Buckets:
     def finish(self) -> None:
         """Stop following backward passes, and call ``ready`` with each bucket that they left out."""
         self.is_armed = False
-        while self.told < len(self.parts):
+        while self.ready_parts < len(self.parts):
             self._tell()
-        self.told = 0
+        self.ready_parts = 0
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -351,12 +346,12 @@ class Buckets:
             return
         self._left[index] -= 1
         self._missing[self._part_of[index].index] -= 1
-        while self.told < len(self.parts) and not self._missing[self.told]:
+        while self.ready_parts < len(self.parts) and not self._missing[self.ready_parts]:
             self._tell()
 
     def _tell(self) -> None:
-        part = self.parts[self.told]
-        self.told += 1
+        part = self.parts[self.ready_parts]
+        self.ready_parts += 1
         ready = self._ready()
         assert ready is not None  # whoever follows a backward pass is there
         ready(part)
@@ -397,7 +392,7 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """Return the samples to try after a micro-batch of ``samples`` did not fit: half, rounded down; fails at 1.
+    """Return samples to try when a micro-batch of ``samples`` did not fit: half, rounded down; raise RunFailed at 1.
 
     Raises:
         RunFailed: it was a single sample.
@@ -410,16 +405,16 @@ def half_of(samples: int, rank: int) -> int:
     return samples // 2
 
 
-Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
-"""Says what sums buckets in the next step, if anything does, and the name of the way whose times the step has; told
-whether the step looks at gains."""
+Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str, bool]]
+"""Says what sums buckets in the next step, if anything does, the name of the way whose times the step has, and whether
+each worker trains for itself; told whether the step looks at gains."""
 
 
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
     """Return a function that decides at each step whether gradients are summed whole or in buckets, and by what.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
-    so is every step that looks at gains.
+    so is every step that looks at gains. Nor do workers train for themselves before their residuals are sent.
 
     Args:
         exchange: of whole gradients, whose compression changes.
@@ -427,14 +422,14 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
         present: the candidate in use, the same on all workers.
     """
 
-    def now(looks: bool) -> tuple[BucketSum | None, str]:
+    def now(looks: bool) -> tuple[BucketSum | None, str, bool]:
         candidate = present()
-        if not candidate.in_buckets:
-            return None, candidate.key
-        if looks or exchange.has_residual:
+        if not (candidate.in_buckets or candidate.averages):
+            return None, candidate.key, False
+        if exchange.has_residual or (looks and candidate.in_buckets):
             # Whole gradients are exceptions: nobody should compare their times with those of the others.
-            return None, ""
-        return buckets[candidate.compression.name], candidate.key
+            return None, "", False
+        return None if candidate.averages else buckets[candidate.compression.name], candidate.key, candidate.averages
 
     return now
 
@@ -469,6 +464,7 @@ class FusedStep:
     Attributes:
         way: as above; it may change between steps, on all workers alike.
         in_buckets: likewise.
+        is_alone: whether a step's gradient stays this worker's own; likewise.
         flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all; of a sharded model the part
             that this device holds.
         proven: samples of the largest micro-batch that is known to fit.
@@ -498,7 +494,7 @@ class FusedStep:
         self._wants_energy, self._norms = norms, GradientNorms()
         self._switch = switch
         self._reader = reader
-        self._is_counted, self._is_alone = counts != "unused", counts == "alone"
+        self._is_counted, self.is_alone = counts != "unused", counts == "alone"
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
@@ -540,7 +536,7 @@ class FusedStep:
         look_at: Sequence[float] = (),
         wants_norms: bool = False,
     ) -> StepTrace:
-        """Compute the gradient of a step's micro-batches into `flat`, and sum it over workers; all must call it.
+        """Compute the gradient of micro-batches into `flat`, sum it over workers, return a trace; all must call it.
 
         Args:
             parts: what to compute.
@@ -554,11 +550,11 @@ class FusedStep:
                 micro-batch larger than ``proven``.
         """
         if self._switch is not None:
-            self.in_buckets, self.way = self._switch(bool(look_at))
+            self.in_buckets, self.way, self.is_alone = self._switch(bool(look_at))
         self._norms.ask(wants_norms)
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
-        global_batch_size = max(1, samples) if self._is_alone else global_batch_size
+        global_batch_size = max(1, samples) if self.is_alone else global_batch_size
         self._pace.begin(samples)
         self.flat.zero_()
         self._take_gradients()
@@ -570,10 +566,11 @@ class FusedStep:
             self._computed = self._stopwatch.mark()
         if self._counted is not None:  # and so nothing is on its way yet
             total = self._counted.to("cpu")  # of all workers, that the step's losses are means over
-            if not self._is_alone and dist.is_initialized():
+            if not self.is_alone and dist.is_initialized():
                 dist.all_reduce(total)
             by_samples = global_batch_size / (float(total) or 1.0)
             self.flat.mul_(by_samples)
+            self._norms.divide(1 / by_samples)
             loss_sum = loss_sum * by_samples
         finite, square = True, None
         stats: ExchangeStats | None = None
@@ -595,12 +592,13 @@ class FusedStep:
                 # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
                 # workers agree before they exchange.
                 self.flat.mul_(1 / loss_scale)
+                self._norms.divide(loss_scale)
                 finite = all_finite(self.flat)
             square = energy(self.flat) if self._wants_energy and finite else None
             if finite:
                 self._norms.add_own([self.flat], first=True)
                 alone = ExchangeStats(sent_bytes=0)
-                stats = alone if self._exchange is None else self._exchange.run(self.flat, look_at)
+                stats = alone if self._exchange is None or self.is_alone else self._exchange.run(self.flat, look_at)
         if finite:
             self._norms.add_summed([self.flat])
         return StepTrace(
@@ -616,6 +614,20 @@ class FusedStep:
             norms=self._norms.take(samples),
         )
 
+    def gradient(self, parts: Sequence[MicroBatch]) -> Tensor:
+        """Return this worker's mean gradient of some samples, 1-D fp32; nothing else is changed.
+
+        Raises:
+            DoesNotFit: memory ran out.
+        """
+        samples = max(1, sum(map(len, parts)))
+        self._take_gradients()
+        self.flat.zero_()
+        restore = remembered(self._module.model, self._device)
+        self._accumulated(parts, 1 / samples, restore)
+        restore()
+        return self.flat * (samples / (float(self._counted) or 1.0) if self._counted is not None else 1.0)
+
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
         """Accumulate the gradient; send its buckets as they are made, unless a micro-batch may be too large."""
         largest = max(map(len, parts), default=0)
@@ -625,7 +637,7 @@ class FusedStep:
         try:
             loss_sum = self._accumulated(parts, factor, None if fits else remembered(self._module.model, self._device))
         except DoesNotFit as error:
-            if self._buckets.told:
+            if self._buckets.ready_parts:
                 raise RunFailed(
                     f"worker {dist.get_rank()} ran out of memory over {error.samples} samples that fitted before, "
                     "while their gradient was being sent.",
@@ -647,9 +659,14 @@ class FusedStep:
             loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
             counts = self._is_counted and self._module.is_counted
             self._counted = torch.zeros_like(loss_sum) if counts else None
+            samples = sum(map(len, parts))
             for part in parts:
                 self._part = part
-                loss_sum = loss_sum + self._added(part, factor)
+                batch = self._reader.read(part)
+                for group, size in self._groups(batch, len(part), of=len(parts)):
+                    loss_sum = loss_sum + self._added(group, size, factor, counts=part.counts)
+                    if size < samples and self._norms.is_asked and _is_alone():
+                        self._norms.add_group(self.flat, size / samples)
             return loss_sum
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or self._part is None:
@@ -668,15 +685,27 @@ class FusedStep:
             )
         raise DoesNotFit(self._part)
 
-    def _added(self, part: MicroBatch, factor: float) -> Tensor:
-        """Add the gradient of a micro-batch; return the sum of its loss, a double on the device."""
-        loss: Tensor = self._module(self._reader.read(part))
-        summed = loss.detach().double() * len(part)
+    def _groups(self, batch: Batch, samples: int, *, of: int) -> list[tuple[Batch, int]]:
+        """Return a micro-batch with its samples, in groups where a worker alone is to tell the noise of its gradient.
+
+        Args:
+            batch: of the micro-batch.
+            samples: of it.
+            of: micro-batches of the step.
+        """
+        count = min(NOISE_GROUPS // of, samples // 2) if self._norms.is_asked and _is_alone() else 1
+        edges = [place * samples // max(1, count) for place in range(max(1, count) + 1)]
+        return [(rows(batch, first, last) if count > 1 else batch, last - first) for first, last in pairwise(edges)]
+
+    def _added(self, batch: Batch, samples: int, factor: float, *, counts: bool) -> Tensor:
+        """Add the gradient of a batch of samples; return the sum of its loss, a double on the device."""
+        loss: Tensor = self._module(batch)
+        summed = loss.detach().double() * samples
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
-        weight = torch.tensor(len(part) * factor, device=self._device)
+        weight = torch.tensor(samples * factor, device=self._device)
         if self._counted is not None:
             assert self._module.count is not None
-            count = self._module.count * part.counts
+            count = self._module.count * counts
             weight = (count * factor).to(loss.dtype)
             self._counted = self._counted + count
             # A mean over nothing is no number.
@@ -702,6 +731,14 @@ class FusedStep:
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view
+
+
+NOISE_GROUPS = 8
+"""Of samples, at most, by whose gradients a worker alone tells the noise."""
+
+
+def _is_alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:

@@ -90,7 +90,7 @@ def build_vocabulary(counts: Mapping[str, int], size: int) -> dict[str, int]:
 
 
 def encode(path: Path, vocabulary: Mapping[str, int]) -> Tensor:
-    """Return a text file as token numbers, 1-D int64, each line with ``<eos>``; unknown words become ``<unk>``."""
+    """Return a UTF-8 text file as token numbers, 1-D int64, lines end in ``<eos>``; refuse one that cannot be read."""
     unknown = vocabulary[UNKNOWN]
     tokens = array("i")
     for line in _lines(path):

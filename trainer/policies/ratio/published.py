@@ -119,11 +119,11 @@ class AccordionState(Record):
 
 
 class Accordion(AccordionSettings):
-    """Ratio policy of two ratios: the larger while the gradient's norm changes fast, else the smaller.
+    """Ratio policy: ``gentle`` where the gradient's norm changed or, with ``decay``, the rate fell; else ``strong``.
 
     Attributes:
         gentle: fraction that is sent in critical regimes.
-        strong: elsewhere; no more than that.
+        strong: elsewhere; whoever makes the policy sees that it is no more.
     """
 
     gentle: Share = 0.01
@@ -137,7 +137,7 @@ class Accordion(AccordionSettings):
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
-        """Return the next state, and the larger ratio where the gradient's norm changed fast, else the smaller one."""
+        """Return the next state, and the larger ratio if the norm changed fast by the last look, else the smaller."""
         fresh, before = observation.gradient_norm, state.norm
         norm = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
         change = 0.0
