@@ -20,8 +20,8 @@ from hetopt.core.errors import BadInput
 _TEXT_BYTES = 256
 
 
-def meet_one_version(store: Store, rank: int, world_size: int, own: str | None = None) -> None:
-    """Raise BadInput on all workers unless all have one version of hetopt, ``own`` (None: installed); all must call it.
+def meet_one_version(store: Store, rank: int, world_size: int, release: str | None = None) -> None:
+    """Raise BadInput on all workers unless all run one hetopt version; ``release``: this worker's. All must call it.
 
     Called before the process group is made: other versions would not mean the same by a message.
 
@@ -29,22 +29,19 @@ def meet_one_version(store: Store, rank: int, world_size: int, own: str | None =
         store: that they meet in.
         rank: of this worker.
         world_size: workers of the group.
-        own: this worker's version; None: the installed one.
-
-    Raises:
-        BadInput: versions differ. All workers raise it.
+        release: this worker's version; None: the installed one.
     """
-    store.set(f"hetopt/version/{rank}", own or version("hetopt"))
+    store.set(f"hetopt/version/{rank}", release or version("hetopt"))
     versions = [store.get(f"hetopt/version/{other}").decode() for other in range(world_size)]
     if len(set(versions)) > 1:
-        each = ", ".join(f"worker {other} has {release}" for other, release in enumerate(versions))
+        each = ", ".join(f"worker {other} has {installed}" for other, installed in enumerate(versions))
         raise BadInput(
             f"the workers run different versions of hetopt: {each}.", hint="install one version on all machines"
         )
 
 
 def choose_backend(devices: list[str]) -> str:
-    """Return the backend for ``devices``, ``machine/device`` by rank: NCCL and gloo if each has a GPU alone; else gloo.
+    """Return 'cpu:gloo,cuda:nccl' if all of ``devices`` ('machine/device' by rank) are GPUs and differ, else 'gloo'.
 
     NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
     tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
@@ -54,7 +51,7 @@ def choose_backend(devices: list[str]) -> str:
 
 
 def join_group(store: Store, rank: int, world_size: int, device: object, timeout_s: float) -> None:
-    """Open torch's default process group, by NCCL or gloo as all workers' devices allow; every worker must call it.
+    """Check that versions agree, and open torch's default process group, with NCCL where it can be; all must call it.
 
     Args:
         store: that they meet in.

@@ -82,7 +82,7 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
 
 
 def place(*written: object) -> str:
-    """Return ``file:line`` of the first function or class that is neither torch's nor hetopt's; empty: none is."""
+    """Return ``file:line`` of the definition of the first that is neither torch's nor hetopt's; empty: none is."""
     for code in written:
         function = getattr(code, "__wrapped__", code)
         if isinstance(function, type):
@@ -115,8 +115,8 @@ def check(reference: str, folder: Path | None) -> list[Finding]:
             findings.append(finding)
     except BadInput as refused:
         findings.append(error(text=refused.message, hint=refused.hint or "correct the task's file"))
-    except Ended as found:
-        findings.append(found.finding)
+    except Ended as ended:
+        findings.append(ended.finding)
     return findings
 
 

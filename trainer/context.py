@@ -53,7 +53,7 @@ class WorkerContext:
 
     @property
     def is_leader(self) -> bool:
-        """Rank 0 writes events, checkpoints and results."""
+        """True on rank 0, which writes events, checkpoints and results."""
         return self.rank == 0
 
 

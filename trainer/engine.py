@@ -294,7 +294,7 @@ class Engine:
         self.is_over = False
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
-        self._steps = self._told = self._done = 0
+        self._steps = self._reported_steps = self._done = 0
 
     def period_steps(self, steps: int) -> int:
         """Return the steps of the next control period: ``steps``, or fewer if the ratio is to be judged sooner."""
@@ -311,26 +311,26 @@ class Engine:
             all_meet: whether the workers wait for each other after the last of them anyway.
         """
         self._steps, self._done = steps, 0
-        self._told = steps if all_meet else max(1, steps - 1)
+        self._reported_steps = steps if all_meet else max(1, steps - 1)
         self.is_over = False
         self.log.resume()
 
     @property
     def look_at(self) -> Sequence[float]:
-        """Ratios to tell the kept energy at in the next step; few steps look."""
+        """The compression ratios at which the next step measures the gradient energy kept; empty on most steps."""
         steering = self.exchange.steering
-        return steering.look_at if steering is not None and self._done + 1 == self._told else ()
+        return steering.look_at if steering is not None and self._done + 1 == self._reported_steps else ()
 
     @property
     def wants_norms(self) -> bool:
-        """True where the next step is to tell the norms of its gradient, which is summed as it is: few steps do.
+        """True where the next step is to measure its gradient's norms: few steps, uncompressed, of several workers.
 
         Of a sharded model no device has them.
         """
         is_dense = self.exchange.is_dense and self.shards.devices == 1
         summed_whole = is_dense and self.synchroniser is None and self.context.world_size > 1
-        left = self._told - self._done - 1
-        every = self._told if self.balance.worth is None else _NOISE_EVERY
+        left = self._reported_steps - self._done - 1
+        every = self._reported_steps if self.balance.worth is None else _NOISE_EVERY
         return summed_whole and left >= 0 and left % every == 0
 
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:

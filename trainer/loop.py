@@ -23,11 +23,11 @@ from hetopt.trainer.checkpoints.folder import (
     CheckpointSaver,
     copied,
     is_due,
-    leave_model,
     parameters_sha256,
     run_digest,
     snapshot,
     unsaved,
+    write_model,
 )
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
@@ -61,12 +61,12 @@ class Material:
         return cls(task, task.data(Path(spec.data_dir) if spec.data_dir is not None else None))
 
 
-def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Material | None = None) -> None:
+def train(context: WorkerContext, group: WorkerGroup | None = None, material: Material | None = None) -> None:
     """Train the spec's task to its limit, target or a stop request, from the newest checkpoint; every worker calls it.
 
     Args:
         context: this worker.
-        crew: finds the others again when some workers are lost; None: the loss of a worker ends the run.
+        group: finds the others again when some workers are lost; None: the loss of a worker ends the run.
         material: task and data, loaded before; None: they are loaded now.
 
     Raises:
@@ -76,30 +76,30 @@ def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Mat
     material = material or Material.load(context.spec)
     held: CarriedState | None = None
     while True:
-        is_over, held = _attempt(context, material.task, material.data, crew, held)
+        is_over, held = _attempt(context, material.task, material.data, group, held)
         if is_over:
             return
-        assert crew is not None
+        assert group is not None
         gc.collect()  # what the broken group trained with, before the next one is given as much memory
-        context = crew.join(held)
+        context = group.join(held)
 
 
 def _attempt(
-    context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: CarriedState | None
+    context: WorkerContext, task: Task, data: TaskData, group: WorkerGroup | None, held: CarriedState | None
 ) -> tuple[bool, CarriedState | None]:
     """Train with one group of workers; return whether that was to the end, and else the state that is held."""
     run: _Run | None = None
     try:
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
         model, shards = build_sharded(context, task)
-        run = _Run(context, task, data, model, crew, shards)
+        run = _Run(context, task, data, model, group, shards)
         with matrices_in(context.spec.precision):
             run.resume(held)
             run.go()
         return True, None
     except Exception as error:
-        if crew is not None and crew.survives(error):
-            crew.leave(str(error))  # at once: others may still wait for this worker
+        if group is not None and group.survives(error):
+            group.leave(str(error))  # at once: others may still wait for this worker
             return False, (run.held() if run is not None else None) or held
         raise
     finally:
@@ -116,11 +116,11 @@ class _Run(Training):
         task: Task,
         data: TaskData,
         model: nn.Module,
-        crew: WorkerGroup | None,
+        group: WorkerGroup | None,
         shards: Shards,
     ) -> None:
         super().__init__(context, task, data, model, CheckpointSaver(context), shards)
-        self._crew = crew
+        self._group = group
         self._agreed: int | None = None  # generation in which all workers took over one state; None: they have not yet
         self._decisions = 0
         self._evaluation_owed = False
@@ -130,22 +130,22 @@ class _Run(Training):
 
     def resume(self, held: CarriedState | None = None) -> None:
         """Continue from the newest state that a worker holds, or else from the newest checkpoint, if there is one."""
-        crew = self._crew
-        if crew is None:
+        group = self._group
+        if group is None:
             self._resume_from_disk()
             return
-        assert crew.generation is not None
-        handed = hand_over(held, crew.generation, self.context.rank)
+        assert group.generation is not None
+        handed = hand_over(held, group.generation, self.context.rank)
         if handed is None:
             self._resume_from_disk()
         else:
-            rank_state = handed.own or self.own_state()
+            rank_state = handed.rank_state or self.own_state()
             self.take_over(
                 handed.shared, replace(rank_state, memory={**rank_state.memory, **handed.alike}), "the other workers"
             )
             self._decisions, self._evaluation_owed = handed.version.decisions, handed.evaluation_owed
-        self._agreed = crew.generation.number
-        crew.agreed(handed, step=self.step)
+        self._agreed = group.generation.number
+        group.agreed(handed, step=self.step)
 
     def held(self) -> CarriedState | None:
         """Return this worker's training state as of before the step under way; None before all workers had one state.
@@ -162,8 +162,8 @@ class _Run(Training):
         return CarriedState(
             version=Version(agreed=self._agreed, step=self.step, decisions=self._decisions),
             shared=snapshot(shared),
-            own=snapshot(rank_state),
-            own_after=snapshot(own_after),
+            rank_state=snapshot(rank_state),
+            rank_state_after=snapshot(own_after),
             alike=copied(alike_part(rank_state.memory)),
             evaluation_owed=self._evaluation_owed,
             share=self.balance.shares[self.context.rank],
@@ -197,8 +197,8 @@ class _Run(Training):
             self._evaluate()
         reason, feed = self.ended(), self.feed
         while reason is None:
-            if self._crew is not None:
-                self._crew.check()
+            if self._group is not None:
+                self._group.check()
             before = feed.cursor.position
             period = self._period(self.milestones.period_steps(self.step, before, step_time_s))
             step_time_s = period.step_time_s
@@ -348,13 +348,13 @@ class _Run(Training):
                 )
             state = gathered(self.model.state_dict(), keep=context.is_leader)
             if context.is_leader:
-                leave_model(context.run_dir, state, stopped=stopped)
+                write_model(context.run_dir, state, stopped=stopped)
                 if devices > 1:  # of the whole model, as of one that is not shared
                     digest = parameters_sha256((name, state[name]) for name, _ in self.model.named_parameters())
         if not stopped:
             self._finish_checkpoint(stopped=False)
-        if self._crew is not None and context.is_leader:
-            self._crew.finished()
+        if self._group is not None and context.is_leader:
+            self._group.finished()
         context.events.write(
             "training_finished",
             step=self.step,
@@ -367,7 +367,7 @@ class _Run(Training):
 
 
 def conclude(training: Training, period: Period) -> None:
-    """Decide exchange and local batch sizes of the next steps by a period's figures; every worker must call it.
+    """Raise if replicas differ; decide exchange and local batch sizes by a period's figures. Every worker must call it.
 
     Raises:
         RunFailed: the workers do not train the same model in the same way any more.
@@ -388,6 +388,6 @@ def conclude(training: Training, period: Period) -> None:
         steering = training.exchange.steering
         if steering is not None and (ratio := steering.try_ratio) is not None:
             # It is worth knowing whether thin exchanges would hold training back.
-            steering.heard(try_twins(training, ratio))
+            steering.take_verdict(try_twins(training, ratio))
     training.share(period, training.feed.cursor.epoch, training.feed.cursor.position)
     training.follow_shares()

@@ -144,11 +144,14 @@ def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.
     modules: dict[type[nn.Module], list[nn.Module]] = {}
     for module in list(model.modules())[1:]:  # the model itself is sharded in any case
         modules.setdefault(type(module), []).append(module)
-    sizes = {found: sum(each.numel() for one in same for each in one.parameters()) for found, same in modules.items()}
+    sizes = {
+        other: sum(parameter.numel() for module in same for parameter in module.parameters())
+        for other, same in modules.items()
+    }
     # Lists of modules repeat, too: what they hold counts for itself.
     lists = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
-    repeated = [found for found in sizes if len(modules[found]) > 1 and sizes[found] and found not in lists]
-    chosen = kind or max(repeated, key=lambda found: sizes[found], default=None)
+    repeated = [other for other in sizes if len(modules[other]) > 1 and sizes[other] and other not in lists]
+    chosen = kind or max(repeated, key=lambda other: sizes[other], default=None)
     if chosen is None or chosen not in modules:
         named = "that occurs twice" if kind is None else f"of class {kind.__name__}"
         raise BadInput(
@@ -159,7 +162,7 @@ def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.
 
 
 def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[str, Any]:
-    """Return the number of a model's ``blocks`` (`blocks_of`), and the ``block_share`` of all weights in the largest.
+    """Return a model's number of ``blocks`` and the ``block_share`` of all weights in the largest; {} without blocks.
 
     Empty where the model has no blocks.
     """

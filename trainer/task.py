@@ -37,11 +37,11 @@ Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 """The mean over the samples of a batch; or a sum, and how many it is of (tokens, pixels, weights)."""
 
 
-def mean_of(told: Loss) -> Tensor:
+def mean_of(loss: Loss) -> Tensor:
     """Return a task's loss as a scalar mean; of a tuple ``(sum, count)`` their quotient."""
-    if not isinstance(told, tuple):
-        return told
-    summed, count = told
+    if not isinstance(loss, tuple):
+        return loss
+    summed, count = loss
     return summed / torch.as_tensor(count, dtype=summed.dtype, device=summed.device).clamp(min=_LEAST_COUNT)
 
 
@@ -74,11 +74,7 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether metrics, by name, are at least as good as the target; False for NaN, and without a target.
-
-        Raises:
-            BadInput: the target's metric is not among them.
-        """
+        """Return whether metrics reach the target (False for NaN or no target); raise BadInput without its metric."""
         if self.metric not in metrics:
             raise BadInput(
                 f"The target metric '{self.metric}' is not one that the task computes.",
@@ -291,11 +287,7 @@ def make_model(task: Task) -> nn.Module:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
-    """Return a new optimizer of the task for a model, at the learning rate that the task sets.
-
-    Raises:
-        BadInput: it is none, or steps by a function that computes the loss.
-    """
+    """Return a new optimizer of the task for a model; raise BadInput if it is none, or its step needs a closure."""
     optimizer = task.optimizer(model)
     if not isinstance(optimizer, Optimizer):
         raise BadInput(
@@ -417,7 +409,7 @@ def evaluate(
     return metrics
 
 
-def averages(model: nn.Module) -> list[Tensor]:
+def float_buffers(model: nn.Module) -> list[Tensor]:
     """Return the floating-point buffers of a model, taken to be averages over samples as BatchNorm's statistics are."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
 
@@ -428,7 +420,7 @@ def average_buffers(model: nn.Module, weight: float, world_size: int) -> None:
     Every worker's statistics come from its own samples; ``weight`` is its share of the batch, and the weights sum to 1.
     Counters are the same everywhere and stay.
     """
-    buffers = averages(model)
+    buffers = float_buffers(model)
     if world_size == 1 or not buffers:
         return
     flat = torch.cat([buffer.detach().reshape(-1).to("cpu", torch.float64) for buffer in buffers]).mul_(weight)

@@ -176,14 +176,14 @@ class LossTest:
 
     @property
     def hint(self) -> str:
-        """The advice that brings the parts together, or at least nearer."""
+        """The advice by which parts of a batch come closer to the whole; there even where they do not differ."""
         return _WHY_PARTS_DIFFER[self.kind == "coupled"][1]
 
 
 def probe_loss(
     model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
 ) -> LossTest:
-    """Return what a loss is a mean over, by comparing gradients of the first samples and of two parts of them.
+    """Return what a loss is a mean over, and how far parts are from the whole, by gradients of the first samples.
 
     Buffers, modes and torch's random state are restored, and gradients removed; random numbers that ``read`` draws
     stay drawn.
@@ -293,7 +293,7 @@ FEWEST_TRIED = 4
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
-    """Return the task's new model on ``device``, in training mode, with rank 0's values; every worker must call it."""
+    """Seed torch; return the task's new model on ``device``, in training mode, with rank 0's values; all call it."""
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
@@ -632,12 +632,12 @@ class Training(Engine):
         # Workers may draw (dropout) from here on, each its own sequence.
         torch.manual_seed(spec.seed + 7919 * (context.rank + 1))
 
-    def take_over(self, shared: SharedState, own: RankState, source: str) -> None:
+    def take_over(self, shared: SharedState, rank_state: RankState, source: str) -> None:
         """Restore training from the common and this worker's own state; ``source`` says in errors where they are from.
 
         Args:
             shared: state of all workers.
-            own: state of this worker alone.
+            rank_state: state of this worker alone.
             source: names where the states are from, for errors.
 
         Raises:
@@ -659,11 +659,11 @@ class Training(Engine):
                 f"{source[0].upper()}{source[1:]} does not fit the task's model or optimizer.",
                 hint="give the run the task that it started with, or start over in another folder",
             ) from None
-        own.restore_generators(context.device)
-        self.computes.residual.load_state(own.memory)
+        rank_state.restore_generators(context.device)
+        self.computes.residual.load_state(rank_state.memory)
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.synchroniser is not None:
-            self.synchroniser.resume(own.local or {})
+            self.synchroniser.resume(rank_state.local or {})
         self.loss_scale = None if shared.loss_scale is None else LossScale(**shared.loss_scale)
         self.exchange.resume(shared.steering)
         self.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
@@ -707,7 +707,7 @@ class Training(Engine):
         )
 
     def one_model(self) -> AbstractContextManager[None]:
-        """Average local SGD's models inside, else buffers at once, so that all are equal; every worker calls it."""
+        """Average buffers now, or return a context in which local SGD's models are averaged; every worker calls it."""
         if self.synchroniser is not None:
             return self.synchroniser.averaged()
         shares = self.balance.shares
@@ -737,7 +737,7 @@ class Training(Engine):
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     def follow_shares(self) -> None:
-        """Tell the milestones of a step's samples and of the progress, after local batch sizes may have changed."""
+        """Update `milestones` by the samples of a step and the progress, after local batch sizes may have changed."""
         position, drawn = self.feed.cursor.position, self.feed.drawn(self.balance.shares)
         behind = position - self.balance.progress(position)
         self.milestones = replace(self.milestones, global_batch_size=sum(drawn), behind=behind)
@@ -759,7 +759,7 @@ class Training(Engine):
         self.begin(steps, all_meet=all_meet)
         gathering: Gathering | None = None
         while not self.is_over:
-            if self._done == self._told < self._steps:  # the row travels under the next step
+            if self._done == self._reported_steps < self._steps:  # the row travels under the next step
                 gathering = self.gather_all(checkpoint_s)
             self.train_step(learning_rate_scale)
         return gathering or self.gather_all(checkpoint_s)
@@ -826,7 +826,7 @@ class Training(Engine):
 
 
 def try_twins(training: Training, ratio: float) -> Verdict:
-    """Train a dense copy of the model and one sparsified to ``ratio``, and compare their losses; every worker calls it.
+    """Train a dense and a sparsified (``ratio``) copy of the model, return a verdict on their losses; all must call it.
 
     The training itself stays as it is.
 

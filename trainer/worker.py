@@ -56,7 +56,7 @@ Ended = Callable[[int, int], None]
 
 
 def keep(work: Callable[[], int], *, replacements: int, tell: Ended) -> int:
-    """Run a worker in a fork, and again when a signal has killed it; return its exit code once it has ended by itself.
+    """Run ``work`` in a fork, anew up to ``replacements`` times if a signal kills it; return its code, or die by that.
 
     When a signal kills it once too often this process ends by the same signal, so that whoever watches sees why.
 
@@ -346,7 +346,7 @@ def _work_among_changing(
     from hetopt.trainer.training import shard_wish
 
     material = Material.load(spec)
-    crew = WorkerGroup(
+    group = WorkerGroup(
         spec,
         place.rank,
         life=secrets.token_hex(8),
@@ -357,12 +357,12 @@ def _work_among_changing(
         device=device,
         stop_requested=stop_wish,
     )
-    with closing(crew):
+    with closing(group):
         try:
-            context = crew.join()
+            context = group.join()
             stop_wish.listen()
             # Devices that share a model lose a part of it with one of them: all start again from a checkpoint.
-            train(context, crew if shard_wish(spec, material.task) == "none" else None, material)
+            train(context, group if shard_wish(spec, material.task) == "none" else None, material)
         except Abandoned as why:
             if why.args:
                 print(f"this process ends: {why}", file=sys.stderr)
@@ -483,7 +483,7 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
 
 
 def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
-    """Return the variables that a script is given: its worker's GPU alone (or none), local rank, and no display.
+    """Return the variables for a script: its worker's GPU alone, with local rank 0, or no GPU; no display for plots.
 
     A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
     alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.

@@ -32,7 +32,7 @@ POLL_S = 0.2
 def until(
     reached: Callable[[], bool], *, within_s: float, every_s: float = 0.05, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Wait until ``reached()`` is true, asked every ``every_s`` seconds; return False if it is not within ``within_s``.
+    """Poll ``reached()`` every ``every_s`` seconds until it is true; return False if it is not within ``within_s``.
 
     Args:
         reached: looks whether it has.
@@ -57,17 +57,17 @@ class RunHandle:
 
 
 class Launcher(Protocol):
-    """The interface that starts, watches and stops runs of a `RunSpec` in one kind of place."""
+    """The interface that starts, polls and stops runs of a `RunSpec` on one kind of machines, such as ssh hosts."""
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
-        """Start a run in the existing folder ``run_dir``, and return its handle without waiting for training.
+        """Start or resume a run in the existing folder ``run_dir``; return its handle without waiting for training.
 
         The folder is empty but for what the caller put there, or holds an ended run, which is resumed. Renting
         takes minutes.
         """
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """Return a run's present status; callers ask a few times a second. On EC2 this also looks after the run."""
+        """Return a run's present status, cheap enough to ask 5 times a second; on EC2, also manage its machines."""
 
     def stop(self, handle: RunHandle) -> None:
         """End a run and wait until nothing of it is running; workers save a checkpoint if they can. Idempotent."""
@@ -90,7 +90,7 @@ class Prepared:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
-        """Create a new run's folder, or take the resumed run's; return it and the launch record, dated now.
+        """Create a new run's folder, or take the resumed run's; return it and the launch record, dated now, unsaved.
 
         Args:
             folders: where a new one is made.
@@ -112,7 +112,7 @@ class Backend(Launcher, Protocol):
     """
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> Prepared:
-        """Map the plan ``wanted`` onto this backend's machines and predict it there; ``made`` is only recorded.
+        """Map the plan ``wanted`` onto this backend's machines and predict it; record ``made``. Start nothing.
 
         Args:
             made: the plan as it was made, for the record.
@@ -169,11 +169,7 @@ class Renting(Launcher, Protocol):
 
 
 def check_place(launch: Launch, folder: Path, place: str) -> None:
-    """Raise BadInput unless the run in ``folder`` was launched on ``place``, such as ``local``.
-
-    Raises:
-        BadInput: so it is.
-    """
+    """Raise BadInput unless the run in ``folder``, recorded in ``launch``, was launched on the backend ``place``."""
     if launch.on != place:
         raise BadInput(
             f"{folder.name} was started on {launch.on}, and goes on there.",
@@ -212,7 +208,7 @@ def is_given_up(idle: int) -> bool:
 
 
 def back_off_s(first_s: float, idle: int) -> float:
-    """Return the seconds before a lost host is connected to again: ``first_s`` * 2^``idle``, 8 ``first_s`` at most.
+    """Return the seconds until a lost host is tried again: ``first_s`` * 2^``idle`` (stays without a step), 8x at most.
 
     Args:
         first_s: after a placement that brought steps.

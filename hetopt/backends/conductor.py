@@ -86,7 +86,7 @@ def next_move(now: Situation) -> Move:
 
 @dataclass(kw_only=True)
 class Conductor(ABC):
-    """The base class of conductors, each of which leads one run on several hosts until it is over.
+    """The base class of conductors: each places, follows, replaces and ends the workers of one run on several hosts.
 
     Attributes:
         run_dir: the run's folder.
@@ -140,14 +140,14 @@ class Conductor(ABC):
 
     @abstractmethod
     def finish(self, *, failed: bool) -> None:
-        """Have the hosts bring their results and end, waiting some seconds for it; not if the run has ``failed``."""
+        """Have the hosts upload their results and end; wait some seconds for it, not if the run has ``failed``."""
 
     @abstractmethod
     def let_go(self) -> None:
         """End what is left of the run on every host; called last, also after an error."""
 
     def conduct(self) -> int:
-        """Lead the run until it is over; return hetopt's exit code, or 128 + the number of a signal."""
+        """Connect, place, pause and follow workers until the run is over; return the exit code (128 + a signal)."""
         try:
             self.begin()
             while self.stop_signal() is None:
@@ -186,14 +186,14 @@ class Conductor(ABC):
         self._brought, self._training = set(), ()
 
     def take(self, event: LogEvent) -> None:
-        """Note which hosts bring steps, from the log's next event."""
+        """Note, from an event of the run's log, which hosts train, and which have done steps since the placement."""
         if isinstance(event, RunStarted):
             self._training = {worker.host for worker in event.workers}
         elif advances(event):
             self._brought |= set(self._training or self.now.members)
 
     def goes_on_without(self, host: str) -> bool:
-        """Return whether the others go on from memory without a lost host; it is no member any more then."""
+        """Drop a lost host from the members if the others can go on from memory; return whether they do."""
         others = self._hosts_begun[1:]
         if not self.spec.is_elastic or host not in others or not self._brought:
             return False

@@ -224,7 +224,7 @@ class OnHosts(Prepared):
     inventory: Inventory
 
     def answered(self, inventory: Inventory) -> OnHosts:
-        """Return the launch with its hosts as they have answered."""
+        """Return the launch with the given inventory in place of its own, also in the run's files; asks no host."""
         return replace(self, inventory=inventory, files={**self.files, INVENTORY_FILE: inventory.to_json().encode()})
 
 

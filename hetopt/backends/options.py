@@ -51,7 +51,7 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
 def pairs(
     given: Mapping[str, Sequence[str] | str] | Sequence[str], name: str, form: str, example: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return values by key, also out of texts ``KEY=VALUE[,VALUE]``.
+    """Parse the option ``name`` into values by key, from a mapping or from texts ``KEY=VALUE[,VALUE]``.
 
     Args:
         given: of the option.
@@ -96,7 +96,7 @@ _IMAGE = "x86_64-gpu=ami-0123456789abcdef0"
 
 
 def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return the given text, or several texts, as a tuple; ``name`` is not used."""
+    """Return the option's text, or several texts, as a tuple; nothing is checked, and ``name`` is not used."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

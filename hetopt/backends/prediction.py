@@ -92,7 +92,7 @@ def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tupl
 
 
 def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
-    """Return the profiled device with ``workers`` per host or the nearest number, and the factor on its step times.
+    """Return the profiled device with at least ``workers`` a host (else the most), and the factor on its step times.
 
     Of the measured numbers of workers, the least that is enough serves, with a factor of 1. More workers than were ever
     measured at a time share the cores: each gets a smaller part of them.
@@ -107,7 +107,7 @@ def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallWorkers:
-    """Workers of a thread each that share one machine's processors, and how long they really compute there.
+    """Workers of one thread each that share a machine's processors, and how long they really compute there.
 
     Attributes:
         model: of the job.
@@ -155,7 +155,7 @@ class SmallWorkers:
 
     @property
     def crowding(self) -> float:
-        """The factor by which something takes longer that all workers do at once."""
+        """The factor, at least 1, by which work that all workers do at once takes longer: workers per processor."""
         return max(1.0, self.workers / self.processors)
 
     @property
@@ -305,7 +305,7 @@ class ExchangeGroup:
         return operations_of(compression, job.parameters, workers=self.workers, shapes=job.parameter_shapes or None)
 
     def exchange(self, compression: Compression) -> tuple[float, float]:
-        """Return the seconds that links need for one exchange, without waiting, and the log's standard deviation.
+        """Return the seconds that links need for one exchange, without waiting, and their log's standard deviation.
 
         What all operations have in common is wrong for all of them.
         """
@@ -317,7 +317,7 @@ class ExchangeGroup:
         return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
-        """Return a worker's seconds of compressing per exchange, as plans price it; else Top-k's; 0 if not timed."""
+        """Return a worker's seconds of compressing and decompressing an exchange; if untimed, Top-k's, else 0."""
         device, numel = self.model.reference.device, self.model.profile.job.parameters
         work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
         if work is not None:
@@ -327,7 +327,7 @@ class ExchangeGroup:
         return 0.0 if line is None else self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
 
     def gain(self, compression: Compression) -> float:
-        """Return the share of the gradient's squared norm that is sent, as plans take it; else Top-k's, or 1."""
+        """Return the share of the gradient's squared norm that is sent; if unknown, Top-k's at this ratio, else 1."""
         curve, selects = self.model.gain, METHODS[compression.name].by_ratio and bool(self.model.gain.log_ratios)
         if selects:  # the smallest gain that was measured counts for ratios below
             ratio = max(compression.ratio, math.exp(curve.log_ratios[0]))

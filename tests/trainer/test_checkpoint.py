@@ -31,11 +31,11 @@ from hetopt.trainer.checkpoints.folder import (
     RankState,
     SharedState,
     is_due,
-    leave_model,
     parameters_sha256,
     rank_file,
     run_digest,
     save_tensors,
+    write_model,
 )
 
 from .scenarios import toy_spec
@@ -218,7 +218,7 @@ def test_a_model_keeps_every_name_of_its_state(tmp_path: Path) -> None:
     model[2].weight = model[0].weight
     model[0].weight.data = torch.arange(9.0).view(3, 3).t()
     before = parameters_sha256(model.named_parameters())
-    leave_model(tmp_path, model.state_dict(), stopped=False)
+    write_model(tmp_path, model.state_dict(), stopped=False)
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o077 == 0, "what was learned is its owner's alone"
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     loaded = load_file(tmp_path / "model.safetensors")
@@ -293,13 +293,13 @@ def test_the_trained_model_is_worth_more_than_checkpoints(tmp_path: Path, monkey
         save(folder, step)
     needs_the_room_of_all_but(0)
     with pytest.raises(RunFailed, match="No space left on device"):
-        leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
+        write_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
     assert folder.newest(DIGEST) == (2, ())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"], "whole or not at all"
     needs_the_room_of_all_but(1)
-    leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
+    write_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
     needs_the_room_of_all_but(0)
-    leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=False)
+    write_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model.safetensors"]
 
 

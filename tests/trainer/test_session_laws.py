@@ -23,7 +23,7 @@ from hetopt.trainer.engine import LARGEST, tensors_mark
 from hetopt.trainer.script.batches import AuditResult, Audits, ShareTable, own_items
 from hetopt.trainer.session import session
 from hetopt.trainer.session.gradients import GradientSum
-from hetopt.trainer.session.turns import DEEDS, disagreement
+from hetopt.trainer.session.turns import ACTIONS, disagreement
 from hetopt.trainer.session.weights import Counts
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
 from tests.forks import all_end_well
@@ -180,7 +180,7 @@ def weights(sizes: Sequence[int], said: Sequence[Any]) -> list[float]:
     counts = [Counts.of(size, None, weight) for size, weight in zip(sizes, said, strict=True)]
     whole = Counts(*map(sum, zip(*counts, strict=True)))
     if not whole.is_mixed:
-        assert [own.own / whole.total for own in counts] == pytest.approx([own.weight(whole) for own in counts])
+        assert [own.factor / whole.total for own in counts] == pytest.approx([own.weight(whole) for own in counts])
     return [own.weight(whole) for own in counts]
 
 
@@ -214,7 +214,7 @@ def test_noise_alone_is_no_difference_and_a_bias_in_it_is(seed: int, bias: float
 
 
 words = st.tuples(
-    st.just(1), st.integers(0, len(DEEDS) - 1), st.integers(1, 3), st.integers(0, 1), st.integers(0, 2),
+    st.just(1), st.integers(0, len(ACTIONS) - 1), st.integers(1, 3), st.integers(0, 1), st.integers(0, 2),
     st.integers(0, 1), st.integers(0, 1),
 )  # fmt: skip
 

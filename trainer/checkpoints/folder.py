@@ -59,12 +59,9 @@ _TREE = "tree"
 
 
 def pack(value: Any) -> bytes:
-    """Return nested dictionaries, lists, tuples, tensors, numbers, texts and None serialised as bytes.
+    """Return nested dictionaries, lists, tuples, tensors, numbers, texts and None as bytes; raise TypeError for others.
 
     A tensor that is one number expanded to a shape takes the room of that number.
-
-    Raises:
-        TypeError: something else is in it.
     """
     return save(_separate(_flattened(value).items()))
 
@@ -91,11 +88,7 @@ def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value that `pack` was given, from its bytes, without running code; tensors are on the CPU.
-
-    Raises:
-        ValueError: these are no bytes of `pack`.
-    """
+    """Return the value that `pack` made these bytes of, tensors on the CPU, running no code; else raise ValueError."""
     try:
         tensors = load(data)
         return _restored(json.loads(tensors[_TREE].numpy().tobytes()), tensors)
@@ -305,7 +298,7 @@ Torn: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class CheckpointFolder:
-    """Checkpoints of one run on disk: written, published, found and loaded."""
+    """The checkpoints in a run's folder: files are written one by one, published together, found, and loaded."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / CHECKPOINT_FOLDER
@@ -319,7 +312,7 @@ class CheckpointFolder:
         return self._folder / f"step-{step}{_PARTIAL}"
 
     def newest(self, digest: str) -> tuple[int | None, Torn]:
-        """Return the step of the newest checkpoint whose files are all as written (None: none), and damaged newer ones.
+        """Return the step of the newest whole checkpoint (None: no checkpoint) and newer damaged ones; else raise.
 
         Raises:
             BadInput: it belongs to another run, or there are checkpoints and none is whole.
@@ -381,7 +374,7 @@ class CheckpointFolder:
                     raise
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the checkpoint under way the newest, now that all its files are on disk; delete all but the last two.
+        """Make a manifest's checkpoint, whose files are all on disk, the newest; delete all but the last two.
 
         Raises:
             OSError: the disk refuses.
@@ -406,7 +399,7 @@ class CheckpointFolder:
     def load_newest(
         self, digest: str, rank: int, workers: int, events: EventLog, *, in_parts: bool = False
     ) -> tuple[SharedState, RankState] | None:
-        """Load the newest checkpoint that rank 0 finds whole; None: there was never one. All workers must call it.
+        """Load shared and own state of the newest checkpoint that rank 0 finds whole; None: there is none. All call it.
 
         Args:
             digest: of the run, see `run_digest`.
@@ -493,7 +486,7 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def leave_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:
+def write_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:
     """Write the trained model's tensors to the run's folder; if ``stopped``, the unfinished model's to another file.
 
     The file of the other kind is removed.
@@ -619,17 +612,17 @@ class CheckpointSaver:
             return 0.0
         return WRITTEN if self._under_way.parts.exception() is None else REFUSED
 
-    def begin(self, shared: SharedState, own: RankState, *, begun_s: float, keeps: int = 1) -> None:
-        """Copy the state, and begin to write it in a thread; no checkpoint may be under way.
+    def begin(self, shared: SharedState, rank_state: RankState, *, begun_s: float, keeps: int = 1) -> None:
+        """Copy this worker's state (rank 0: the shared, too) and write it in a thread; none may be under way.
 
         Args:
             shared: of all workers.
-            own: of this worker.
+            rank_state: of this worker.
             begun_s: when training was paused.
             keeps: this many checkpoints stay where the disk is full.
         """
         assert self._under_way is None
-        step, of_all, of_mine = shared.step, snapshot(shared) if self._context.rank == 0 else None, snapshot(own)
+        step, of_all, of_mine = shared.step, snapshot(shared) if self._context.rank == 0 else None, snapshot(rank_state)
 
         def write() -> dict[str, FileRecord]:
             states = ((rank_file(self._context.rank), of_mine), (STATE_FILE, of_all))
@@ -642,18 +635,15 @@ class CheckpointSaver:
         pause_s = now_s - begun_s
         self._under_way = _UnderWay(step=step, digest=shared.digest, parts=parts, pause_s=pause_s, begun_s=begun_s)
 
-    def conclude(self, told: Sequence[float]) -> str | None:
-        """Publish the checkpoint under way if ``told`` says that all wrote it; return why it was given up, else None.
+    def conclude(self, progress_by_rank: Sequence[float]) -> str | None:
+        """Publish or give up the checkpoint under way once no worker's progress is 0; return why given up, or None.
 
         Args:
-            told: `progress` of every worker, in rank order, as the last control rows had it.
-
-        Returns:
-            Why it was given up; None: it was not.
+            progress_by_rank: `progress` of every worker, in rank order, as the last control rows had it.
         """
-        if self._under_way is None or 0.0 in told:
+        if self._under_way is None or 0.0 in progress_by_rank:
             return None
-        problem = self._settle(self._under_way, told)
+        problem = self._settle(self._under_way, progress_by_rank)
         if problem is not None:
             self._context.events.write("checkpoint_failed", step=self._under_way.step, reason=problem)
         self._under_way = None

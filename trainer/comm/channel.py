@@ -149,7 +149,7 @@ class Channel:
                     tensor.copy_(staged)
 
     def all_to_all(self, rows: Tensor, out: Tensor) -> None:
-        """Send row r of ``rows`` to rank r, and receive rank r's row as row r of ``out``; all workers must call it.
+        """Send row r of ``rows`` to rank r, receive its row as row r of ``out``; `messages` keep nothing. All call it.
 
         Not kept in ``messages``: the caller does that with `operation`.
         """
@@ -165,16 +165,16 @@ class Channel:
         if received is not out:
             out.copy_(received)
 
-    def gather_slices(self, own: Tensor, out: Tensor) -> None:
-        """Write every worker's tensor into ``out``, in rank order; all workers must call it, with equal lengths.
+    def gather_slices(self, tensor: Tensor, out: Tensor) -> None:
+        """Write every worker's tensor into ``out``, by rank; `messages` keep nothing. All call it, with equal lengths.
 
         Not kept in ``messages``: the caller does that with `operation`.
         """
-        if self.workers == 1 or not own.numel():
-            out.copy_(own.view_as(out))
+        if self.workers == 1 or not tensor.numel():
+            out.copy_(tensor.view_as(out))
             return
-        staged = self._staged(own)
-        received = out if staged is own else torch.empty(out.shape, dtype=out.dtype, device=staged.device)
+        staged = self._staged(tensor)
+        received = out if staged is tensor else torch.empty(out.shape, dtype=out.dtype, device=staged.device)
         self._gather(staged, received.view(-1))
         if received is not out:
             out.copy_(received)

@@ -123,7 +123,7 @@ class Compressor(Generic[PayloadT]):
         return {}
 
     def load_state(self, state: State) -> None:
-        """Restore the tensors that `state` returned, on any worker; the caller has checked names and shapes."""
+        """Restore the tensors that `state` returned, on any worker, unchecked; does nothing by default."""
 
 
 class Summed(Compressor[PayloadT]):
@@ -157,7 +157,7 @@ class Collective(Protocol):
     """Protocol of what compresses, exchanges and adds up all workers' weighted gradients: a sum, never a mean."""
 
     def run(self, compressor: Any, flat: Tensor, out: Tensor, turn: Turn) -> Payload:
-        """Compress the gradient ``flat``, exchange it, and write all workers' sum into ``out``; all must call it.
+        """Compress ``flat``, exchange it, write all workers' sum into ``out``; return what was sent here. All call it.
 
         Args:
             compressor: one whose payloads combine so.
@@ -192,7 +192,7 @@ class IndexChoice(Protocol):
 class Residual:
     """Base of error feedback, which adds what was not sent before to a new gradient; this class keeps nothing.
 
-    This one keeps nothing: what is not sent is lost; right where everything is sent.
+    What is not sent is lost, which is right where everything is sent.
     """
 
     def prepare(self, gradient: Tensor) -> Tensor:
@@ -206,13 +206,10 @@ class Residual:
         return gradient
 
     def commit(self, sent: Payload) -> float | None:
-        """Keep what was prepared last, less what was sent of it, for the next step.
+        """Keep what was prepared, less what was sent, for the next step; return its energy; None: nothing is kept.
 
         Args:
             sent: exactly what the other workers received.
-
-        Returns:
-            The energy of what is held back now; None where nothing ever is.
         """
 
     def kept(self) -> State:
@@ -277,7 +274,7 @@ class Chain:
         return self._compressor.state()
 
     def load_state(self, state: State) -> None:
-        """Restore the state that `state` returned."""
+        """Restore the compressor's state that `state` returned."""
         self._compressor.load_state(state)
 
     def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
@@ -365,11 +362,7 @@ def redistribute(states: Sequence[State], workers: int, *, in_parts: bool = Fals
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse a saved state, tensors by name, unless it has the keys and shapes of ``expected``.
-
-    Raises:
-        BadInput: its keys or shapes are not those of ``expected``.
-    """
+    """Raise BadInput unless a saved state, tensors by name, has the keys and shapes of ``expected``."""
     saved = {key: tuple(value.shape) for key, value in state.items()}
     wanted = {key: tuple(value.shape) for key, value in expected.items()}
     if saved != wanted:
@@ -452,7 +445,7 @@ def keeps_momentum(asked: Compression) -> bool:
 
 
 def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
-    """Return the compression with the optimizer's momentum, set to 0 there, if workers keep it; else as asked.
+    """Set the optimizer's momentum to 0 and return the compression with it, if workers apply it; else return it as is.
 
     Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
     left where everything is sent.

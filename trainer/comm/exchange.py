@@ -67,7 +67,7 @@ class ExchangeStats:
 
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats | None:
-    """Return the stats of consecutive exchanges added up: bytes, seconds, and energies (None: one is not known).
+    """Return the stats of exchanges added up: bytes, seconds, energies (None if one is unknown); None: no exchange.
 
     None: there was no exchange. Of several, looks and gains of levels are left out.
     """
@@ -164,7 +164,7 @@ class Exchange:
             self._begin(compression)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = (), *, channel: Channel | None = None) -> ExchangeStats:
-        """Replace ``flat`` by all workers' sum, in place; measure the energy kept at ``look_at``. All must call it.
+        """Replace ``flat`` by all workers' compressed sum; measure the energy kept at ratios ``look_at``. All call it.
 
         If a collective fails, nothing has been committed and the residual is that of the step before. A gradient
         without elements is left alone.
@@ -250,7 +250,7 @@ class Exchange:
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Return each worker's weight, samples over all samples, in rank order; 0 outside ``participants`` (None: all).
+    """Return each worker's weight by rank: samples over all samples (equal if none); 0 outside ``participants``.
 
     Where none of them has samples, they count alike.
     """
@@ -261,7 +261,7 @@ def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | Non
 
 
 def average_parameters(
-    own: Tensor,
+    parameters: Tensor,
     base: Tensor,
     weight: float,
     channel: Channel,
@@ -270,7 +270,7 @@ def average_parameters(
     exactly: bool = False,
     step: Callable[[Tensor], None] | None = None,
 ) -> float:
-    """Overwrite ``own`` and ``base`` with all workers' average; return how far apart they were. All must call it.
+    """Overwrite ``parameters`` and ``base`` by all workers' weighted mean; return their relative spread. All call it.
 
     That is ``base + sum_i weight_i (x_i - base)``, the same bits on each.
 
@@ -279,7 +279,7 @@ def average_parameters(
     A worker of weight 0 changes nothing, whatever it holds, even what is not finite.
 
     Args:
-        own: 1-D fp32, this worker's parameters x_i; the result afterwards.
+        parameters: 1-D fp32, this worker's parameters x_i; the result afterwards.
         base: parameters that all had after the last average, the same bits on each; the result afterwards, too.
         weight: of this worker; those of all sum to 1.
         channel: to the other workers.
@@ -292,10 +292,10 @@ def average_parameters(
         How far the workers had come apart, the same on each: the root of ``sum_i weight_i |x_i - mean|^2`` over the
         norm of the result; that root alone where the result is zero.
     """
-    message = own.new_zeros(own.numel() + 1)
+    message = parameters.new_zeros(parameters.numel() + 1)
     if weight > 0:
         update = message[:-1]
-        torch.sub(own, base, out=update)
+        torch.sub(parameters, base, out=update)
         square = energy(update)
         update.mul_(weight)
         message[-1] = weight * square
@@ -312,7 +312,7 @@ def average_parameters(
     if step is not None:
         step(update)
     base.add_(update)
-    own.copy_(base)
+    parameters.copy_(base)
     norm = math.sqrt(energy(base))
     return math.sqrt(spread) / norm if norm > 0 else math.sqrt(spread)
 

@@ -163,7 +163,7 @@ def _exponent(part: Tensor) -> int:
 
 
 class LowPrecision(Compressor["LowPrecisionPayload"]):
-    """Compressor to fp16, bf16, int8 or int4, in slices that one worker each sums in fp32."""
+    """Compressor to fp16, bf16, int8 or int4, cut into a slice for each worker, which sums it in fp32."""
 
     def __init__(self, coding: SliceCoding) -> None:
         self.coding = coding

@@ -44,12 +44,12 @@ class MatrixPlace:
         return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def left_of(self, factors: Tensor) -> Tensor:
-        """Return a view of the parameter's left factor in all of them, [rows, rank]; of rank 0 the whole matrix."""
+        """Return a view of this parameter's part of the flat left factors, [rows, rank]; at rank 0 its whole matrix."""
         width = self.rank or self.columns
         return factors[self.left : self.left + self.rows * width].view(self.rows, width)
 
     def right_of(self, factors: Tensor) -> Tensor:
-        """Return a view of the parameter's right factor in all of them, [columns, rank]."""
+        """Return a view of this parameter's part of the flat right factors, [columns, rank]."""
         return factors[self.right : self.right + self.columns * self.rank].view(self.columns, self.rank)
 
 
@@ -164,7 +164,7 @@ class LowRank(Summed[LowRankPayload]):
 def orthonormal(columns: Tensor) -> Tensor:
     """Return an orthonormal basis of the columns, [rows, columns], fp32; a column that depends on others is zero.
 
-    A column that depends on those before it becomes zero. Nothing but single IEEE operations in a fixed order, so that
+    Nothing but single IEEE operations in a fixed order, so that
     all machines get the same bits.
     """
     basis: list[Tensor] = []

@@ -148,7 +148,7 @@ def make_residual(
     *,
     device: torch.device | None = None,
 ) -> Residual:
-    """Make the error feedback that a compression names, zero at first, for a gradient of ``numel`` elements.
+    """Return a new error feedback as a compression names it, zero at first, for a gradient of ``numel`` elements.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -171,7 +171,7 @@ def make_chain(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> Chain:
-    """Make what turns a gradient of ``numel`` elements into all workers' sum by a compression, without the residual.
+    """Return a new chain from a gradient of ``numel`` elements to all workers' sum, by a compression, without residual.
 
     Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
 
@@ -218,7 +218,7 @@ def _collective(chosen: Combination, compressor: Compressor[Any], coding: Elemen
 
 
 def checked_for(compression: Compression, shapes: Shapes | None) -> Combination:
-    """Return the compressor, memory and collective that a compression means; refuses what does not go together.
+    """Return the compressor, memory and collective that a compression means; raise BadInput if they do not go together.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.

@@ -52,7 +52,7 @@ class Network:
 
     @property
     def hop(self) -> LinkSpeed:
-        """The latency and rate of a sum, for people."""
+        """The latency (s) and rate (bytes/s) of the first collective that was timed, for people."""
         return next(iter(self.lines.values()))
 
 
@@ -89,7 +89,7 @@ def measure_network(
     *,
     device: torch.device,
 ) -> tuple[Message, ...]:
-    """Time each collective at up to four payload sizes, at most ``gradient_bytes``; all workers must call it.
+    """Time each collective at up to four payload sizes, for the worker that waits least; all workers must call it.
 
     Times are of the worker that waited least; of a broadcast, of the last to have it.
 

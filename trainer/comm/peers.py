@@ -35,7 +35,7 @@ class LostPeer(RuntimeError):
 
 
 def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
-    """Compare a description of the exchange with all workers, and refuse the run if any differ; all must call it.
+    """Compare a description of the exchange among all workers; raise BadInput on all if any differs. All must call it.
 
     One gather of a fixed size before the first step, which cannot hang because of what they are about to do
     differently.
@@ -43,9 +43,6 @@ def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
     Args:
         description: of the exchange, the same text on workers that agree.
         group: who is about to do it; None: all workers.
-
-    Raises:
-        BadInput: some workers have another description than most.
     """
     digest = hashlib.sha256(description.encode()).hexdigest()
     texts = gather_texts(digest + description, group_size(group), group)
@@ -61,7 +58,7 @@ def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
 
 
 def explain_loss(error: RuntimeError, store: Store | None, rank: int, members: Sequence[int]) -> Exception | None:
-    """Return the error that names the lost or hung workers behind a failed collective; None: no worker was lost.
+    """Return the error that names workers lost or hung in a failed collective, after up to 10 s; None: nobody was lost.
 
     gloo names the address of a connection that broke. A worker that hangs breaks none: then everyone else times out,
     each when it has waited for so long itself, and a roll call in the store, of up to `ROLL_CALL_S`, tells who hangs
@@ -96,7 +93,7 @@ def has_timed_out(error: Exception) -> bool:
 
 
 def hung(store: Store | None, rank: int, members: Sequence[int]) -> HungPeer:
-    """Return an error that names the workers that did not come; waits up to `ROLL_CALL_S` for the others to report.
+    """Return the error that names the workers which did not come to a collective; wait up to 10 s for others to report.
 
     Args:
         store: that all workers can reach; None: nobody can be asked, nor is waited for.
@@ -109,7 +106,7 @@ def hung(store: Store | None, rank: int, members: Sequence[int]) -> HungPeer:
 
 
 def roll_call(store: Store, rank: int, members: Sequence[int]) -> tuple[int, ...]:
-    """Return the other members that do not report a failed collective of theirs in the store within `ROLL_CALL_S`."""
+    """Report in the store that a collective failed here; return the members that do not report it within 10 s."""
     store.set(_lost(rank), "here")
     missing = [other for other in members if other != rank]
     deadline = time.monotonic() + ROLL_CALL_S

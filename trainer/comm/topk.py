@@ -341,7 +341,7 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
 
 
 class ThresholdSelection(Selection):
-    """Base of selections of the elements not below a threshold, mostly of another number on every worker."""
+    """Base of selections of the elements not below a threshold; their number may differ between workers."""
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Return the elements not below a searched threshold; those of Top-k if none is found or all are sent."""

@@ -90,7 +90,7 @@ class GradientNorms:
 
     def ask(self, wanted: bool) -> None:
         """Begin a step, with both norms at 0; until the next, they are measured only if ``wanted``."""
-        self.is_asked, self._own, self._summed = wanted, 0.0, 0.0
+        self.is_asked, self._local, self._summed = wanted, 0.0, 0.0
 
     def add_own(self, parts: Iterable[Tensor], *, first: bool) -> None:
         """Add 1-D parts of this worker's gradient, not yet summed over workers; does nothing unless asked.
@@ -98,7 +98,7 @@ class GradientNorms:
         The ``first`` parts begin it anew.
         """
         if self.is_asked:
-            self._own = (0.0 if first else self._own) + _energies(parts)
+            self._local = (0.0 if first else self._local) + _energies(parts)
 
     def add_summed(self, parts: Iterable[Tensor]) -> None:
         """Add 1-D parts of the gradient summed over all workers; does nothing unless asked."""
@@ -107,11 +107,11 @@ class GradientNorms:
 
     def divide(self, factor: float) -> None:
         """Divide both squared norms by ``factor`` squared, for a gradient that is scaled down by ``factor``."""
-        self._own, self._summed = self._own / factor**2, self._summed / factor**2
+        self._local, self._summed = self._local / factor**2, self._summed / factor**2
 
     def take(self, samples: int) -> tuple[float, float, float] | None:
         """Return squared norms of this worker and of the sum, and ``samples``; end the step. None: not measured."""
-        norms = (self._own, self._summed, float(samples)) if 0 < self._summed < math.inf else None
+        norms = (self._local, self._summed, float(samples)) if 0 < self._summed < math.inf else None
         self.ask(False)
         return norms
 

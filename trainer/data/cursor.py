@@ -463,7 +463,7 @@ class StreamCursor(Cursor):
         self._origin_s = self._clock() - self.taken / self._rate_per_s
 
     def arriving(self, count: int) -> tuple[Indices, Indices]:
-        """Return the next ``count`` samples that the buffer kept, each with its pass; wait until they have arrived.
+        """Take the next ``count`` samples that the buffer kept, waiting till they arrive; return them and their passes.
 
         Raises:
             RunFailed: they would take longer than the run's patience.
@@ -508,10 +508,7 @@ class StreamCursor(Cursor):
         return self
 
     def flow(self) -> dict[str, float]:
-        """Return samples waiting (most), seconds waited, samples dropped since the last call, by a control row's names.
-
-        Most samples that waited at once, seconds that the worker waited, and samples that are never trained on.
-        """
+        """Return samples waiting (most), seconds waited, samples dropped since the last call, as in control rows."""
         now_s = self._clock()
         arrived = self._arrived(now_s)
         first = first_kept(
@@ -544,7 +541,7 @@ class StreamCursor(Cursor):
 
 
 def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
-    """Return a function pass -> dataset indices: every ``workers``-th of a shuffled epoch, from ``rank`` on."""
+    """Return a function pass -> dataset indices: every ``workers``-th of a shuffled epoch from ``rank`` on (or all)."""
 
     def order(number: int) -> Indices:
         everything = permutation(dataset_size, seed, number)

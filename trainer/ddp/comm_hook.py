@@ -62,7 +62,7 @@ from hetopt.trainer.task import normalises_apart
 
 
 class GradientState:
-    """The state of a script's gradient exchange on one worker, where nothing is sent; the base of those of several.
+    """Base of a script's gradient exchange: settings, audits and statistics; used for one worker, which sends nothing.
 
     Args:
         exchange: how gradients travel.
@@ -98,7 +98,7 @@ class GradientState:
         return self.exchange.is_dense
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return the last pass's audit, gradient difference [elements] and norm; None: it was none, as always here."""
+        """Return the last backward pass's audit: gradient difference [elements], norm; always None here: no audit."""
         return None
 
     def ended(self) -> None:
@@ -114,11 +114,11 @@ def keep_modules() -> None:
     init: Any = DistributedDataParallel.__init__
 
     @functools.wraps(init)
-    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+    def kept(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         _KEPT.append(self)
 
-    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]  # torch has no hook for it
+    DistributedDataParallel.__init__ = kept  # type: ignore[method-assign]  # torch has no hook for it
 
 
 SUM = "sum"
@@ -137,22 +137,22 @@ class WholeSum:
 
     def __init__(self, exchange: Exchange, parameters: Sequence[nn.Parameter]) -> None:
         self._exchange, self._parameters = exchange, parameters
-        self._made: dict[int, Tensor] = {}  # by parameter
+        self._pieces: dict[int, Tensor] = {}  # by parameter
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
         """Keep a bucket, 1-D, whose elements are the gradients of ``parameters``, until the others are made."""
         pieces = torch.split(buffer, [parameter.numel() for parameter in parameters])
-        self._made |= zip(map(id, parameters), pieces, strict=True)
+        self._pieces |= zip(map(id, parameters), pieces, strict=True)
 
     def wait(self) -> ExchangeStats | None:
         """Replace all buckets by their sum over all workers; return its cost; None: it was not finite on a worker."""
-        made = [self._made[id(parameter)] for parameter in self._parameters]
-        flat, stats, self._made = torch.cat(made), None, {}
+        gradients = [self._pieces[id(parameter)] for parameter in self._parameters]
+        flat, stats, self._pieces = torch.cat(gradients), None, {}
         if all_finite(flat):
             stats = self._exchange.run(flat)
         else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step
             flat.fill_(torch.inf)
-        for piece, part in zip(made, torch.split(flat, [piece.numel() for piece in made]), strict=True):
+        for piece, part in zip(gradients, torch.split(flat, [piece.numel() for piece in gradients]), strict=True):
             piece.copy_(part)
         return stats
 
@@ -209,9 +209,10 @@ class CommState(GradientState):
         self._squares = 0.0
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
-        """Set up the exchange anew by a run's spec, before its first step; ``reach`` hears what part is made.
+        """Set up the exchange anew by a run's spec, before its first step; ``reach`` is told the fraction that is made.
 
-        See the arguments of the class."""
+        See the arguments of the class.
+        """
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
         shapes = [tuple(parameter.shape) for parameter in self._parameters]
         self.exchange = make_exchange(spec, spec.compression, shapes, device)
@@ -227,13 +228,13 @@ class CommState(GradientState):
         self._reach = reach
         self._waiting: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
         self._elements = sum(parameter.numel() for parameter in self._parameters)
-        self._made = 0
+        self._ready_elements = 0
 
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content."""
         buffer, is_last = bucket.buffer(), bucket.is_last()
-        self._made = buffer.numel() + (0 if bucket.index() == 0 else self._made)
-        self._reach(1.0 if is_last else min(1.0, self._made / self._elements))
+        self._ready_elements = buffer.numel() + (0 if bucket.index() == 0 else self._ready_elements)
+        self._reach(1.0 if is_last else min(1.0, self._ready_elements / self._elements))
         buffer.mul_(self.weight if isinstance(self.weight, int | float) else 1 / self._workers)
         promise: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
         if self.is_audit:
@@ -276,7 +277,7 @@ class CommState(GradientState):
 
     @property
     def is_under_backward(self) -> bool:
-        """See `GradientState`."""
+        """True where gradients travel during the backward pass, so unless all are compressed at once at its end."""
         return not isinstance(self._sums, WholeSum)
 
 

@@ -49,7 +49,7 @@ from torch.utils.data import DataLoader, Sampler, dataloader
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
+from hetopt.trainer.checkpoints.folder import parameters_sha256, write_model
 from hetopt.trainer.context import Generators, States
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.ddp.comm_hook import (
@@ -90,9 +90,6 @@ def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str]
     Args:
         batch_sampler: of a loader.
         world_size: ranks.
-
-    Returns:
-        None where nothing in it is of one rank of so many.
     """
     way: list[str] = []
     for _ in range(_DEPTH):
@@ -248,7 +245,7 @@ class DdpRun:
 
     @property
     def is_ours(self) -> bool:
-        """True where hetopt exchanges the gradients of every DDP module."""
+        """True where hetopt, and no other hook, exchanges the gradients of every DDP module."""
         return all(self._hooked.get(id(ddp), True) for ddp, _ in self._modules)
 
     def remark(self, sentence: str) -> None:
@@ -263,7 +260,7 @@ class DdpRun:
         return planned if self._spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
-        """Return the table of local batch sizes of a new loader, at ``batch_size`` samples per rank in the script."""
+        """Begin control periods on a new loader of ``batch_size`` samples a rank; return its table of shares."""
         size = self.batch_of(batch_size)
         if size != batch_size * self.world_size:
             self.remark(
@@ -322,7 +319,7 @@ class DdpRun:
         self._hooked[id(module)] = state.sums
         self.can_audit = False
 
-    def calls(self, module: nn.Module, inputs: Any, named: Any) -> None:
+    def before_forward(self, module: nn.Module, inputs: Any, named: Any) -> None:
         """Take the queued batch before a training pass of a sharded module; do nothing for one inside another."""
         if module.training and torch.is_grad_enabled() and any(module is outer for outer, _ in self._modules):
             self.forward(module, samples_in((inputs, named)))
@@ -340,7 +337,7 @@ class DdpRun:
             )
 
     def give(self, sampler: object, batch: object) -> None:
-        """Queue the part of a batch that a loader has given the script, which may ask for several ahead.
+        """Queue this worker's part of a batch that a loader has just given the script, until a forward pass takes it.
 
         Args:
             sampler: of the loader.
@@ -482,7 +479,7 @@ class DdpRun:
         state.record.tell(result, self.steps + 1, self.periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count an optimizer's step; at the end of a control period gather figures and decide, with all workers.
+        """Count an optimizer's step; at a period's end decide with all workers; raise Stopped if the run is to end.
 
         Raises:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
@@ -554,7 +551,7 @@ class DdpRun:
         self.conclude()
         if self._left is not None and self.rank == 0:
             state, parameters = self._left
-            leave_model(self._run_dir, state, stopped=stopped, number=1)
+            write_model(self._run_dir, state, stopped=stopped, number=1)
             mark = parameters_sha256(parameters)
             self.periods.events.write("session_finished", step=self.steps, epoch=self._passes(), parameters_sha256=mark)
         self.periods.events.close()
@@ -631,7 +628,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
             for run in runs:
                 run.can_audit = False
 
-    def made(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+    def attached(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         if dist.get_world_size(self.process_group) == len(spec.workers) > 1:
             if not runs:
@@ -662,7 +659,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
             runs.append(DdpRun(spec, run_dir, dist.get_rank(), workers, as_one=as_one))
         for part in module if isinstance(module, list | tuple) else [module]:
             runs[0].attach_sharded(part, meshes[0][REPLICA].get_group() if mesh.ndim == 1 else None)
-            part.register_forward_pre_hook(runs[0].calls, with_kwargs=True)
+            part.register_forward_pre_hook(runs[0].before_forward, with_kwargs=True)
         ask_trainer()
         return done
 
@@ -724,7 +721,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     of_loader: Any = DataLoader._index_sampler
     with ExitStack() as undo:
         for owner, name, extension in (
-            (DistributedDataParallel, "__init__", made),
+            (DistributedDataParallel, "__init__", attached),
             (DistributedDataParallel, "forward", called),
             (DistributedDataParallel, "register_comm_hook", registered),
             (dataloader._BaseDataLoaderIter, "__next__", following),

@@ -35,7 +35,7 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Version:
-    """Progress of the training state that a worker holds; of two, the larger is the newer.
+    """Progress of a worker's training state: generation last agreed in, steps, decisions; the larger of two is newer.
 
     Attributes:
         agreed: generation in which all workers last had the same state.
@@ -112,7 +112,7 @@ def may_close(
     patience: Patience,
     is_lost: Callable[[int], bool] = lambda place: False,
 ) -> bool:
-    """Return whether the registered workers may begin a generation now, after waiting ``waited_s`` for the rest.
+    """Return whether the registered may begin a generation: all at first; later worker 0 and those not lost or late.
 
     Args:
         registered: by place.
@@ -171,7 +171,7 @@ def meet_again(
     stop_wished: Callable[[], bool] = lambda: False,
     is_lost: Callable[[int], bool] = lambda place: False,
 ) -> Generator[float, None, Generation]:
-    """Register for a new generation (worker group) until part of one, and return it; yield seconds to sleep.
+    """Register for new generations (worker groups) until this worker is in one; return it; yield seconds to sleep.
 
     Args:
         store: of the run.

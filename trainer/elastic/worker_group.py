@@ -155,8 +155,8 @@ class CarriedState:
     Attributes:
         version: how new it is.
         shared: what all workers share.
-        own: of this worker; None: it has just started.
-        own_after: the same had it done the step that it was at, as some of the others may have.
+        rank_state: of this worker; None: it has just started.
+        rank_state_after: the same had it done the step that it was at, as some of the others may have.
         alike: what gradient memories have in common.
         evaluation_owed: the workers were about to evaluate.
         share: local batch size of this worker.
@@ -164,8 +164,8 @@ class CarriedState:
 
     version: Version
     shared: SharedState
-    own: RankState | None
-    own_after: RankState | None
+    rank_state: RankState | None
+    rank_state_after: RankState | None
     alike: State
     evaluation_owed: bool = False
     share: int = 0
@@ -193,15 +193,15 @@ def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> C
         shared = {key: value for key, value in vars(held.shared).items() if behind or key not in _HEAVY}
         state = {"shared": shared, "alike": held.alike, "evaluation_owed": held.evaluation_owed}
     received = _spread(state, source, workers)
-    own = {} if held is None else vars(held.shared)
-    own_state = None if held is None else held.own if version.step == newest.step else held.own_after
+    kept = {} if held is None else vars(held.shared)
+    rank_state = None if held is None else held.rank_state if version.step == newest.step else held.rank_state_after
     # Other workers than those that the shares were for: the spec of this generation has theirs.
     unshared = {} if generation.members[source].beside == generation.places else {"shares": (), "memory_bounds": ()}
     return CarriedState(
         version=replace(newest, agreed=generation.number),
-        shared=SharedState(**{**own, **received["shared"], **unshared}),
-        own=own_state,
-        own_after=own_state,
+        shared=SharedState(**{**kept, **received["shared"], **unshared}),
+        rank_state=rank_state,
+        rank_state_after=rank_state,
         alike=received["alike"],
         evaluation_owed=received["evaluation_owed"],
     )
@@ -229,7 +229,7 @@ def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str
     return restored
 
 
-def told(generation: Generation, held: CarriedState | None) -> dict[str, object]:
+def change_fields(generation: Generation, held: CarriedState | None) -> dict[str, object]:
     """Return the fields of a ``workers_changed`` event: generation, workers, lost, new, and where state came from."""
     source = max(generation.members, key=lambda member: member.version)
     return {
@@ -291,7 +291,7 @@ class WorkerGroup:
         self.generation: Generation | None = None
 
     def join(self, held: CarriedState | None = None) -> WorkerContext:
-        """Wait for a new generation, open its process group, return the context; ``held``: state kept; None: none.
+        """Wait for a new generation and open its process group; return this worker's context. ``held``: its state.
 
         Raises:
             RunFailed: others do not come, or the store is gone.
@@ -308,16 +308,12 @@ class WorkerGroup:
 
     def survives(self, error: Exception) -> bool:
         """Return whether an error means that other workers were lost, after which this worker can `join` again."""
-        rang = self._watch is not None and self._watch.rang and isinstance(error, RuntimeError)
-        return rang or isinstance(error, HungPeer) or has_timed_out(error) or is_peer_loss(error)
+        has_fired = self._watch is not None and self._watch.has_fired and isinstance(error, RuntimeError)
+        return has_fired or isinstance(error, HungPeer) or has_timed_out(error) or is_peer_loss(error)
 
     def check(self) -> None:
-        """Raise RuntimeError if a new generation is wanted; called between steps, as a lone worker would not notice.
-
-        Raises:
-            RuntimeError: another generation is wanted.
-        """
-        if self._watch is not None and self._watch.rang:
+        """Raise RuntimeError if a new generation is wanted; called between steps, as a lone worker would not notice."""
+        if self._watch is not None and self._watch.has_fired:
             raise RuntimeError("another generation of workers is wanted")
 
     def leave(self, reason: str) -> None:
@@ -346,7 +342,7 @@ class WorkerGroup:
             seen: dict[str, object] = {}
             if self._lost_s is not None:
                 seen = {"recovery_s": round(time.monotonic() - self._lost_s, 3), "reason": self._reason}
-            self._events.write("workers_changed", step=step, **told(self.generation, held), **seen)
+            self._events.write("workers_changed", step=step, **change_fields(self.generation, held), **seen)
         self._lost_s, self._reason = None, ""
 
     def finished(self) -> None:
@@ -470,7 +466,7 @@ class Watch:
         self._end_waiting = end_waiting
         self._is_lost = is_lost
         self._over = threading.Event()
-        self.rang = False
+        self.has_fired = False
         self._thread = threading.Thread(target=self._look, name="watches-generations", daemon=True)
         self._thread.start()
 
@@ -482,8 +478,8 @@ class Watch:
     def _look(self) -> None:
         while not self._over.wait(EVERY_S):
             try:
-                self.rang = self.rang or wanted(self._store) > self._number or self._is_lost()
+                self.has_fired = self.has_fired or wanted(self._store) > self._number or self._is_lost()
             except (RuntimeError, ValueError):
-                self.rang = True  # the store is gone, and with it its host: whoever is left meets elsewhere
-            if self.rang:
+                self.has_fired = True  # the store is gone, and with it its host: whoever is left meets elsewhere
+            if self.has_fired:
                 self._end_waiting()

@@ -53,7 +53,7 @@ class WrongSecret(RunFailed):
 
 
 def open_door(listener: socket.socket) -> socket.socket:
-    """Return a socket for a store, to which this user's processes alone are forwarded from ``listener`` on loopback.
+    """Return a socket for a store that this user alone reaches by ``listener``; without TCP signatures, the listener.
 
     A kernel that signs no segments (it has no TCP_MD5SIG) gives the listener itself, which every user of this machine
     can reach.

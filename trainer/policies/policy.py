@@ -248,7 +248,7 @@ class Growth(Record):
 
 
 class DynamicState(Record):
-    """State of `DynamicShares`: the times gathered so far, and what was learned of shares that grew.
+    """State of `DynamicShares`: the epoch's times so far, smoothed times, and what was learned of shares that grew.
 
     Attributes:
         gathered: of the present epoch.
@@ -755,7 +755,7 @@ class CriticalState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticalBatch:
-    """Batch policy of a global batch that grows while gradient noise makes that progress in less time.
+    """Batch policy that enlarges the global batch while its gradient noise promises as much progress in less time.
 
     Args:
         given: samples of the planned batch.
@@ -878,7 +878,7 @@ def register(name: str, about: str, make: Maker) -> None:
 
 
 def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
-    """Return the batch policy that a run asks for; refuses a global batch without ``minimum`` samples a worker.
+    """Return the batch policy that a run asks for; raise BadInput for a batch without ``minimum`` samples a worker.
 
     Args:
         spec: of the run.

@@ -88,7 +88,7 @@ class CommonNumbers:
 
     @contextmanager
     def drawn(self, *, keep: bool = False) -> Iterator[None]:
-        """Draw the common random numbers inside; then put this worker's own generators back, unless ``keep``.
+        """Draw from the common generators inside; then put this worker's own generators back, unless ``keep``.
 
         Args:
             keep: whether this worker goes on with them, too, as one machine would.
@@ -218,18 +218,18 @@ class AuditRecord:
                 hint=f"leave it out for {ROUNDING:g}, the rounding of float32 sums",
             )
 
-    def tell(self, found: AuditResult, step: int, events: EventLog) -> None:
+    def tell(self, result: AuditResult, step: int, events: EventLog) -> None:
         """Log an audit's result; the first time that it is beyond the tolerance, log a warning or stop the run.
 
         Raises:
             RunFailed: it is, and ``mode`` is "stop"; all workers raise it.
         """
-        if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
-            events.write("audited", step=step, distance=found.distance, tolerance=self.tolerance)
-        if self.differed or not found.differs(self.tolerance):
+        if math.isfinite(result.distance):  # a step whose gradient overflows is no measurement
+            events.write("audited", step=step, distance=result.distance, tolerance=self.tolerance)
+        if self.differed or not result.differs(self.tolerance):
             return
         self.differed = True
-        said = f"shares differ from one machine by {formatting.distance(found.distance)} at step {step}"
+        said = f"shares differ from one machine by {formatting.distance(result.distance)} at step {step}"
         if self.mode == "stop":
             raise RunFailed(f"{said}, and audit_tolerance is {self.tolerance:g}.", hint=self.hint)
         events.write("audit_differs", step=step, reason=f"{said}: {self.hint}")
@@ -336,7 +336,7 @@ class ShareTable:
         return largest_remainder(wanted, samples, minimum=minimum, maximum=maximum)
 
     def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
-        """Return the part of a batch of ``samples`` samples that the worker of a rank computes.
+        """Return the part of a batch of ``samples`` samples that a rank computes: rank 0 the whole in an audit.
 
         Args:
             rank: of the worker.
@@ -383,7 +383,7 @@ def mark_of(sample: object) -> int:
 
 
 def keeps_equal(spec: RunSpec) -> bool:
-    """Return whether each worker has the same samples of every batch to the end, so that no step is audited."""
+    """Return whether a run's shares are equal and never change (policy ``uniform``), so that no step is audited."""
     return spec.batch_policy == "uniform"
 
 
@@ -474,11 +474,7 @@ class Registry:
     begun: int = 0
 
     def enter(self, session: object) -> None:
-        """Register a session that begins; raise BadInput while another is open.
-
-        Raises:
-            BadInput: another is open.
-        """
+        """Register a session that begins; raise BadInput while another is open."""
         if self.open:
             raise BadInput(
                 "A session began while another was open.",

@@ -62,7 +62,7 @@ from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, make_exchange
 from hetopt.trainer.steps.stopwatch import FORWARD, Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser
-from hetopt.trainer.task import average_buffers, averages
+from hetopt.trainer.task import average_buffers, float_buffers
 
 CHECKED_STEPS = 20
 """Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
@@ -184,7 +184,7 @@ class Flow:
         self._begin_step_of_all()
         self._stepping: Optimizer | None = None  # of the session
         # Of the loss that was computed last: what it is of, what those of all workers are, and how much it counts.
-        self._own, self._totals, self._weight = Counts(), Counts(), 1.0
+        self._loss_counts, self._totals, self._weight = Counts(), Counts(), 1.0
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -429,7 +429,7 @@ class Flow:
         if not self._is_epoch_over:
             return
         self._is_epoch_over = False
-        if self._between is None and not averages(self._model):
+        if self._between is None and not float_buffers(self._model):
             return
         self._gate.take("came to the end of its data", self._newest)
         if self._between is not None:
@@ -531,13 +531,13 @@ class Flow:
         it carries the gradient, or tells which of several optimizers' parameters got one.
         """
         gate, whole, sides = self._gate, self._whole, self._sides
-        self._own = self._counts(part, loss, weight)
+        self._loss_counts = self._counts(part, loss, weight)
         is_complete = len(sides) == 1 and self._completes(sides[0], part) and not part.is_audit
         only = sides[0].sum if is_complete else None
         rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.groups
         rides = rides and only is not None and 0 < only.room <= gate.room
         if whole.groups or (len(sides) == 1 and not rides):
-            gate.begin("summed gradients", self._newest, self._own)
+            gate.begin("summed gradients", self._newest, self._loss_counts)
         if whole.groups:
             whole.weight = self._weigh()
         if only is not None and not rides:
@@ -549,16 +549,16 @@ class Flow:
         self._note_computed()
         begun_s = time.perf_counter()
         if rides and only is not None:
-            only.pack(gate.load[: only.room], self._own.own)
-            gate.begin("summed gradients", self._newest, self._own, mark=_RIDES)
+            only.pack(gate.load[: only.room], self._loss_counts.factor)
+            gate.begin("summed gradients", self._newest, self._loss_counts, mark=_RIDES)
         elif len(sides) > 1:
             has_gradient = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in sides]
-            gate.begin("summed gradients", self._newest, [*self._own, *has_gradient])
+            gate.begin("summed gradients", self._newest, [*self._loss_counts, *has_gradient])
         own_weight, totals, reached = self._weigh(), self._totals, sides
         if rides and only is not None and not totals.is_mixed:  # else weighed by what all have: their samples
             only.unpack(gate.loaded[: only.room], totals.total, time.perf_counter() - begun_s)
         if len(sides) > 1:
-            workers = gate.finish()[len(self._own) :]
+            workers = gate.finish()[len(self._loss_counts) :]
             reached = [side for side, number in zip(sides, workers, strict=False) if number]
         self._complete(loss, own_weight, part, reached)
 
@@ -568,9 +568,9 @@ class Flow:
 
     def _weigh(self) -> float:
         """Return the weight of this worker's loss in the batch's, once all workers have sent their counts."""
-        self._totals, part = Counts(*self._gate.finish()[: len(self._own)]), self._part
+        self._totals, part = Counts(*self._gate.finish()[: len(self._loss_counts)]), self._part
         is_whole = part is not None and part.is_audit and self.rank == 0
-        self._weight = 1.0 if is_whole else self._own.weight(self._totals)
+        self._weight = 1.0 if is_whole else self._loss_counts.weight(self._totals)
         return self._weight
 
     def _complete(self, loss: Tensor, own_weight: float, part: Part | None, reached: Sequence[Side]) -> None:
@@ -671,8 +671,8 @@ class Flow:
         held = [side for side in sides if side.sum is not None and side.sum.is_pending]
         part, own_weight = self._part if len(held) == len(sides) else self._take_part(), 0.0
         if part is not None and self._is_joint:
-            self._own = self._counts(part, None, weight)
-            self._gate.begin("summed gradients", self._newest, self._own)
+            self._loss_counts = self._counts(part, None, weight)
+            self._gate.begin("summed gradients", self._newest, self._loss_counts)
             own_weight = self._weigh()
         self._sum_sides(sides, own_weight, part, held)
 

@@ -156,12 +156,12 @@ class GradientSum:
 
     @property
     def is_clear(self) -> bool:
-        """Return whether ``.grad`` was empty before the backward pass."""
+        """True if `begin` found no ``.grad`` of these parameters to move aside."""
         return self._before.count(None) == len(self._before)
 
     @property
     def is_made(self) -> bool:
-        """Return whether the backward pass made a gradient of any of these parameters."""
+        """True if any of these parameters has a ``.grad`` now."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def put_back(self) -> None:
@@ -172,10 +172,10 @@ class GradientSum:
     def hold(self, weight: float) -> None:
         """Multiply ``.grad`` by ``weight``, and add to it what `begin` moved aside; a later `sum` sends it."""
         for index, parameter in enumerate(self.parameters):
-            parameter.grad = self._own(index, weight)
+            parameter.grad = self._summand(index, weight)
         self.is_pending = True
 
-    def _own(self, index: int, weight: float) -> Tensor | None:
+    def _summand(self, index: int, weight: float) -> Tensor | None:
         """Return this worker's summand of a parameter's gradient; None if it has none."""
         gradient, before = self.parameters[index].grad, self._before[index]
         summand = None if gradient is None or not weight else gradient.detach() * weight
@@ -202,7 +202,7 @@ class GradientSum:
             self.norms.add_own(self._parts[first:last], first=last == len(self.parameters))
             return
         for index, (view, gradient) in enumerate(zip(views, gradients, strict=True), start=first):
-            summand = self._own(index, weight)
+            summand = self._summand(index, weight)
             self._used[index] = summand is not None
             kinds = [tensor.layout != torch.strided for tensor in (gradient, self._before[index]) if tensor is not None]
             self._sparse[index] = all(kinds) if kinds else self._sparse[index]

@@ -32,9 +32,6 @@ def inspect_model(model: object, world_size: int) -> None:
     Args:
         model: as the script gave it.
         world_size: workers; alone, wrappers change nothing.
-
-    Raises:
-        BadInput: with what to take out.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(
@@ -59,11 +56,7 @@ def inspect_model(model: object, world_size: int) -> None:
 
 
 def inspect_wrappers(model: nn.Module) -> None:
-    """Raise BadInput if the script has wrapped the model in DataParallel or DistributedDataParallel meanwhile.
-
-    Raises:
-        BadInput: there is one.
-    """
+    """Raise BadInput if the script has wrapped the model in DataParallel or DistributedDataParallel meanwhile."""
     inside, things = {id(module) for module in model.modules()}, gc.get_objects()
     wrappers = {kind for kind in set(map(type, things)) if issubclass(kind, _WRAPPERS)}
     for thing in things if wrappers else ():
@@ -100,11 +93,7 @@ def inspect_optimizers(optimizers: Sequence[object]) -> None:
 
 
 def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
-    """Return a training loader as it is; raise BadInput if it is no DataLoader, or each worker would draw other data.
-
-    Raises:
-        BadInput: with what to give instead.
-    """
+    """Return a training loader as it is; raise BadInput if it is no DataLoader, or workers would draw other data."""
     if not isinstance(loader, DataLoader):
         raise BadInput(
             f"The loader is a {type(loader).__name__}, and only a torch.utils.data.DataLoader can be shared out.",
@@ -163,9 +152,6 @@ def check_replicas(marks: Sequence[Mark], step: int, world_size: int) -> None:
         marks: see `replica_marks`.
         step: of the session.
         world_size: workers.
-
-    Raises:
-        RunFailed: some differ; all workers raise it.
     """
     columns = zip(*gather_numbers([mark for _, mark, _ in marks], world_size), strict=True)
     for (what, _, close), column in zip(marks, columns, strict=True):

@@ -111,7 +111,7 @@ class SessionLoader:
         self._parts: deque[Part] = deque()
         has_batches = loader.batch_sampler is not None and not self._is_stream
         self._is_sliced = has_batches and type(loader).__iter__ is DataLoader.__iter__
-        self._own = self._sliced() if self._is_sliced or not self._is_alone else loader
+        self._source = self._sliced() if self._is_sliced or not self._is_alone else loader
 
     @property
     def first_epoch(self) -> int:
@@ -241,7 +241,7 @@ class SessionLoader:
                 self._stream.cut = self._cut_of(self._loader.batch_size or 1)
             alike = self._alike()
         with alike:
-            batches = iter(self._own)
+            batches = iter(self._source)
         if self._skip:
             before.use()
         return self._give(batches)

@@ -35,10 +35,10 @@ from hetopt.trainer.checkpoints.folder import (
     CheckpointSaver,
     RankState,
     SharedState,
-    leave_model,
     parameters_sha256,
     run_digest,
     unsaved,
+    write_model,
 )
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.context import States
@@ -46,7 +46,7 @@ from hetopt.trainer.script.batches import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
-from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
+from hetopt.trainer.session.turns import MOST_NUMBERS, Disagreement
 from hetopt.trainer.sync.synchroniser import ModelVector
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
@@ -66,7 +66,7 @@ class Session(Flow):
 
     @property
     def is_leader(self) -> bool:
-        """Return whether this is rank 0, which prints and saves."""
+        """True on rank 0, which prints and saves."""
         return self.rank == 0
 
     @property
@@ -82,7 +82,7 @@ class Session(Flow):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Set the model to the average of all workers' inside, in the middle of an epoch of local SGD; all must enter.
+        """Make the model all workers' average inside, then put it back, in local SGD; else do nothing. All enter it.
 
         To evaluate or save it there. Between epochs it is the average anyway, and without ``sync`` always.
         """
@@ -143,8 +143,8 @@ class Session(Flow):
             weight = 0.0
         # A worker without samples may have computed anything of none.
         weighted = [value * weight if weight else 0.0 for value in values]
-        for first in range(0, len(weighted), MOST_TOLD - 1):
-            some = weighted[first : first + MOST_TOLD - 1]
+        for first in range(0, len(weighted), MOST_NUMBERS - 1):
+            some = weighted[first : first + MOST_NUMBERS - 1]
             weights, *totals = self._gate.take("called run.mean", part, [weight, *some], mark=mark)
             means += [total / weights if weights else float("nan") for total in totals[: len(some)]]
         return means
@@ -359,7 +359,7 @@ class Session(Flow):
             if engine is not None:
                 self._periods.finish(self._shared.passes)
             check_replicas(replica_marks(named), self._gate.step, self.world_size)
-            self._leave_model(stopped=False)
+            self._write_model(stopped=False)
             step, epoch = (0, 0.0) if engine is None else (engine.step, self._shared.passes)
             self._periods.events.write(
                 "session_finished",
@@ -371,14 +371,14 @@ class Session(Flow):
         finally:
             self._part_from_others()
 
-    def _leave_model(self, *, stopped: bool) -> None:
+    def _write_model(self, *, stopped: bool) -> None:
         """Write the trained model into the run's folder, as a task's run does, where hetopt launched the script."""
         if (
             self.is_leader
             and self._folder is not None
             and self._folder == Path(os.environ.get(RUN_VARIABLE, os.devnull))
         ):
-            leave_model(self._folder, self._model.state_dict(), stopped=stopped, number=self._gate.number)
+            write_model(self._folder, self._model.state_dict(), stopped=stopped, number=self._gate.number)
 
     def _part_from_others(self) -> None:
         self._whole.close()
@@ -408,7 +408,7 @@ class Session(Flow):
         try:
             if isinstance(error, Stopped):  # all workers are here
                 problem = None if self._periods.saver is None else self._periods.saver.finish()
-                self._leave_model(stopped=True)
+                self._write_model(stopped=True)
                 self._periods.events.close()
             elif not isinstance(error, (Disagreement, RunFailed)):
                 self._gate.fail(self._newest)
@@ -424,11 +424,7 @@ def _figure(value: Tensor | float) -> float:
 
 
 def check_extra(extra: Extra) -> None:
-    """Raise BadInput if something in a script's ``extra`` has no ``state_dict`` and ``load_state_dict``.
-
-    Raises:
-        BadInput: something in it is a number, or another thing that nothing can be loaded into.
-    """
+    """Raise BadInput if something in a script's ``extra`` has no ``state_dict`` and ``load_state_dict``."""
     for name, holder in extra.items():
         if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
             raise BadInput(

@@ -25,7 +25,7 @@ from hetopt.trainer.comm.peers import Guard, LostPeer, workers
 from hetopt.trainer.failure import OthersFailed
 from hetopt.trainer.script.batches import Part
 
-Deed: TypeAlias = Literal[
+Action: TypeAlias = Literal[
     "ended with an error",
     "ended its session",
     "summed gradients",
@@ -41,12 +41,12 @@ Deed: TypeAlias = Literal[
 ]
 """What a worker is about to do with the others."""
 
-DEEDS = get_args(Deed)
+ACTIONS = get_args(Action)
 
-MOST_TOLD = 64
+MOST_NUMBERS = 64
 """Numbers of a message that are summed over the workers, besides a gradient."""
 
-_FIELDS = ("session", "deed", "step", "epoch", "batch", "mark", "trained")
+_FIELDS = ("session", "action", "step", "epoch", "batch", "mark", "trained")
 
 _HINT = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"
 _GOODBYE_S = 5.0
@@ -89,34 +89,34 @@ class StepMessages(Guard):
         self._work: dist.Work | None = None
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = True
-        self.room, self.waited_s, self._told = room, 0.0, list[float]()
-        sizes = [len(_FIELDS), MOST_TOLD, room]
+        self.room, self.waited_s, self._totals = room, 0.0, list[float]()
+        sizes = [len(_FIELDS), MOST_NUMBERS, room]
         with self:  # the others become known while nothing can go wrong yet
             self._sent = torch.zeros(world_size, sum(sizes), dtype=torch.float64)
         self._received, self._sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
         self._head, self.load = self._sent[0, : sum(sizes[:2])], self._sent[0, sum(sizes[:2]) :]
         self._words, self._numbers = torch.split(self._received, [sizes[0], sum(sizes[1:])], 1)
-        self.loaded = self._sums[MOST_TOLD:]
+        self.loaded = self._sums[MOST_NUMBERS:]
 
-    def begin(self, deed: Deed, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> None:
-        """Send ``deed``, which this worker is about to do with the others, and numbers to sum; `finish` waits for them.
+    def begin(self, action: Action, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> None:
+        """Send all workers the ``action`` that this one is about to do, and numbers to sum; `finish` waits for theirs.
 
         Args:
-            deed: what this worker is about to do.
+            action: what this worker is about to do.
             part: of the batch that the script was given last; None: there was none.
             numbers: that are summed over the workers, at most 64.
             mark: checksum of the arguments that have to be equal on all workers.
         """
         self.finish()
         if self._world_size == 1:
-            self._told = list(numbers)
+            self._totals = list(numbers)
             return
         place, mark_of_part = ((0, 0), 0) if part is None else (part.place, part.mark)
         step = self.step + (
-            deed != "called optimizer.step()"
+            action != "called optimizer.step()"
         )  # an optimizer steps by a gradient that was counted already
-        word = (self.number, DEEDS.index(deed), step, *place, mark_of_part ^ mark, self.trained)
-        rest = [0.0] * (MOST_TOLD - len(numbers))
+        word = (self.number, ACTIONS.index(action), step, *place, mark_of_part ^ mark, self.trained)
+        rest = [0.0] * (MOST_NUMBERS - len(numbers))
         self._head.copy_(torch.tensor([*word, *numbers, *rest], dtype=torch.float64))
         self._sent[1:].copy_(self._sent[0])
         with self:
@@ -126,7 +126,7 @@ class StepMessages(Guard):
             )
 
     def finish(self) -> list[float]:
-        """Wait for all workers' messages, and return the sums of their numbers; raise on all if their deeds differ.
+        """Wait for all workers' messages, and return the sums of their numbers; raise on all if their actions differ.
 
         Returns:
             As many as a message has, 64: the sums, and zeros behind them; of a single worker its numbers alone.
@@ -144,12 +144,12 @@ class StepMessages(Guard):
             if any(word != words[0] for word in words):
                 raise disagreement(words)
             torch.sum(self._numbers, 0, out=self._sums)
-            self._told = self._sums[:MOST_TOLD].tolist()
-        return self._told
+            self._totals = self._sums[:MOST_NUMBERS].tolist()
+        return self._totals
 
-    def take(self, deed: Deed, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> list[float]:
-        """Send ``deed`` and numbers, wait for all workers', and return the sums (see `begin` and `finish`)."""
-        self.begin(deed, part, numbers, mark=mark)
+    def take(self, action: Action, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> list[float]:
+        """Send ``action`` and numbers, wait for all workers', and return the sums (see `begin` and `finish`)."""
+        self.begin(action, part, numbers, mark=mark)
         return self.finish()
 
     def __exit__(
@@ -174,7 +174,7 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     """Return the error that names the workers at another point of the script than the others, by all workers' messages.
 
     Args:
-        words: [workers][7] the heads of the messages (session, deed, step, epoch, batch, mark, elements trained), in
+        words: [workers][7] the heads of the messages (session, action, step, epoch, batch, mark, elements trained), in
             rank order; not all alike.
     """
     turns = [dict(zip(_FIELDS, map(int, word), strict=True)) for word in words]
@@ -182,14 +182,14 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     def said(rank: int) -> str:
         turn = turns[rank]
         at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
-        return f"{DEEDS[turn['deed']]} at step {turn['step']} ({at})"
+        return f"{ACTIONS[turn['action']]} at step {turn['step']} ({at})"
 
     keys = [tuple(turn.values()) for turn in turns]
     usual = Counter(keys).most_common(1)[0][0]
-    ended = [rank for rank, turn in enumerate(turns) if DEEDS[turn["deed"]].startswith("ended")]
+    ended = [rank for rank, turn in enumerate(turns) if ACTIONS[turn["action"]].startswith("ended")]
     ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
     divergent, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
-    if DEEDS[divergent["deed"]] == "ended with an error":
+    if ACTIONS[divergent["action"]] == "ended with an error":
         return WorkerFailed(
             f"{workers(ones)} ended with an error at step {divergent['step']}.",
             hint=f"see what {workers(ones)} printed",

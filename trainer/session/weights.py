@@ -68,7 +68,7 @@ class Counts(NamedTuple):
         return cls(float(samples), number, 1.0, 0.0, 0.0)
 
     @property
-    def own(self) -> float:
+    def factor(self) -> float:
         """The factor of this worker's gradient where all workers' losses are of one kind."""
         return self.sums or (self.samples if self.means else self.denominator)
 
@@ -91,10 +91,10 @@ class Counts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The divisor of the sum of all workers' gradients that are weighted by `own`."""
+        """The divisor of the sum of all workers' gradients that are weighted by `factor`."""
         return 1.0 if self.sums else self.samples if self.means else self.denominator or 1.0
 
     @property
     def is_mixed(self) -> bool:
-        """Return whether the workers' losses are of several kinds."""
+        """True if these summed counts are of several kinds of loss: means over samples, sums, and others."""
         return 0 < self.means < self.losses or 0 < self.sums < self.losses

@@ -115,12 +115,12 @@ class AdaptiveController:
 
     @property
     def look_at(self) -> Sequence[float]:
-        """The ratios at which the next look reads gains; none where nobody asks for one."""
+        """The ratios at which the workers measure compression gains now; empty where the policy asks for none."""
         return self.looks if self._decision.measure_gain else ()
 
     @property
     def looks(self) -> tuple[float, ...]:
-        """The ratios at which this run looks at gains, whenever it does."""
+        """The ratios, ascending, at which this run measures compression gains whenever it does."""
         asked = self.candidates.asked.ratio
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
@@ -129,7 +129,7 @@ class AdaptiveController:
         """The ratio of the paired trial to make before the next step; None: none is due."""
         return self._decision.try_ratio if self._verdict is None else None
 
-    def heard(self, verdict: Verdict) -> None:
+    def take_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict of a paired trial, which must be the same on all ranks, for the next `judge`."""
         self._verdict = verdict
 
@@ -323,12 +323,12 @@ class ExchangeConfig:
 
     @property
     def in_use(self) -> Compression:
-        """The compression in use."""
+        """The compression in use now: the run's, or the one that the controller chose."""
         return self.compression if self.steering is None else self.steering.candidate.compression
 
     @property
     def way(self) -> str:
-        """The name of the exchange in use."""
+        """The name of the exchange in use now: the run's, or the one that the controller chose."""
         return way_name(self.compression) if self.steering is None else self.steering.candidate.key
 
     def follow(self) -> None:
@@ -346,7 +346,7 @@ class ExchangeConfig:
         self.follow()
 
     def event(self, period: Period) -> Event:
-        """Return the ``exchange`` field of a period's ``step`` event; empty if nothing finite was exchanged."""
+        """Return a ``step`` event's ``exchange`` field; empty for one worker, or if nothing finite was exchanged."""
         steering, rows = self.steering, period.rows
         if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}

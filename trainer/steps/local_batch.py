@@ -84,11 +84,11 @@ class Injector:
         self._layout: str | None = None
         self._samples = 0
 
-    def mix(self, own: Sequence[Batch], drawn: Sequence[int], position: int) -> tuple[Batch, tuple[int, ...]]:
+    def mix(self, batches: Sequence[Batch], drawn: Sequence[int], position: int) -> tuple[Batch, tuple[int, ...]]:
         """Return this worker's samples, then those it is given; and each worker's number of both. All must call it.
 
         Args:
-            own: micro-batches of what this worker has drawn, on the host.
+            batches: micro-batches of what this worker has drawn, on the host.
             drawn: samples of each worker.
             position: as of `given_samples`.
 
@@ -97,7 +97,7 @@ class Injector:
         """
         channel = self._channel
         given = given_samples(self.injection, drawn, seed=self._seed, position=position)
-        leaves = [torch.cat(column) for column in zip(*map(_tensors, own), strict=True)]
+        leaves = [torch.cat(column) for column in zip(*map(_tensors, batches), strict=True)]
         self._check(leaves)
         parts = [[leaf] for leaf in leaves]
         sizes = [leaf[0].nbytes for leaf in leaves]
@@ -115,7 +115,7 @@ class Injector:
         self._samples += sum(given) * (channel.workers - 1)
         mixed = iter([torch.cat(part) for part in parts])
         held = tuple(count + sum(given) - gift for count, gift in zip(drawn, given, strict=True))
-        return tree_map_only(Tensor, lambda _: next(mixed), own[0]), held
+        return tree_map_only(Tensor, lambda _: next(mixed), batches[0]), held
 
     def event(self) -> Event:
         """Return samples and bytes that all workers handed over since the last call, and this worker's seconds."""
@@ -242,7 +242,7 @@ class BatchReader:
         return [part for unit in units for part in evenly(unit, self.max_samples)]
 
     def read(self, part: MicroBatch) -> Batch:
-        """Return the samples of a micro-batch, read onto the device."""
+        """Read a micro-batch's samples, and return them on the device; does not wait for the copy."""
         return to_device(self.read_on_host(part), self.device)
 
     def read_for_later(self, part: MicroBatch) -> Batch:

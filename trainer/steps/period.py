@@ -287,7 +287,7 @@ class PeriodLog:
         self._resumed = now
 
     def close(self, *, way: str = "", dense_bytes: int = 0, looks: int = 0, **reported: float) -> ControlRow:
-        """Return the row of all steps since the last call, with ``reported`` as further fields; waits for the device.
+        """Return and forget the row of all steps since the last call, with fields ``reported``; waits for the device.
 
         Args:
             way: only the exchanges of steps that exchanged in this way count.

@@ -115,7 +115,7 @@ class LossScale:
     growth_interval: int = 2000
 
     def after(self, *, finite: bool) -> LossScale:
-        """Return the next step's scale: half (at least 1) if the summed gradient was not finite, at times double."""
+        """Return the next step's scale: half (at least 1) after an overflow, double after 2,000 finite steps."""
         if not finite:
             return LossScale(value=max(1.0, self.value / 2), growth_interval=self.growth_interval)
         if self.clean_steps + 1 >= self.growth_interval:
@@ -232,11 +232,7 @@ _SAME = 1e-3
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the model's parameters that require gradients, in the model's order; all must be fp32.
-
-    Raises:
-        BadInput: there are none, or some are not fp32.
-    """
+    """Return the model's parameters that require gradients, in order; raise BadInput if none, or if any is not fp32."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise BadInput("The task's model has no parameters to train.", hint="check requires_grad")
@@ -269,7 +265,7 @@ class Part:
 
 
 def parts_of(parameters: Sequence[Tensor]) -> list[Part]:
-    """Return the buckets of a flat gradient from its end on: a small one first, so that something travels early.
+    """Return the buckets of a flat gradient in the order in which backward makes them, from its end; a small one first.
 
     Args:
         parameters: float32 or complex64, or this device's parts of them, in the order in which their gradients lie.
@@ -296,14 +292,14 @@ class Buckets:
 
     Attributes:
         parts: of the gradient, in the order in which they are ready.
-        told: how many parts ``ready`` was called with since `finish`.
+        ready_parts: how many parts ``ready`` was called with since `finish`.
         is_armed: whether a backward pass is followed.
         is_repeated: whether a gradient was made more often than once a pass (a layer is computed again in backward).
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], ready: Callable[[Part], None]) -> None:
         self.parts = parts_of([held(parameter) for parameter in parameters])
-        self.told, self.is_armed, self.is_repeated = 0, False, False
+        self.ready_parts, self.is_armed, self.is_repeated = 0, False, False
         self._ready = weakref.WeakMethod(ready)  # whose object has the gradient: a cycle would keep that for a while
         self._part_of = {index: part for part in self.parts for index in part.members}
         self._parameters = parameters
@@ -315,7 +311,7 @@ class Buckets:
         Raises:
             RunFailed: the pass before failed when part of its gradient had been sent, of which the others know nothing.
         """
-        if self.told:
+        if self.ready_parts:
             raise RunFailed(
                 "a backward pass failed while its gradient was being sent, so that its batch cannot be left out.",
                 hint="let the script end with that error: the run goes on from its last checkpoint",
@@ -333,9 +329,9 @@ class Buckets:
     def finish(self) -> None:
         """Stop following backward passes, and call ``ready`` with each bucket that they left out."""
         self.is_armed = False
-        while self.told < len(self.parts):
+        while self.ready_parts < len(self.parts):
             self._tell()
-        self.told = 0
+        self.ready_parts = 0
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -351,12 +347,12 @@ class Buckets:
             return
         self._left[index] -= 1
         self._missing[self._part_of[index].index] -= 1
-        while self.told < len(self.parts) and not self._missing[self.told]:
+        while self.ready_parts < len(self.parts) and not self._missing[self.ready_parts]:
             self._tell()
 
     def _tell(self) -> None:
-        part = self.parts[self.told]
-        self.told += 1
+        part = self.parts[self.ready_parts]
+        self.ready_parts += 1
         ready = self._ready()
         assert ready is not None  # whoever follows a backward pass is there
         ready(part)
@@ -397,7 +393,7 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """Return the samples to try after a micro-batch of ``samples`` did not fit: half, rounded down; fails at 1.
+    """Return samples to try when a micro-batch of ``samples`` did not fit: half, rounded down; raise RunFailed at 1.
 
     Raises:
         RunFailed: it was a single sample.
@@ -540,7 +536,7 @@ class FusedStep:
         look_at: Sequence[float] = (),
         wants_norms: bool = False,
     ) -> StepTrace:
-        """Compute the gradient of a step's micro-batches into `flat`, and sum it over workers; all must call it.
+        """Compute the gradient of micro-batches into `flat`, sum it over workers, return a trace; all must call it.
 
         Args:
             parts: what to compute.
@@ -625,7 +621,7 @@ class FusedStep:
         try:
             loss_sum = self._accumulated(parts, factor, None if fits else remembered(self._module.model, self._device))
         except DoesNotFit as error:
-            if self._buckets.told:
+            if self._buckets.ready_parts:
                 raise RunFailed(
                     f"worker {dist.get_rank()} ran out of memory over {error.samples} samples that fitted before, "
                     "while their gradient was being sent.",

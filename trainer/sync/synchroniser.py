@@ -71,7 +71,7 @@ class Rounds(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Periodic:
-    """Rule that averages parameters every H steps, of all workers (local SGD) or of some drawn anew (FedAvg).
+    """Rule that averages parameters every H steps: of all workers (local SGD), or of some that are drawn anew (FedAvg).
 
     Local SGD is Stich 2018 (1805.09767), FedAvg McMahan et al. 2017 (1602.05629).
 
@@ -100,7 +100,7 @@ class Periodic:
     def decide(
         self, state: Rounds, step: int, local_steps: int, changes: tuple[float, ...] | None
     ) -> tuple[Rounds, Participants]:
-        """Return the next state, and whose parameters to average now, after H ``local_steps``; alike on all ranks."""
+        """Return the next state, and the ranks to average after H ``local_steps``, else None; alike on all ranks."""
         if local_steps < self.every_steps:
             return state, None
         count = max(1, math.ceil(self.participants * self.workers - 1e-9))
@@ -369,7 +369,7 @@ class Synchronizer:
         self._rounded: Exchange | None = None
         if compression.name != "identity":
             self._rounded = Exchange(compression, self._vector.parameters, device=self._base.device)
-        self._own: Tensor | None = None  # while the average is in the model's place
+        self._local_model: Tensor | None = None  # while the average is in the model's place
         self._channel = channel
         self._stopwatch = stopwatch
         self._workers, self._rank = (c := channel()).workers, c.rank
@@ -377,10 +377,12 @@ class Synchronizer:
         self._local_steps = 0
         self._change = GradientChange(smoothing=sync.smoothing)
         self._votes: Callable[[], list[list[float]]] | None = None
-        self._told: deque[tuple[int, int, float | None]] = deque()  # step, bytes sent, divergence where it averaged
+        self._unreported: deque[tuple[int, int, float | None]] = (
+            deque()
+        )  # step, bytes sent, divergence where it averaged
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Vote after this worker's optimizer step, and average parameters if it is time to; all workers must call it.
+        """Vote after a step, average parameters if it is time, and return the step's trace with that; all must call it.
 
         Args:
             step: its number, from 1.
@@ -402,7 +404,7 @@ class Synchronizer:
             sync_s = sum(message.time_s for message in channel.messages)
             work_s = channel.now() - begun_s - sync_s
             sent_bytes += sum(message.payload_bytes for message in channel.messages)
-        self._told.append((step, sent_bytes, divergence))
+        self._unreported.append((step, sent_bytes, divergence))
         stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=work_s, sync_s=sync_s)
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
@@ -440,23 +442,23 @@ class Synchronizer:
         It may be nested.
         """
         is_settled = self._local_steps == 0 and self._rounded is None
-        if self._own is not None or is_settled:
+        if self._local_model is not None or is_settled:
             yield
             return
         mean, base = self._vector.read(), self._base.clone()
         weight = weights_by_samples(self._samples)[self._rank]
         average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
-        self._own = self._vector.read()
+        self._local_model = self._vector.read()
         self._vector.write(mean)
         try:
             yield
         finally:
-            self._vector.write(self._own)
-            self._own = None
+            self._vector.write(self._local_model)
+            self._local_model = None
 
     def event(self, step: int) -> Event:
         """Return averages, bytes sent and divergence of the steps up to ``step`` that were not told before."""
-        entries = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
+        entries = [self._unreported.popleft() for entry in list(self._unreported) if entry[0] <= step]
         if not entries:
             return {}
         divergences = [divergence for _, _, divergence in entries if divergence is not None]
@@ -475,7 +477,7 @@ class Synchronizer:
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
-            "own": self._vector.read() if self._own is None else self._own,
+            "own": self._vector.read() if self._local_model is None else self._local_model,
             "base": self._base,
             "outer": self._velocity,
             "optimizer": self._optimizer.state_dict(),

@@ -17,11 +17,10 @@ from hetopt.trainer.task import Task
 
 
 def load_task(reference: str) -> Task:
-    """Return the task that a text names: a bundled name, ``module:attribute`` or ``file.py:attribute``.
+    """Return the `Task` of a bundled name, ``module:attribute`` or ``file.py:attribute``; a function there is called.
 
     Args:
-        reference: a bundled name, ``module:attribute`` or ``file.py:attribute``; the attribute is a `Task` or a
-            function without arguments that returns one.
+        reference: as above; an attribute is a `Task`, or a function without arguments that returns one.
 
     Raises:
         BadInput: there is no such task, its code failed, or what it names is not a task.

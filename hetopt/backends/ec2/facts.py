@@ -29,7 +29,7 @@ BELIEFS: Mapping[str, Mapping[str, Any]] = read_table("facts.toml")
 
 
 def __getattr__(name: str) -> Any:
-    """Return the value of a belief.
+    """Return the value of a fact of ``facts.toml`` by its name there.
 
     Raises:
         AttributeError: there is none of that name.

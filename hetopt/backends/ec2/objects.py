@@ -152,9 +152,6 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
         goes_on: asked with the bytes that are there and all bytes; False ends the download.
         look_every_s: seconds between two such questions, at most.
 
-    Returns:
-        whether all of it is there; not where it was not to go on.
-
     Raises:
         BadInput: there is nothing, or an object has a name that no file can have.
         Exception: what the client raises.

@@ -157,7 +157,7 @@ class RehearsalConductor(Conductor):
         return any(change.returns for change in self._pending)
 
     def is_over(self) -> bool:
-        """Return whether training has ended, and all hosts, or the first if the run goes on without others."""
+        """Return whether training and all hosts have ended (the first alone, if the run goes on without others)."""
         finished = self._run.has_ended and self._run.finish_reason != "stopped"
         return finished and (not self._agents or (self.spec.is_elastic and self.now.members[0] in self.now.ended))
 
@@ -405,7 +405,7 @@ _ROOM = 1.15
 
 @dataclass(kw_only=True)
 class FitWatch:
-    """The watch on whether real computing fits into a miniature's declared time, and the slowdown at which it does.
+    """The watch on whether real computing fits into the times that a rehearsal imitates; it slows those down if not.
 
     Follows ``pace_use`` of the run's ``step`` events: real computation over declared time, of each worker.
 
@@ -419,7 +419,7 @@ class FitWatch:
     _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
 
     def look(self, event: LogEvent, now_s: float) -> int | None:
-        """Read an event at ``now_s`` (monotonic); if computing does not fit, raise `slowdown` and return the rank."""
+        """Read a log event; if a worker's computing does not fit, raise `slowdown` and return the rank; else None."""
         if not isinstance(event, StepsLogged) or not event.pace_use:
             return None
         use = event.pace_use
@@ -495,11 +495,7 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
 
 
 def check_change(spec: RunSpec, change: Change) -> None:
-    """Raise BadInput for a change that the run would not survive, such as a cut or return without restarts.
-
-    Raises:
-        BadInput: so it is.
-    """
+    """Raise BadInput for a change that the run would not survive, such as a cut or return without restarts."""
     if change.cut and spec.script:
         raise BadInput(
             "a host of a script's run cannot be cut off for a while: its workers would wait for it.",

@@ -247,11 +247,7 @@ def remove(network_id: str) -> None:
 
 
 def check_size(hosts: int) -> None:
-    """Raise BadInput for more hosts than an emulated network has addresses, 154.
-
-    Raises:
-        BadInput: so it is.
-    """
+    """Raise BadInput for more hosts than an emulated network has addresses, 154."""
     if hosts > MOST_HOSTS:
         raise BadInput(
             f"a rehearsal must have at most {MOST_HOSTS} hosts, got {hosts}.", hint="rehearse a smaller cluster"

@@ -92,7 +92,7 @@ Limited = TypeVar("Limited", EmulatedHost, Change)
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The factors between a cluster and its miniature, for computing times and for links.
+    """The factors between a cluster and its scaled emulation (miniature), for computing times and for links.
 
     Attributes:
         time: computation takes so many times as long.
@@ -105,16 +105,16 @@ class Scale:
     fastest_bits_per_s: float = math.inf
 
     def rate(self, bits_per_s: float) -> float:
-        """Return the rate in bits/s that a cluster's link of ``bits_per_s`` has in the miniature."""
+        """Return the rate (bits/s) in the emulation of a link that has ``bits_per_s`` in the cluster."""
         return min(bits_per_s / self.links, self.fastest_bits_per_s)
 
     def of(self, limited: Limited) -> Limited:
-        """Return a host, or a change of a host, with the rate that its link has in the miniature; None stays None."""
+        """Return a copy of a host, or of a change of one, with its link's rate in the emulation; no rate stays None."""
         rate = limited.rate_bits_per_s
         return limited.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
 
     def declare(self, host: WantedHost, samples: int) -> DeclaredTime:
-        """Return the step time that each worker of a host declares in the miniature, exact for ``samples`` samples.
+        """Return the computing time that each worker of ``host`` imitates in the emulation, exact for ``samples``.
 
         Declared times know no floor and no micro-batches. The fixed part is raised so that ``samples`` take as long as
         they should.
@@ -128,7 +128,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal(PlacedRun):
-    """A run mapped onto a miniature of its cluster, with its prediction and scale."""
+    """A run mapped onto a scaled emulation of its cluster on this machine, with its prediction and scale."""
 
     scale: Scale
 
@@ -141,7 +141,7 @@ def rehearse(
     *,
     stands_in: bool = False,
 ) -> Rehearsal:
-    """Map a plan's run onto a miniature of its machines, or of ``described`` hosts, on this machine, and predict it.
+    """Map a plan's run onto an emulation of its machines, or of ``described`` hosts, on this machine, and predict it.
 
     Global batch, compression, goal, policy and seed are kept. Without a description the shares are the plan's own, and
     the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
@@ -202,7 +202,7 @@ def _workers(hosts: Sequence[WantedHost]) -> list[WantedHost]:
 def fitting_factor(
     hosts: Sequence[WantedHost], shares: Sequence[int], changes: Sequence[Change], here: SmallWorkers
 ) -> float:
-    """Return the least slowdown (>= 1) at which all real computing fits, also once a change makes a host faster."""
+    """Return the least slowdown (>= 1) of a rehearsal at which real computing fits, also after ``changes`` of speed."""
     wanted_s = []
     for host, samples in zip(_workers(hosts), shares, strict=True):
         speeds = [change.speed for change in changes if change.speed and change.host in (host.host.name, EVERY_HOST)]
@@ -251,7 +251,7 @@ def miniature_run(
     here: SmallWorkers,
     scale: Scale,
 ) -> RunSpec:
-    """Return the run specification of a miniature: declared step times, scaled links, and scheduled changes."""
+    """Return the run specification of a rehearsal: imitated computing times, scaled link rates, scheduled changes."""
     most = here.largest_batch
     return run.model_copy(
         update={

@@ -363,7 +363,7 @@ class Checkpoints:
     _named: str | None = None
 
     def send(self, *, ended: bool) -> bool:
-        """Upload parts of the newest wanted checkpoint; the first host also names it. Return whether nothing is left.
+        """Upload this machine's parts of the wanted checkpoint; if it leads, name complete ones; return if all is sent.
 
         Args:
             ended: no worker writes any more, so that the newest one is the last.
@@ -397,7 +397,7 @@ class Checkpoints:
         self._named = checkpoint
 
     def give_up(self) -> None:
-        """Wait no longer for parts of the checkpoints so far: a machine that had some is lost."""
+        """Stop waiting for other machines' parts of the checkpoints begun so far: a machine that had some is lost."""
         self._pending, self._given_up = None, self._newest()
 
     def _newest(self) -> str | None:

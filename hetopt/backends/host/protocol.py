@@ -107,7 +107,7 @@ class Lease(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A machine's node in a run (host, address, meeting point), with the placements of all machines."""
+    """A machine's place in a run (host, address, meeting point), with the placements of all machines."""
 
     node: Node
     told: Placements

@@ -50,7 +50,7 @@ class SlurmBackend(SshBackend):
         return replace(super().program(spec, run_dir), module="hetopt.backends.slurm.backend")
 
     def hosts_of(self, options: Slurm) -> tuple[Host, ...]:
-        """Return the hosts of the inventory file that launch options name."""
+        """Return the hosts of the inventory file that launch options name; raise BadInput if they name none."""
         if options.inventory is None:
             raise BadInput(
                 "a launch on Slurm needs to know which nodes: `inventory`.",
@@ -59,7 +59,7 @@ class SlurmBackend(SshBackend):
         return read_hosts(options.inventory)
 
     def prepare(self, made: Plan, wanted: Plan, options: Slurm) -> OnHosts:
-        """Map the plan ``wanted`` onto the inventory's nodes and predict it; ask Slurm and the nodes nothing yet."""
+        """Map the plan ``wanted`` onto the inventory's nodes and predict it; raise if jobs' time limit is too short."""
         prepared = super().prepare(made, wanted, options)
         takes_s, limit_s = prepared.launch.prediction.total_s.high, options.time_limit
         if limit_s is not None and limit_s < takes_s and not prepared.launch.spec.resumes:

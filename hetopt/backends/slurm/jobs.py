@@ -255,11 +255,7 @@ class SlurmLink(Link):
         return None if done.returncode == 0 else _last(done.stderr)
 
     def check(self, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> None:
-        """Raise BadInput if Slurm would refuse a job on any host that is up, or if all hosts are down; submit none.
-
-        Raises:
-            BadInput: so it is.
-        """
+        """Raise BadInput if Slurm would refuse a job on any host that is up, or if all hosts are down; submit none."""
         lacks = [host.name for host in hosts if host.address not in nodes]
         if lacks:
             raise BadInput(f"Slurm knows no node {', '.join(lacks)}.", hint="`hetopt hosts slurm` lists those it knows")

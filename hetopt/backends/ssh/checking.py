@@ -343,7 +343,7 @@ def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterato
 
 
 def in_words(found: HostFound) -> str:
-    """Return a line on a checked host: '16 CPUs, 62 GB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2, ...', or ''."""
+    """Return '16 CPUs, 62 GB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2, ...' on a host; '' if unreached."""
     seen = found.seen
     if seen is None:
         return ""

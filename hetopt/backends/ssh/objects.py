@@ -91,11 +91,7 @@ class ObjectsInParts(Objects, ABC):
         return is_whole
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Raise BadInput: a host of the user's reads no bucket.
-
-        Raises:
-            BadInput: always.
-        """
+        """Raise BadInput: a host of the user's reads no bucket."""
         raise BadInput(
             f"{url} is in a bucket, which hosts of your own do not read.", hint="give a folder that they have"
         )
@@ -189,11 +185,7 @@ class Answer(Record):
 
 
 def check_allowed(request: Request) -> None:
-    """Raise BadInput for a request that no host may make: steering the run, or reading or writing beside it.
-
-    Raises:
-        BadInput: so it is.
-    """
+    """Raise BadInput for a host's request that would steer the run, or touch objects that are not its to touch."""
     writes = request.what not in ("names", "part")
     if request.place == MODELS:
         fine = writes and any(fnmatchcase(request.name, pattern) for pattern in (MODEL_NAMES, f"{OUTPUT_FOLDER}/*"))
@@ -307,7 +299,7 @@ class RemoteObjects(ObjectsInParts):
         return None if reply.size is None else (data, reply.size)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Have the launching machine write an object's part at byte ``offset``; with the ``last`` it appears."""
+        """Have the launching machine write a part at byte ``offset`` (``last``: it appears); return whether it did."""
         return self._ask("put_part", name, data, offset=offset, last=last)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:

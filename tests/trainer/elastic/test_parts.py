@@ -181,7 +181,7 @@ def test_a_host_that_is_known_to_be_lost_ends_the_waiting_while_connections_are_
         assert not broken.wait(2 * EVERY_S)
         dead.set()
         assert broken.wait(PATIENCE_S)
-        assert watch.rang
+        assert watch.has_fired
     finally:
         watch.stop()
 

@@ -116,7 +116,7 @@ ANOTHER, IN_A_ROW = 1.25, 2
 
 
 class Timing(Record):
-    """Mean seconds of an option's steps, and measured over predicted seconds of its exchange (None: hidden)."""
+    """Mean seconds of an option's steps, and measured over predicted exchange seconds (None: hidden by backward)."""
 
     collective: str
     step_s: PositiveFloat
@@ -138,7 +138,7 @@ class StepTimes(Record):
         return self.strikes > 0
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Return the times with a period's median added; one far off is ignored, but repeated it replaces them all."""
+        """Return the times with a period's median step time; one far off is ignored, but repeated replaces them all."""
         before = self.timings.get(option.key)
         # The first step of a way is slower than those that follow, and tells nothing alone.
         if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):
@@ -231,7 +231,7 @@ class AutoState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatedOption:
-    """An exchange option, the energy it keeps (0 to 1), step seconds, and seconds of a dense step's progress."""
+    """An exchange option, its energy kept (0 to 1), step seconds, and seconds per progress of a dense step (hoped)."""
 
     option: Option
     gain: float
@@ -309,7 +309,7 @@ class AutoRatio:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Grounds on which exchange options are judged: the policy, the policy's state, and the measured network."""
+    """Estimates of time to the target for exchange options, by a ratio policy, its state and the measured network."""
 
     policy: AutoRatio
     state: AutoState

@@ -137,7 +137,7 @@ class Accordion(AccordionSettings):
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
-        """Return the next state, and the larger ratio where the gradient's norm changed fast, else the smaller one."""
+        """Return the next state, and the larger ratio if the norm changed fast by the last look, else the smaller."""
         fresh, before = observation.gradient_norm, state.norm
         norm = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
         change = 0.0

@@ -156,7 +156,9 @@ class Ec2Backend(Ec2Launcher):
             ordering.check_prices(prepared.wanted, prepared.order)
 
     def submit(self, prepared: Any, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """Rent the machines and tell them to begin the run: from here on money is spent. Do not wait for training.
+        """Rent the machines and begin the run; return its handle and launch record without waiting for training.
+
+        From here on money is spent.
 
         Raises:
             NoFeasiblePlan: the plan is a risk that nobody has accepted.
@@ -242,7 +244,7 @@ def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, ste
 
 
 def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
-    """Return a role on the spot market for each machine of a probe."""
+    """Return a fleet request (`Role`) on the spot market for each machine of a probe; request nothing."""
     hosts = dict.fromkeys((worker.host, worker.type) for worker in probe.spec.workers)
     return tuple(
         Role(
@@ -258,7 +260,7 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prober(ordering.Orders):
-    """The renter of machines for probes, with an order for each.
+    """The renter of machines for probes: it rents, measures and gives back those of one probe at a time.
 
     Attributes:
         launcher: rents, watches and gives back.
@@ -373,9 +375,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
 
 
 def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
-    """Download a run's model into its folder unless it is there; return the file and its address in S3.
-
-    The trained model goes before the unfinished.
+    """Download a run's model, trained or else unfinished, into ``run_dir`` if absent; return its path and S3 address.
 
     Returns:
         the file, whose name says whether it was trained to the end, and where the bucket keeps it.

@@ -41,17 +41,17 @@ _TAIL = 48
 
 
 def prefix_of(run_id: str) -> str:
-    """Return the prefix that the names of the EventBridge schedule groups of all lives of a run begin with."""
+    """Return the prefix that all EventBridge schedule groups of a run share in their names: one group a resumption."""
     return f"{NAMED}{run_id[-_TAIL:]}."
 
 
 def group_name(run_id: str, life: int) -> str:
-    """Return the name of the EventBridge schedule group of a run's ``life``, the number of its resumptions so far."""
+    """Return the name of the EventBridge schedule group of a run that was resumed ``life`` times."""
     return f"{prefix_of(run_id)}{life}"
 
 
 def end_role(edge: Edge) -> str | None:
-    """Ask AWS for the ARN of the role by which its scheduler ends machines; None: absent, or not to be looked up."""
+    """Ask AWS for the ARN of the role by which its scheduler ends machines; None: there is none, or AWS refuses."""
     request = read("iam", "get_role", "whether machines have an end outside", RoleName=END_ROLE)
     try:
         answer = if_there(edge, request, (facts.NO_ROLE,))
@@ -413,14 +413,14 @@ def addresses_call(order: Order) -> Request:
 
 
 def end_calls(order: Order, ids: Iterable[str], at_s: float) -> tuple[Request, ...]:
-    """Return the calls that schedule the end of machines at ``at_s`` (epoch seconds); none without a role for it."""
+    """Return the calls that make a schedule group and end machines at ``at_s`` (epoch seconds); none if no role."""
     if order.end_role is None:
         return ()
     return (group_call(order), *(end_call(order, id_, at_s) for id_ in ids))
 
 
 def placement_call(order: Order, body: bytes) -> Request:
-    """Return the call that writes the placement, in JSON, which machines wait for to know their hosts."""
+    """Return the call that writes ``body``, the placement in JSON that tells each machine which host it is."""
     return put_object(
         order,
         "placement",

@@ -62,7 +62,7 @@ def worst(checks: Iterable[Check]) -> Verdict:
 
 
 def examined(name: str, step: Callable[..., str], *arguments: object, unread: Verdict = "bad") -> Check:
-    """Carry out a check by ``step(*arguments)``: it returns the sentence of a good result, or raises what is wrong.
+    """Run ``step(*arguments)``; return a check: good with the sentence that it returns, else bad with its error.
 
     Args:
         name: of the check.
@@ -78,7 +78,7 @@ def examined(name: str, step: Callable[..., str], *arguments: object, unread: Ve
 
 
 def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
-    """Yield checks of credentials, region, bucket, roles and permissions in AWS, until nothing more can be asked.
+    """Yield checks of credentials, region, bucket, roles and permissions in AWS; end after bad credentials or region.
 
     A clock that is wrong is refused by AWS with the credentials.
 
@@ -216,7 +216,7 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:
-    """Ask AWS for the account's vCPU quotas in the edge's region, by market and family of machines.
+    """Ask AWS for the account's quotas in the edge's region, in whole vCPUs by market and family of machines.
 
     Raises:
         CloudRefused: they cannot be read.

@@ -152,7 +152,7 @@ class Loop(_Renter):
     run_dir: Path
 
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
-        """Rent all machines of the order, tell them their places, and record their costs; on an error remove all.
+        """Rent all machines of the order in one zone and tell each its host; return the state; on an error remove all.
 
         Args:
             spec: the run, on the order's hosts.
@@ -185,7 +185,7 @@ class Loop(_Renter):
     def granted(
         self, assigned: Mapping[str, Answer], seen: ClusterState, duty: Duty = "serves"
     ) -> Iterator[MachineState]:
-        """Yield records of machines that EC2 has just granted, by host, which are on the bill from now on.
+        """Yield a record, billed from now on, for each machine just granted, from EC2's descriptions by host.
 
         Args:
             assigned: EC2's descriptions of the machines, by the host that each is or is to be.
@@ -215,7 +215,7 @@ class Loop(_Renter):
         seen.save(self.run_dir / SEEN_FILE)
 
     def look(self) -> ClusterState:
-        """Read news from EC2 and the bucket into the run's folder; return the cluster state, the last if another looks.
+        """Update the run's folder from EC2 and the bucket; return the cluster state (the last, if another looks).
 
         Raises:
             CloudRefused: the cloud does not answer.
@@ -504,7 +504,7 @@ class Loop(_Renter):
 
     @property
     def made(self) -> Made:
-        """The resources of the run that exist by its ledger."""
+        """The ids of what the run has made in AWS and not removed, by its ledger as of now; asks AWS nothing."""
         return made(read_ledger(self.run_dir / LEDGER_FILE), self.clock())
 
     def _group(self) -> str:

@@ -74,7 +74,7 @@ them."""
 
 
 def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
-    """Return the seconds that a budget pays a cluster at its worst price, less ``fixed_usd`` and the shutdown.
+    """Return the seconds of cluster at its worst price that a budget pays after ``fixed_usd``, less the shutdown.
 
     Raises:
         BudgetStop: hardly long enough to boot.
@@ -105,7 +105,10 @@ class Rate(Record):
 
 
 class Zone(Record):
-    """An availability zone with all types of an order, a subnet and prices. Accounts' names differ, ids do not."""
+    """An availability zone that has all types of an order, with a subnet and the prices of each type.
+
+    Accounts' names of zones differ, ids do not.
+    """
 
     name: str
     zone_id: str
@@ -126,7 +129,7 @@ class Zone(Record):
 
 
 class Role(Record):
-    """Machines that do the same in a run, and are rented as a fleet."""
+    """The machines of a run that one EC2 fleet request rents: types, hosts, workers, market and boot image."""
 
     name: str
     instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then substitutes")
@@ -260,7 +263,7 @@ class Order(Artifact):
         ]
 
     def expected_usd(self, plan: Plan) -> tuple[float, float]:
-        """Return a plan's USD in the order's first zone, storage included: predicted, and at the 90 % high."""
+        """Return the USD of a plan's run in the order's first zone, storage included: expected, and the 90 % high."""
         hourly, total = self.usd_per_hour(self.zones[0]), plan.chosen.prediction.total_s
         return self.fixed_usd + hourly * total.value / 3600, self.fixed_usd + hourly * total.high / 3600
 
@@ -302,7 +305,7 @@ class Order(Artifact):
         return spec.model_copy(update={"workers": tuple(workers)})
 
     def of_run(self, spec: RunSpec) -> Self:
-        """Return the order with a run's digest and workers, so that its machines take part in no other run."""
+        """Return the order with a run's digest and workers, so that its machines refuse any other run."""
         return self.model_copy(update={"spec_sha256": spec_digest(spec), "workers": spec.workers})
 
 
@@ -606,10 +609,10 @@ TOGETHER_S = 300.0
 
 
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
-    """Return hours, losses, loss events and outages of each spot pool, by machines begun in this life that have ended.
+    """Return hours, losses and outages of each spot pool, from spot machines begun since the last resumption and ended.
 
     An outage that no machine has ended lasted at least until the run's last machine ended: so long is counted, as
-    time in which no other came. Machines of earlier lives of the run are left out.
+    time in which no other came. Machines of before the resumption are left out.
     """
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
     ended: dict[tuple[str, str], int] = defaultdict(int)
@@ -646,7 +649,7 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
 
 
 def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
-    """Add what a finished run has seen of spot pools to the user's file, for later plans; once for each life of a run.
+    """Add what a finished run has seen of spot pools to the user's file, for later plans; once for each resumption.
 
     Raises:
         BadInput: the file cannot be read or written, or holds something else.
@@ -673,7 +676,7 @@ _LINE_CHARACTERS = 200
 
 
 def failed(machines: Iterable[MachineState], life: int | None = None) -> list[MachineState]:
-    """Return the machines that ended by themselves before a step was done with them; ``life`` None: in any life.
+    """Return the machines that ended by themselves before a step; ``life``: only those rented in that life of the run.
 
     Args:
         machines: of a run.

@@ -102,11 +102,7 @@ def regions(edge: Edge) -> list[str]:
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Raise BadInput for a name that no S3 bucket can have.
-
-    Raises:
-        BadInput: it is such a name.
-    """
+    """Raise BadInput for a name that no S3 bucket can have."""
     if not is_name(BUCKET_PATTERN, bucket):
         raise BadInput(
             f"`bucket` must be 3 to 63 small letters, digits, dots and dashes, got {shown(bucket)}.",
@@ -259,7 +255,7 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
 
 
 def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
-    """Ask EC2 for the ``named`` subnets, or else the region's default subnets.
+    """Ask EC2 for its descriptions of the ``named`` subnets, or of the region's default subnets if none is named.
 
     Raises:
         CloudRefused: one of them is not there.
@@ -365,11 +361,7 @@ def network_of(options: Ec2) -> Network:
 
 
 def region_of(plan: Plan) -> str:
-    """Return the AWS region that a plan rents in; raise BadInput for several, another cloud, or own machines.
-
-    Raises:
-        BadInput: it names several.
-    """
+    """Return the AWS region that a plan rents in; raise BadInput for several, another cloud, or own machines."""
     regions = {group.region for group in plan.chosen.groups}
     if any(group.is_own for group in plan.chosen.groups):
         raise BadInput(
@@ -652,9 +644,6 @@ def check_prices(plan: Plan, order: Order) -> None:
     """Raise BudgetStop if the plan may cost more than the budget because prices rose by over 2 % since it was made.
 
     At the prices that it was planned with the plan itself says how likely it stays within.
-
-    Raises:
-        BudgetStop: at the prices of now it may cost more.
     """
     high, dearer = order.expected_usd(plan)[1], order.dearer(plan)
     if dearer and high > order.budget_usd * 1.001:

@@ -47,7 +47,7 @@ def wanted_hosts(order: Order, state: ClusterState) -> list[str]:
 
 
 def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
-    """Return whether a living machine is, or waits to be, the run's ``host``; if the run moves, only on demand."""
+    """Return whether a living machine serves, or waits to serve, as ``host``; in a run that moves, only on demand."""
     here = machine.alive and machine.duty != "relieved" and machine.host == host
     return here and (machine.on_demand or not state.on_demand)
 
@@ -125,7 +125,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """The base of actions on the machines of a run, with the cluster state that is kept for each.
+    """The base of actions on the machines of a run, each with the cluster state to save with it.
 
     Attributes:
         state: what is to be kept of the run.
@@ -152,14 +152,14 @@ class End(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Rent(Action):
-    """The action that asks for machines of roles, which then wait for their places. The state is kept before that."""
+    """The action that rents machines for roles, which then wait for their places. The state is saved before that."""
 
     roles: tuple[Role, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Announce(Action):
-    """The action that tells training machines who is there, in the same generation. The state is kept after that.
+    """The action that tells machines which hosts are present, in the same generation; the state is saved after.
 
     Attributes:
         pauses: they are to save a checkpoint, and to wait for the next generation.
@@ -170,7 +170,7 @@ class Announce(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Action):
-    """The action that begins the next generation on serving machines, from the newest checkpoint. Kept after that."""
+    """The action that begins the next generation on serving machines, from the newest checkpoint; state saved after."""
 
     spec: RunSpec
 
@@ -184,7 +184,7 @@ class Extend(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Stop(Action):
-    """The action that has the machines save a checkpoint and end. The state is kept after they were told."""
+    """The action that has the machines save a checkpoint and end. The state is saved once they were told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +285,7 @@ def _unbooted(order: Order, state: ClusterState, hosts: Collection[str]) -> tupl
 
 
 def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
-    """Return the hosts that no living machine fits, and that may be asked for now: 5 minutes after the last ask.
+    """Return the hosts to rent machines for now: those without a living machine; none within 5 minutes of the last ask.
 
     Where all that trained are lost at once, those that wait go on without them first.
     """

@@ -80,11 +80,7 @@ class Survey:
     unseen: Mapping[Kind, CloudRefused]
 
     def check(self) -> tuple[TaggedResource, ...]:
-        """Return the resources found; raise CloudRefused if any kind could not be listed, as some may be left.
-
-        Raises:
-            CloudRefused: something could not be looked at.
-        """
+        """Return the resources found; raise CloudRefused if any kind could not be listed, as some may be left."""
         if self.unseen:
             kinds, first = " and ".join(f"{kind}s" for kind in self.unseen), next(iter(self.unseen.values()))
             raise CloudRefused(
@@ -367,7 +363,7 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
-    """Wait until EC2's lists show all that dead processes have made, or may have: for a minute at most.
+    """Sleep until 60 s after the newest resource that dead processes made, or may have: EC2's lists show it then.
 
     What was made by a clock ahead of this one counts as of now.
     """
@@ -388,7 +384,7 @@ def is_of(found: TaggedResource, who: Identity) -> bool:
 
 
 def owner_named(things: Iterable[TaggedResource]) -> str:
-    """Return the name of the owner of resources, by their tags, to tell a person."""
+    """Return the name of the owner of resources, by the first tag that has one, for people; else a phrase."""
     named = (name for thing in things for name in (thing.launched_by, thing.owner) if name)
     return next(named, "nobody whose name is on it")
 

@@ -126,7 +126,7 @@ UNKNOWN = TABLE[-1]
 
 
 def meaning_of(code: str) -> Meaning:
-    """Return the row for an error code of AWS: by its exact name, else the first whose pattern fits."""
+    """Return the row for an error code of AWS: by its exact name, else the first whose pattern fits, else `UNKNOWN`."""
     exact = (row for row in TABLE if code in row.codes)
     return next(exact, None) or next(row for row in TABLE if any(fnmatchcase(code, pattern) for pattern in row.codes))
 
@@ -299,7 +299,7 @@ def made_ids(request: Request, answer: Answer) -> list[str]:
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """Read the entries of a ledger, none if there is no file; skip a last line that a crash has cut off."""
+    """Read the entries of a ledger, none if there is no file; skip lines that cannot be read, as cut off by a crash."""
     entries = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValidationError):
