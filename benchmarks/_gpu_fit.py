@@ -25,8 +25,8 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     Array,
     Cells,
     GpuModel,
+    JobFacts,
     Spread,
-    Told,
     alikeness,
 )
 
@@ -38,7 +38,7 @@ STARTS = np.log(
 noise."""
 
 
-def fit(columns: Sequence[Column], calibration: float = 1.0) -> dict[Told, GpuModel]:
+def fit(columns: Sequence[Column], calibration: float = 1.0) -> dict[JobFacts, GpuModel]:
     """Return the GPU model fitted to columns, by what is known of a job. Takes a minute for a thousand cells."""
     each = [
         Cells.of(
@@ -54,7 +54,7 @@ def fit(columns: Sequence[Column], calibration: float = 1.0) -> dict[Told, GpuMo
         **{field.name: np.concatenate([getattr(cells_, field.name) for cells_ in each]) for field in fields(Cells)}
     )
     throughput = np.concatenate([_about_the_middle(column) for column in columns])
-    return {known: _fit(cells.when(known), throughput, calibration) for known in get_args(Told)}
+    return {known: _fit(cells.when(known), throughput, calibration) for known in get_args(JobFacts)}
 
 
 def _fit(cells: Cells, throughput: Array, calibration: float) -> GpuModel:

@@ -113,7 +113,7 @@ def planned_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, float, 
 
 def believed(job: Job, *, told: float = TOLD_BY_THE_PAST, outages: bool = True) -> PreemptionRatePosterior:
     """Return what a plan believes that trusts so much of what was seen, and knows outages or none."""
-    belief = PreemptionRatePosterior.prior(None).seeing(job.watched, told=told)
+    belief = PreemptionRatePosterior.prior(None).seeing(job.watched, weight=told)
     return belief if outages else replace(belief, outages=Outages(hours=0.0))
 
 

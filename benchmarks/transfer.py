@@ -30,7 +30,7 @@ from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType
 from hetopt.optimizer.step_time import gpu_transfer, model as step_model
-from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, Measured, Told, save
+from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, JobFacts, Measured, save
 from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
@@ -137,7 +137,7 @@ def sample(cell: Measured) -> StepSample:
     return StepSample.model_validate({**asked(cell).model_dump(), **told, "step_time_s": cell.step_time_s})
 
 
-Beliefs = Mapping[Told, GpuModel]
+Beliefs = Mapping[JobFacts, GpuModel]
 """By what is told of a job."""
 
 
@@ -146,7 +146,7 @@ def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None)
     """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones."""
 
     @cache
-    def left(told: Told) -> GpuModel:
+    def left(told: JobFacts) -> GpuModel:
         return believed[told].without(jobs=jobs, gpu=gpu)
 
     gpu_transfer.transferred.cache_clear()

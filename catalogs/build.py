@@ -49,7 +49,7 @@ def canonical_accelerators(accelerators: Iterable[Row]) -> dict[str, str]:
 
 
 def instance_type(raw: Row, accelerators: Mapping[str, str], on_spot: Container[str]) -> dict[str, str]:
-    """Return a row of `instance_types.csv`. A type with a spot price is sold on spot, whatever an older dump says."""
+    """Return a raw row as a row of `instance_types.csv`; ``on_spot``: types with a spot price, so sold on spot."""
     name = raw["instance_type"]
     gpu = raw["gpu_name"]
     # A fractional GPU is reported with a count of 0: the machine still sees one device.
@@ -93,7 +93,7 @@ def spot_prices(rows: Iterable[Row], known: Container[str]) -> dict[str, str]:
 
 
 def bands(rows: Iterable[Row], known: Container[str]) -> dict[str, str]:
-    """Return interruption bands by instance type; none where the saving is not positive, which marks a placeholder."""
+    """Return interruption bands by instance type, of known types whose saving is positive (others are placeholders)."""
     return {
         row["instance_type"]: row["interruption_band"]
         for row in rows
@@ -108,7 +108,7 @@ def regions(
     newer_bands: Mapping[str, Mapping[str, str]],
     on_demand: Mapping[str, Mapping[str, str]],
 ) -> dict[str, list[dict[str, str]]]:
-    """Return the rows of each `regions/*.csv`, by region.
+    """Return the rows of each `regions/*.csv`, by region; a type that nothing is known of there has no row.
 
     A saving is kept only where no spot price is known, and a band of June 2025 only in regions without newer ones.
     Advisor rows without a positive saving are sentinels or stale and are dropped, as are those of retired types

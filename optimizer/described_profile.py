@@ -40,7 +40,7 @@ class Timed:
     gpus: Accelerator
 
     def utilisation(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> float:
-        """Return the share of the GPUs' peak rate (MFU) that training on ``samples`` samples had, attention halved.
+        """Return the share (MFU) of the GPUs' peak rate that training on ``samples`` had, half of attention counted.
 
         Raises:
             BadInput: no rates of the GPU are published, or it was above its peak.
@@ -58,7 +58,7 @@ class Timed:
         return share
 
     def usual_flops(self, precision: Precision) -> float:
-        """Return the operations that the training had if it used its GPUs as much as most do.
+        """Return the FLOPs that the timed training did if it used its GPUs at the usual share of their peak rate.
 
         Raises:
             BadInput: no rates of the GPU are published.

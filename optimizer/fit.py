@@ -38,13 +38,13 @@ LEAST_GROWTH = 0.1
 """Part of a step that must grow with its samples for the slope to be told from what measurements scatter."""
 
 
-def times_as_long(one: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
-    """Return the ratio of a step's seconds by law ``one`` to its seconds by law ``other``, at ``samples`` samples.
+def times_as_long(law: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
+    """Return the seconds of a step of ``samples`` samples by one step-time law over those by ``other``.
 
     Of whole steps, never of fitted slopes: where time does not grow over the batches that were measured, the slope is
     next to nothing, and so a ratio to it may be anything.
     """
-    return one(samples) / other(samples)
+    return law(samples) / other(samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class CompressorLine:
     decompress_s: tuple[float, ...]
 
     def parts_s(self, ratio: float) -> tuple[float, float]:
-        """Return the seconds to compress one gradient at ``ratio``, and to decompress one such payload."""
+        """Return seconds to compress a gradient at ``ratio`` and decompress one payload; beyond the ends, theirs."""
         at = math.log(ratio)
         return (
             float(np.interp(at, self.log_ratios, self.compress_s)),
@@ -170,7 +170,7 @@ class GainCurve:
     gains: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Return the share of gradient energy, (0, 1], that Top-k retains when it sends a ``ratio`` of the elements.
+        """Return the gradient energy, (0, 1], that Top-k retains at ``ratio``; refuse ratios below those measured.
 
         Raises:
             BadInput: a ratio below everything that was measured, where nothing is known.
@@ -294,7 +294,7 @@ def fit_device(device: Device) -> FittedDevice:
 
 
 def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float, float, float]:
-    """Fit ``t(b) = max(floor, a + c b)``, seconds by local batch size, to measured step times, robustly.
+    """Fit ``max(floor, a + c b)`` to seconds by batch size ``b``; return a, c, floor and the residuals' log spread.
 
     With ``a, floor >= 0`` and ``c > 0``.
 
@@ -368,7 +368,7 @@ def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
 
 
 def fit_gain(points: Sequence[GainPoint]) -> GainCurve:
-    """Return retained energy by ratio through the measured points, made monotone: dips are noise and filled."""
+    """Return retained energy by ratio through the points below ratio 1, never falling: dips are noise and filled."""
     ordered = [point for point in sorted(points, key=lambda point: point.ratio) if point.ratio < 1]
     gains = np.maximum.accumulate(np.clip([point.gain for point in ordered], 1e-6, 1.0)) if ordered else np.empty(0)
     return GainCurve(

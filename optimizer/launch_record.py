@@ -17,7 +17,7 @@ LAUNCH_FILE = "launch.json"
 Place: TypeAlias = str
 """Where a plan can run: the name of a backend."""
 OWN_PLACES = ("ssh", "slurm")
-"""Places of machines that are not rented, whose cost an inventory says."""
+"""Backends of machines that are not rented: an inventory states their cost."""
 
 
 class Launch(Artifact):
@@ -62,11 +62,11 @@ class Launch(Artifact):
 
     @property
     def speeds(self) -> dict[str, float]:
-        """Relative speed of each host of a rehearsal; empty elsewhere."""
+        """Relative speed of each host of a rehearsal, by name; empty elsewhere."""
         miniature = self.spec.miniature
         return {host.name: host.speed for host in miniature.hosts} if miniature is not None else {}
 
     @property
     def time_factor(self) -> float:
-        """Seconds on this machine for one second of the cluster; 1 where no miniature of the cluster was made."""
+        """Seconds on this machine for one second of the planned cluster; 1 outside of rehearsals."""
         return 1.0 if self.spec.miniature is None else self.spec.miniature.time_factor

@@ -164,7 +164,7 @@ class Fields:
         return patch, max(1, pixels // patch)
 
     def texts(self, name: str, count: int, *, default: str) -> tuple[str, ...]:
-        """Return a field's list of ``count`` strings; ``default`` repeated where it is absent or at fault."""
+        """Return a field's list of ``count`` strings; ``default`` repeated if it is absent, or at fault (noted)."""
         value = self.values.get(name, [default] * count)
         if isinstance(value, list) and len(value) == count and all(isinstance(entry, str) for entry in value):
             return tuple(value)
@@ -172,7 +172,7 @@ class Fields:
         return (default,) * count
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a field that is true or false; ``default`` where it is absent or something else."""
+        """Return a field that is true or false; ``default`` where it is absent or anything else, which is not noted."""
         value = self.values.get(name)
         return value if isinstance(value, bool) else default
 
@@ -257,12 +257,12 @@ class Recipe:
 
     @property
     def passes(self) -> float:
-        """Operations of a step over those of the forward pass."""
+        """Operations of a step over those of its forward pass: 3 where all is trained."""
         return CONTRIBUTION - 1 + self.trained
 
     @property
     def slowdown(self) -> float:
-        """Times as long that the operations take."""
+        """Factor on the time of the operations: 1.39 with weights in 4 bits, else 1."""
         return DEQUANTISING if self.method == "qlora" else 1.0
 
     def trained_parameters(self, parameters: int) -> int:
@@ -275,7 +275,7 @@ class Recipe:
         return self.trained * parameters * each + self._frozen_bytes(parameters)
 
     def memory(self, model: ModelCount, batch_size: int, *, half: bool) -> TrainingMemory:
-        """Return the bytes that training keeps, and takes for steps of up to ``batch_size`` samples at a time.
+        """Return the bytes of a replica in training: kept between steps, and taken by steps of up to ``batch_size``.
 
         With activations of every layer; ``half``: matrices are multiplied in 16 bits.
         """

@@ -25,7 +25,7 @@ OWN = "own"
 
 
 def cloud_of(region: str) -> str:
-    """Return the cloud of a region's name: 'lambda' of ``lambda:us-east-1``, 'aws' of ``us-east-1``."""
+    """Return the cloud of a region's name: 'lambda' of ``lambda:us-east-1``, 'aws' of any name without a colon."""
     return region.partition(":")[0] if ":" in region else AWS
 
 
@@ -150,10 +150,10 @@ class MachineMemory(Record):
     local_batch_size: PositiveInt = Field(description="samples of a worker in a step")
     micro_batch: PositiveInt = Field(description="of them, what is computed together")
     largest_micro_batch: PositiveInt | None = Field(description="that fits; absent: any")
-    parameter_bytes: NonNegativeInt = Field(description="and buffers")
+    parameter_bytes: NonNegativeInt = Field(description="of parameters and buffers")
     gradient_bytes: NonNegativeInt
     optimizer_bytes: NonNegativeInt
-    residual_bytes: NonNegativeInt = Field(description="what the exchange keeps")
+    residual_bytes: NonNegativeInt = Field(description="that the gradient exchange keeps from step to step")
     activation_bytes: NonNegativeInt = Field(description="all that a step takes beside, at this micro-batch")
     peak_bytes: PositiveInt
 
@@ -202,7 +202,7 @@ class Group(Record):
 
     @property
     def memory_in_words(self) -> str | None:
-        """'takes micro-batches of 32 samples, to fit 16 GiB', where memory does not hold a whole local batch at once.
+        """A phrase on what memory forces: 'takes micro-batches of 32 samples, to fit 16 GiB'; None: nothing.
 
         'shares the model over 8 devices' where it does not hold that. None: it holds both.
         """
@@ -262,7 +262,7 @@ class Prediction(Record):
         default=0, description="of the data set from another region, before the launch; in the cost"
     )
     total_s: Range = Field(description="its value is the median")
-    cost_usd: Range = Field(description="likewise")
+    cost_usd: Range = Field(description="its value is the median")
     cost_terms: tuple[CostTerm, ...] = Field(description="of a run of median cost, which they sum to")
 
     @property
@@ -306,7 +306,9 @@ class Candidate(RecordLeavingOut):
     global_batch_size: PositiveInt
     compression: Compression
     collective: str
-    sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
+    sync: Synchronization = Field(
+        default=Synchronization(), description="when workers sum gradients or average parameters"
+    )
     precision: Precision = Field(default="fp32", description="what matrices are multiplied in")
     disk_gb: PositiveInt = Field(default=100, description="of each machine; 100 in plans that did not say")
     prediction: Prediction
@@ -364,7 +366,7 @@ class QuotaNeed(Record):
 
 
 class Choice(Record):
-    """Cluster that a plan shows beside others, under the names of the wishes that it is best for."""
+    """Cluster that a plan shows beside others, under the names of the objectives that it is best for."""
 
     names: tuple[ChoiceName, ...] = Field(min_length=1)
     candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")
@@ -374,7 +376,9 @@ class Choice(Record):
     times_s: tuple[NonNegativeFloat, ...] = Field(
         default=(), description="of equally likely runs, ascending; empty in plans of versions that did not draw them"
     )
-    costs_usd: tuple[NonNegativeFloat, ...] = Field(default=(), description="likewise")
+    costs_usd: tuple[NonNegativeFloat, ...] = Field(
+        default=(), description="of equally likely runs, ascending; empty where times_s is"
+    )
     quotas: tuple[QuotaNeed, ...] = ()
 
     def __str__(self) -> str:
@@ -539,7 +543,7 @@ class Plan(Artifact):
         policy: str | None = None,
         batch_settings: Settings | None = None,
     ) -> Self:
-        """Return a copy of the plan with other run settings; None keeps a setting as it was planned.
+        """Return a copy with other run settings, None as planned; ``steps`` also replace the goal's own end.
 
         Args:
             steps: end after so many optimizer steps, instead of at the plan's end.

@@ -70,7 +70,7 @@ def collect(
     hetopt_version: str,
     data_dir: str | None = None,
 ) -> Profile:
-    """Return the profile that the events of a finished probe add up to; pure.
+    """Return the profile that a probe's events add up to; refuse a log that is unfinished or damaged.
 
     Args:
         events: the whole log, in order; names that are not a probe's are passed over.
@@ -398,7 +398,7 @@ def _broken(kind: type[Record], why: str) -> RunFailed:
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Return one job's memory counts, at several micro-batch sizes, as one; of two at one size the larger."""
+    """Merge memory counts of one job into one: of each figure, and at each micro-batch size, the larger."""
     steps: dict[int, StepMemory] = {}
     for step in (step for count in counts for step in count.steps):
         known = steps.get(step.samples, step)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hetopt.core.artifact import Record, Told
+from hetopt.core.artifact import CleanText, Record
 from hetopt.core.memory import Precision, TrainingMemory
 from hetopt.core.profile import Collective, CompressorCost, Evaluation, ExchangeTrial, Host, Job, NoiseSample
 
@@ -42,7 +42,7 @@ class PrecisionRefused(Record):
     """Event: a precision that the task cannot be computed in, and why."""
 
     precision: Precision
-    reason: Told
+    reason: CleanText
 
 
 class WorkerSteps(Record):
@@ -89,7 +89,7 @@ class SweepPoint(Record):
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak of the worker that used most; None: not known."""
+        """Return the peak memory, bytes, of the worker that used most; None: no worker knows its own."""
         return max((worker.peak_memory_bytes or 0 for worker in self.workers), default=0) or None
 
 
@@ -108,7 +108,7 @@ class SweepEnded(Record):
 
 
 class CompressorPoint(Record):
-    """Event: seconds to compress and decompress the whole gradient, median over the workers of a sweep."""
+    """Event: seconds of compressing the whole gradient, and that each further worker adds; medians over a sweep."""
 
     sweep: NonNegativeInt
     cost: CompressorCost
@@ -128,7 +128,7 @@ class LinkPoint(Record):
 
 
 class EvaluationCost(Record):
-    """Event: seconds that one worker alone on its host takes for the whole evaluation set, and bytes."""
+    """Event: seconds of the whole evaluation set on one worker, alone on its host, and its peak device bytes."""
 
     evaluation_s: NonNegativeFloat
     peak_bytes: NonNegativeInt = Field(default=0, description="that it took of the device's memory; 0: not counted")

@@ -9,7 +9,7 @@ from hetopt.core.run_spec import CompressorProbe, NetworkProbe, PilotProbe, Prob
 
 
 def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, above: int = 2) -> tuple[int, ...]:
-    """Return the local batch sizes to time, ascending: ``batch_size`` times powers of two, within ``dataset_size``.
+    """Return the local batch sizes to time, ascending: ``batch_size`` times powers of two, 2 to ``dataset_size``.
 
     Two times are the least that a line through them needs, five let the curve at small batches show. The top is the
     task's batch size times ``2 ** above`` (one worker alone may have to take a batch that large) but never more than

@@ -524,10 +524,10 @@ class _Telling:
             return False
         for refused in searched.refused:
             self._words("gc", refused)
-        kept = [leftover for leftover in searched.found if not leftover.removed]
+        kept = [leftover for leftover in searched.leftovers if not leftover.removed]
         reasons = (
             ", ".join(dict.fromkeys(f"{leftover.left_alone or 'stays'}" for leftover in kept))
-            or f"removed {len(searched.found)}"
+            or f"removed {len(searched.leftovers)}"
         )
         self.story.told.append((self.account.now_s, f"gc: {reasons}, {len(searched.refused)} refused"))
         if not kept and not searched.refused:

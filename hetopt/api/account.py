@@ -50,7 +50,7 @@ __all__ = ["Check", "Setup", "attach", "checks", "worst"]
 
 
 def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) -> Run:
-    """Fetch the records of a run that was launched from another machine, changing nothing.
+    """Return a run launched from another machine, its records fetched into a new folder here; nothing of it changes.
 
     Args:
         run: its full name.
@@ -226,13 +226,13 @@ class Leftover:
 
     Attributes:
         region: where it is.
-        found: the thing.
+        resource: what was left.
         left_alone: why it is not to be removed; None where it may be.
         removed: whether it was.
     """
 
     region: str
-    found: TaggedResource
+    resource: TaggedResource
     left_alone: str | None
     removed: bool
 
@@ -247,7 +247,7 @@ class Search:
         everybody: also what belongs to other people.
         remove: do it.
         runs: what this machine knows of runs, by name.
-        found: the things.
+        leftovers: what it found.
         looked_in: the regions that could be looked at as a whole.
         refused: what could not be looked at, or not be removed.
     """
@@ -257,12 +257,12 @@ class Search:
     everybody: bool = False
     remove: bool = False
     runs: Mapping[str, LocalRun] = field(default_factory=lambda: removal.local_runs(RunFolders(home=runs_home()).all()))
-    found: list[Leftover] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
     looked_in: list[str] = field(default_factory=list)
     refused: list[CloudRefused] = field(default_factory=list)
 
     def look_everywhere(self, more_regions: Sequence[str] = ()) -> None:
-        """Search the AWS regions used from here, or all where none was, and ``more_regions``.
+        """Search the AWS regions used from here (all if none was) and ``more_regions``; with ``remove``, delete too.
 
         Raises:
             CloudRefused: nobody says who is asking, or which regions the account has.
@@ -276,7 +276,7 @@ class Search:
             self.look(region, who)
 
     def look(self, region: str, who: Identity) -> None:
-        """Search a region for resources that runs left, into ``found``; with ``remove``, delete those that may go."""
+        """Search a region for resources that runs left, into ``leftovers``; with ``remove``, delete what may go."""
         edge = connect(region)
         survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
         try:
@@ -290,8 +290,8 @@ class Search:
         for name, things in by_run.items():
             kept = self._why_leave(things, who, edge, region)
             removed = self.remove and kept is None and self._remove(name, things, edge, region)
-            self.found.extend(
-                Leftover(region=region, found=thing, left_alone=kept, removed=removed) for thing in things
+            self.leftovers.extend(
+                Leftover(region=region, resource=thing, left_alone=kept, removed=removed) for thing in things
             )
 
     def _why_leave(self, things: Sequence[TaggedResource], who: Identity, edge: Edge, region: str) -> str | None:

@@ -32,17 +32,17 @@ class OwnCatalog:
         region: that it is of.
         folder: of the catalogue.
         day: when reading it began.
-        made: the files, and what was left out of them.
+        contents: the files, and what was left out of them.
     """
 
     region: str
     folder: Path
     day: datetime.date
-    made: Refreshed
+    contents: Refreshed
 
 
 def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
-    """Read the prices of a region, or of all, from AWS, and write them as catalogues.
+    """Download a region's prices (``all``: every region's) from AWS; write each as the catalogue in use from then on.
 
     Prices on demand and on spot and how often spot is interrupted are what AWS publishes.
 
@@ -69,7 +69,7 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
             part = f", {shown / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total else ""
             reporter(f"{place}: {what}{part}", (done + read_bytes / total) / len(regions) if total else None)
 
-        feeds = PublicFeeds(today=now.date(), told=read, note=reporter.note)
+        feeds = PublicFeeds(today=now.date(), progress=read, note=reporter.note)
         versions, everywhere = feeds.versions(), feeds.everywhere()
         if region in (ALL, ANY_REGION):
             regions = [name for name in load_catalog().regions if name in versions]
@@ -96,7 +96,7 @@ def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCa
             )
     contents = refreshed(prices, region, day, BUNDLED)
     folder = write_catalog(catalogs_home(), region, day.isoformat(), contents.files)
-    return OwnCatalog(region=region, folder=folder, day=day, made=contents)
+    return OwnCatalog(region=region, folder=folder, day=day, contents=contents)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ __all__ = ["MatchingTypes", "RentableGpu", "find", "gpus", "in_use"]
 
 
 def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
-    """Return the catalogue in use of the region asked for, or of each region that has prices.
+    """Return the catalogue in use of the region and cloud asked for, or those of all regions that have prices.
 
     Args:
         asked: says which region (`ANY_REGION`: each; of another cloud than AWS the default stands for that, too), in
@@ -104,7 +104,7 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
 
 
 def import_cloud(file: Path | str, cloud: str) -> dict[str, Any]:
-    """Import another cloud's machines and prices from a CSV file in SkyPilot's columns, and keep them for planning.
+    """Keep another cloud's machines and prices, a CSV file in SkyPilot's columns, for planning; return counts of them.
 
     Returns:
         ``types`` and ``regions``, how many there are now, and ``unknown_gpus``, whose machines were left out.

@@ -74,7 +74,7 @@ def _check_exchange(run: RunSpec) -> None:
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return a run's spec with a launch's synchronization, partition, injection and sharding.
+    """Return a run's spec with a launch's synchronization, partition, injection and sharding; refuse what clashes.
 
     A plan's own choice of compression gives way to workers that send no gradients, unless somebody chose it for this
     launch.

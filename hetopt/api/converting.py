@@ -101,7 +101,7 @@ def convert(script: Path | str) -> Converted:
 
 
 def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceFile] = ()) -> Converted:
-    """Write a session into the text of a training script of one process.
+    """Return the text of a one-process training script with a session written into it, and the diff; refuse others.
 
     Args:
         text: of the script.
@@ -114,7 +114,7 @@ def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceF
             f"{name} {'has' if way == 'a session' else 'trains on several workers already, by'} {way}.",
             hint=f"it runs as it is: hetopt launch PLAN -- {typed(name)}",
         )
-    training = _found(files)
+    training = _training_of(files)
     new = _with_session(files[0], training)
     diff = difflib.unified_diff(
         text.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}", n=2
@@ -126,7 +126,7 @@ def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceF
     return Converted(text=new, diff="".join(diff), remarks=remarks)
 
 
-def _found(files: Sequence[SourceFile]) -> _Training:
+def _training_of(files: Sequence[SourceFile]) -> _Training:
     """Return the training of the first of a script's files.
 
     Raises:

@@ -96,7 +96,7 @@ def check_script(
     patience_s: float = PATIENCE_S,
     reporter: Reporter | None = None,
 ) -> ShareCheck:
-    """Run a script for three steps in shares of 3 to 1, 1 to 3, 3 to 1, in equal shares, and alone; compare gradients.
+    """Run a script for 3 steps, two workers' batches 3 to 1 (then 1 to 3), equal, and alone; compare gradients.
 
     Args:
         script: with DistributedDataParallel or a session.
@@ -236,7 +236,7 @@ class FirstCheck(Record):
 
 
 def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> tuple[FirstCheck, bool]:
-    """Return a script's check of unequal shares, and whether it ran now; it is kept for the same files and arguments.
+    """Return a script's check of unequal local batches, and whether it ran now; kept for the same files and arguments.
 
     Args:
         script: with DistributedDataParallel or a session.
@@ -265,7 +265,7 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
 
 
 def unequal() -> RunSpec:
-    """Return the spec of a run of two workers that share every batch 3 to 1."""
+    """Return the spec of a run of two workers whose local batch sizes are 3 to 1."""
     return RunSpec(
         task="script",
         workers=tuple(WorkerSpec(host="localhost", type="local", local_batch_size=share) for share in SHARES),

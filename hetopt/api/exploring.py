@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from hetopt.api.options import Ec2, Local, Measurement, Ssh
-from hetopt.api.profiling import measured as made
+from hetopt.api.profiling import measured as measurement
 from hetopt.backends.backend import Launcher
 from hetopt.backends.ec2.renter.backend import Prober, probe_price_usd, rented_probes
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
@@ -200,7 +200,7 @@ def _place(
 
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
     """Run one probe, and return its step sample."""
-    with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
+    with measurement(launcher, probe.spec, {}, what="a probe", reporter=tell) as folder:
         return read_sample(probe, read_log(folder / EVENTS_FILE))
 
 

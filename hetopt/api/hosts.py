@@ -66,7 +66,7 @@ def check(path: Path | str | None = None, hosts: str | None = None, plan: Path |
 
     Args:
         path: as of `inventory`.
-        hosts: likewise.
+        hosts: as of `inventory`.
         plan: whose job they must be able to hold, too; None: any.
 
     Raises:

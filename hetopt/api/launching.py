@@ -117,8 +117,8 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     """Prepare an ended run to go on from its last checkpoint on its backend. Nothing is started or rented.
 
     Args:
-        run: that one.
-        where: the backend.
+        run: to go on with.
+        where: its backend.
         place: options of this launch: a new budget, other images.
 
     Raises:
@@ -208,7 +208,7 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
 
     Args:
         prepared: on a backend.
-        where: that one.
+        where: the backend that it was prepared on.
         begun: told the run's name once it has a folder, before anything is started or rented.
 
     Raises:
@@ -216,12 +216,12 @@ def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] =
     """
     if prepared.folder is not None:
         begun(prepared.folder.name)
-    handle, _ = where.submit(prepared, RunFolders(home=runs_home(), made=begun))
+    handle, _ = where.submit(prepared, RunFolders(home=runs_home(), on_create=begun))
     return Run(folder=handle.run_dir, backend=where)
 
 
 def resume(run: Run | str, on: Machines | None = None) -> Run:
-    """Go on with a run that has ended, from its last checkpoint; of one that is finished, nothing is left to do.
+    """Resume an ended run from its last checkpoint, and return it; return a run that finished as it is.
 
     Args:
         run: or its name.

@@ -46,7 +46,7 @@ LARGEST_SEED = 2**63 - 1
 
 
 def read_by(parser: str) -> Callable[[Any, str], Any]:
-    """Return a reader that parses texts, and leaves what was parsed already.
+    """Return an option reader that parses texts by ``parser``, imported when first needed, and leaves other values.
 
     Args:
         parser: of a text, as ``module:function``; it is imported when the first text is read.

@@ -140,9 +140,9 @@ class Places:
         """Return whether several regions are compared."""
         return len(self.catalogs) > 1
 
-    def quotas(self, asked: Sought, told: Reporter) -> Quotas:
+    def quotas(self, asked: Sought, reporter: Reporter) -> Quotas:
         """Return the vCPU quotas to plan with: those given, else, in a single region, those kept of the account."""
-        return read_quotas(asked.quotas if self.several else _quotas(asked.quotas, self.catalogs[0].region, told))
+        return read_quotas(asked.quotas if self.several else _quotas(asked.quotas, self.catalogs[0].region, reporter))
 
 
 def _planned(

@@ -91,7 +91,7 @@ def profile(
             time_budget_s=asked.time_budget_s,
             seed=asked.seed,
             machine_type=asked.machine_type,
-            told=report,
+            reporter=report,
         )
     if arguments or asked.epoch_samples is not None:
         raise BadInput(
@@ -277,7 +277,7 @@ def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, repor
         reporter(*progress(read_events(folder / EVENTS_FILE), schedule))
 
     launcher = LocalLauncher(grace_s=STOP_GRACE_S)
-    with measured(launcher, spec, {}, what="the measurement", told=reporter, look=look) as folder:
+    with measured(launcher, spec, {}, what="the measurement", reporter=reporter, look=look) as folder:
         events = read_events(folder / EVENTS_FILE)
         for remark in refusals(events):
             reporter.note(f"{remark}.")
@@ -298,7 +298,7 @@ def measured(
     environment: Mapping[str, str],
     *,
     what: str,
-    told: Reporter,
+    reporter: Reporter,
     look: Callable[[Path], None] = lambda folder: None,
 ) -> Iterator[Path]:
     """Run a measurement and yield the folder with its results; it is removed afterwards, unless `RunFailed` is raised.
@@ -308,7 +308,7 @@ def measured(
         spec: of the run.
         environment: of its processes, on top of this one's.
         what: it is, in a sentence.
-        told: of what is stopped.
+        reporter: of what is stopped.
         look: called with the folder while it is made.
 
     Raises:
@@ -322,7 +322,7 @@ def measured(
                 look(folder)
                 time.sleep(POLL_S)
         except BaseException:
-            with stopping(f"the workers of {what}", None, told):
+            with stopping(f"the workers of {what}", None, reporter):
                 launcher.stop(handle)
             raise
         if status.state is not RunState.FINISHED:

@@ -77,9 +77,9 @@ def profile_script(
     time_budget_s: float,
     seed: int,
     machine_type: str,
-    told: Reporter,
+    reporter: Reporter,
 ) -> Profile:
-    """Measure a training script, and return its profile.
+    """Run a training script in other processes for about ``time_budget_s`` seconds, and return its profile.
 
     Args:
         script: file to run.
@@ -90,7 +90,7 @@ def profile_script(
         time_budget_s: seconds that measuring may take, about; the script's own start comes on top, several times.
         seed: for the record.
         machine_type: what this machine is.
-        told: is told what goes on.
+        reporter: is told what goes on.
 
     Raises:
         BadInput: the script cannot be found, or does not train.
@@ -115,21 +115,21 @@ def profile_script(
                 began_s.append(time.time())
                 return _run(order, place, accelerators=accelerators)
 
-            told("running it alone, untouched", 0.0)
+            reporter("running it alone, untouched", 0.0)
             asks = any(word in file.text for file in text for word in (*PLACES, "init_process_group"))
             as_torchrun, is_timed = _untouched(start, starts[0], asks_for_place=asks)
-            told("running it alone", 1 / (1 + len(starts)))
+            reporter("running it alone", 1 / (1 + len(starts)))
             chosen = {"as_torchrun": as_torchrun, "watch": "every-size"}
-            chosen["watch"], log = _watched(start, starts[0].model_copy(update=chosen), is_timed, told)
+            chosen["watch"], log = _watched(start, starts[0].model_copy(update=chosen), is_timed, reporter)
             logs, is_watched = [log], chosen["watch"] != "steps"
             started_at_s = began_s[-1]
             for order in starts[1:] if is_watched else ():
                 beside = f"running it beside {workers - 1} cop{'y' if workers == 2 else 'ies'} of itself"
-                told(beside, 2 / (1 + len(starts)))
+                reporter(beside, 2 / (1 + len(starts)))
                 try:
                     logs.append(start(order.model_copy(update=chosen)))
                 except HetoptError as error:
-                    told.note(f"{beside} failed, and is left out: {error.message}")
+                    reporter.note(f"{beside} failed, and is left out: {error.message}")
             profile = collect(
                 list(_joined(logs)),
                 ProbeSchedule(seed=seed, sweeps=starts),

@@ -199,7 +199,7 @@ class Run:
         return RunRecord(launch=launch, history=history, unread=unread)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the lines that the run's processes printed, each with its source; first its events, as ``run``.
+        """Yield a run's events in words, as ``run``, and its processes' output; with ``events`` raw log lines alone.
 
         Args:
             worker: only this one's output.
@@ -230,7 +230,7 @@ class Run:
     def wait(
         self, *, on_event: Callable[[LogEvent], None] | None = None, reporter: Reporter | None = None
     ) -> RunStatus:
-        """Follow the run to its end, and let the supervisor act where the machines can be changed.
+        """Follow the run to its end and return its status; the supervisor may replace its rented machines meanwhile.
 
         Interrupting this does not end the run; `stop` does.
 

@@ -130,7 +130,7 @@ def several_workers(files: Sequence[SourceFile]) -> str:
 
 
 def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
-    """Return a sentence on where a script's own files must go to outlive a rented machine, where it never says so."""
+    """Return a warning that a script's own files are lost with a rented machine; empty: it names the output folder."""
     if any(OUTPUT_VARIABLE in file.text or ".outputs" in file.text for file in files):
         return ()
     return (

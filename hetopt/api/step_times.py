@@ -33,13 +33,13 @@ class StepTimes:
     The planner's steps answer where a plan could have the configuration, else the model of what was measured.
 
     Attributes:
-        own: hetopt's model of what was measured.
+        model: hetopt's model of what was measured.
         plans: what plans know of it; absent where there are step samples alone, which no plan is made from.
         catalog: what machines are, and cost.
         market: on which they are rented.
     """
 
-    own: StepTimeModel
+    model: StepTimeModel
     plans: AskedSteps | None
     catalog: Catalog
     market: Market
@@ -64,7 +64,7 @@ class StepTimes:
         listed = in_use(region, catalog)
         plans = None if whole is None else AskedSteps.of(whole, listed)
         model = StepTimeModel.fit(observed, listed.instance_types, priors)
-        return cls(own=model, plans=plans, catalog=listed, market=where)
+        return cls(model=model, plans=plans, catalog=listed, market=where)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime | str]:
         """Return each configuration's predicted step time with its interval, or a sentence on why there is none."""
@@ -75,7 +75,7 @@ class StepTimes:
                 for configuration, is_planned in zip(configurations, planned, strict=True)
                 if not is_planned
             ]
-            rest = iter(self.own.predict(others) if others else ())
+            rest = iter(self.model.predict(others) if others else ())
             return [
                 self.plans.step(configuration) if self.plans is not None and is_planned else next(rest)
                 for configuration, is_planned in zip(configurations, planned, strict=True)

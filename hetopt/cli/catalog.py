@@ -121,7 +121,7 @@ def refresh(
         render.print_json(facts if len(facts) > 1 else facts[0])
         return
     for catalog in catalogs:
-        counts = catalog.made
+        counts = catalog.contents
         render.note(
             f"{catalog.region}: {counts.types:,} types, {counts.on_demand:,} prices on demand, {counts.spot:,} on spot,"
             f" of {catalog.day}, in {catalog.folder}."
@@ -156,10 +156,10 @@ def _facts(catalog: OwnCatalog) -> dict[str, Any]:
         "region": catalog.region,
         "folder": str(catalog.folder),
         "date": catalog.day.isoformat(),
-        "types": catalog.made.types,
-        "on_demand_prices": catalog.made.on_demand,
-        "spot_prices": catalog.made.spot,
-        "left_out": list(catalog.made.left_out),
+        "types": catalog.contents.types,
+        "on_demand_prices": catalog.contents.on_demand,
+        "spot_prices": catalog.contents.spot,
+        "left_out": list(catalog.contents.left_out),
     }
 
 

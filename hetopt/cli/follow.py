@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, detach: bool, as_json: bool) -> None:
-    """Start a run and follow it to its end. An exception while following also stops the run.
+    """Start a run and, unless ``detach``, follow it to its end; an exception while following also stops the run.
 
     Args:
         submit: starts it, and tells its name as soon as it has one.
@@ -141,7 +141,7 @@ def _planned(launch: Launch) -> str:
 
 
 def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
-    """Return the prepared launch once a person or --yes has confirmed it.
+    """Return the prepared launch once a person or --yes has confirmed it; exit with 0 where a person declines.
 
     Raises:
         BadInput: it costs money, and nobody is there to say yes.
@@ -177,7 +177,7 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
 
 
 def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> None:
-    """Ask a person for consent to spend money, and exit with 0 without it; the default answer is no.
+    """Ask for consent to spend money (default: no); exit with 0 without it, refuse where nobody is there to ask.
 
     Args:
         question: that is asked.

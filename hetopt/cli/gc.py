@@ -63,7 +63,7 @@ def gc(
         from hetopt.api.hosts import runs_left_in_slurm
 
         left = [{"run": name, "removed": not dry_run} for name in runs_left_in_slurm(remove=not dry_run)]
-        said = [f"{'would end' if dry_run else 'ended'} the jobs of {found['run']}" for found in left]
+        said = [f"{'would end' if dry_run else 'ended'} the jobs of {entry['run']}" for entry in left]
     else:
         left = [{"id": id_, "removed": not dry_run} for id_ in of_rehearsals(remove=not dry_run)]
         said = [f"{'would remove' if dry_run else 'removed'} rehearsal {found['id']}" for found in left]
@@ -80,10 +80,10 @@ def show(searched: Search, *, as_json: bool) -> None:
         CloudRefused: something could not be looked at, or not be removed.
     """
     if as_json:
-        render.print_json([_facts(leftover) for leftover in searched.found])
+        render.print_json([_facts(leftover) for leftover in searched.leftovers])
     else:
         render.show(_document(searched))
-        if not searched.remove and any(leftover.left_alone is None for leftover in searched.found):
+        if not searched.remove and any(leftover.left_alone is None for leftover in searched.leftovers):
             render.note("nothing was removed; do it with `hetopt gc --on ec2 --remove`")
     if searched.refused:
         message = " ".join(dict.fromkeys(error.message for error in searched.refused))
@@ -91,7 +91,7 @@ def show(searched: Search, *, as_json: bool) -> None:
 
 
 def _facts(leftover: Leftover) -> dict[str, Any]:
-    resource = leftover.found
+    resource = leftover.resource
     return {
         "region": leftover.region,
         "run": resource.run_id,
@@ -106,19 +106,19 @@ def _facts(leftover: Leftover) -> dict[str, Any]:
 
 def _document(searched: Search) -> Iterator[Block]:
     """Yield the resources that each run left in each region, by kind."""
-    if not searched.found and searched.looked_in:
+    if not searched.leftovers and searched.looked_in:
         yield Line(f"nothing is left behind in {', '.join(searched.looked_in)}")
     by_run: dict[tuple[str, str], dict[str, list[Leftover]]] = {}
-    for leftover in searched.found:
-        kinds = by_run.setdefault((leftover.region, leftover.found.run_id), {})
-        kinds.setdefault(leftover.found.kind, []).append(leftover)
+    for leftover in searched.leftovers:
+        kinds = by_run.setdefault((leftover.region, leftover.resource.run_id), {})
+        kinds.setdefault(leftover.resource.kind, []).append(leftover)
     for (region, run), kinds in by_run.items():
         first = next(iter(kinds.values()))[0]
         fate = "removed" if first.removed else "left over"
         yield Line(f"{region}  {run}: {f'left alone, {first.left_alone}' if first.left_alone else fate}", "strong")
         named = {
             kind: [
-                f"{leftover.found.id}{f' ({leftover.found.detail})' if leftover.found.detail else ''}"
+                f"{leftover.resource.id}{f' ({leftover.resource.detail})' if leftover.resource.detail else ''}"
                 for leftover in leftovers
             ]
             for kind, leftovers in kinds.items()

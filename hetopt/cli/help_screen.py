@@ -172,7 +172,7 @@ class OneScreenGroup(_Screen, TyperGroup):
             formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the epilog where everything is wanted."""
+        """Write the group's epilog, only where the whole help is asked for (see `wants_all`)."""
         if wants_all(ctx):
             super().format_epilog(ctx, formatter)
 

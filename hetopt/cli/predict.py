@@ -55,7 +55,7 @@ def predict(
 
 
 def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> None:
-    """Write each query with its predicted step time as a JSON line, or with why there is none.
+    """Write each query with its step time, or why there is none, as a JSON line; then refuse if any has none.
 
     Args:
         times: that answer.
@@ -93,7 +93,7 @@ def _suggested(
     ]
     usd = [times.probe_usd(configuration, step_s) for _, configuration, step_s in good]
     marks: dict[int, dict[str, object]] = {}
-    suggested = times.own.suggest([configuration for _, configuration, _ in good], count, usd) if good else ()
+    suggested = times.model.suggest([configuration for _, configuration, _ in good], count, usd) if good else ()
     for number, probe in enumerate(suggested, start=1):
         line, configuration, _ = good[probe.row]
         reason = (

@@ -142,7 +142,7 @@ def read_file(source: Path) -> tuple[StepSample, ...]:
 
 
 def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
-    """Write the checked step-time samples of a JSON Lines file as an artifact; print their number."""
+    """Check a JSON Lines file's step times; write them as an artifact to ``output`` if given; print their number."""
     parse.ready_to_write(output, force=force)
     samples = read_file(source)
     imported = StepSamples(

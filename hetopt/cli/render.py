@@ -37,7 +37,7 @@ class _Console(Console):
         Raises:
             OutputLost: it cannot be written.
         """
-        with terminal.losses_told():
+        with terminal.output_errors():
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:

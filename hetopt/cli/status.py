@@ -14,7 +14,7 @@ def status(
     all_: bool = typer.Option(False, "--all", "-a", help="A line for every run."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far.
+    """Show how a run is: state, steps, metric, each worker's batch and waiting, and the cost so far.
 
     \b
       hetopt status

@@ -69,23 +69,23 @@ def write(text: str) -> None:
     Raises:
         OutputLost: it cannot be written.
     """
-    with losses_told():
+    with output_errors():
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         sys.stdout.write(escaped(text, keep="\n").encode(encoding, _AS_JSON).decode(encoding))
 
 
 def flush() -> None:
-    """Flush standard output.
+    """Flush standard output; raise `OutputLost` or `ReaderGone` where that fails.
 
     Raises:
         OutputLost: it cannot be written.
     """
-    with losses_told():
+    with output_errors():
         sys.stdout.flush()
 
 
 @contextlib.contextmanager
-def losses_told() -> Iterator[None]:
+def output_errors() -> Iterator[None]:
     """Raise `OutputLost` or `ReaderGone` for an operating-system error of a stream inside."""
     try:
         yield
@@ -103,7 +103,7 @@ def finish(code: int) -> int:
     lost = None
     for stream in (sys.stdout, sys.stderr):
         try:
-            with losses_told():
+            with output_errors():
                 stream.flush()
         except OutputLost as error:
             _give_up(stream)

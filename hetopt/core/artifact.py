@@ -40,18 +40,18 @@ from hetopt.core.paths import (
 )
 from hetopt.core.plain_text import fault_of, one_line, texts_in, typed
 
-Told = Annotated[str, BeforeValidator(lambda value: one_line(value) if isinstance(value, str) else value)]
-"""Text that was told by a machine, a library or a log: it is cleaned, never refused."""
+CleanText = Annotated[str, BeforeValidator(lambda value: one_line(value) if isinstance(value, str) else value)]
+"""Text from a machine, a library or a log: cleaned to one printable line when a record is made, never refused."""
 
 
 HostName = Annotated[str, StringConstraints(pattern=HOST_PATTERN)]
-"""A machine of a run, as it is called in the run: it becomes a folder, a key and a word on command lines."""
+"""The name of a machine in its run: it becomes a folder, a key and a word on command lines."""
 RunName = Annotated[str, StringConstraints(pattern=RUN_PATTERN)]
-"""A run: it becomes a folder, a key and a tag."""
+"""The name of a run: it becomes a folder, a key and a tag."""
 
 
 class PlainText(BaseModel):
-    """A record whose texts are single lines of printable characters, of bounded length."""
+    """A record that refuses, when it is made, texts that are not one line of at most 4,000 printable characters."""
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
@@ -64,13 +64,13 @@ class PlainText(BaseModel):
 
 
 class Record(PlainText):
-    """A frozen fact inside an artifact: unknown fields, NaN, infinity and text that is not plain are refused."""
+    """A frozen `PlainText` that refuses unknown fields, NaN and infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RecordLeavingOut(Record):
-    """A record whose JSON leaves out fields that have their defaults.
+    """A record whose JSON leaves out default values of the fields in `LEFT_OUT`, else of all not in `WRITTEN`.
 
     Left out are the fields in ``LEFT_OUT``, or, where that is empty, all but those in ``WRITTEN``.
     """
@@ -103,7 +103,7 @@ class Artifact(Record):
     VERSION: ClassVar[int]
     MADE_BY: ClassVar[str]
     SHOWN_BY: ClassVar[str] = ""
-    """What makes the document that a notebook shows, as ``module:function``; empty: a notebook shows the text."""
+    """The function that makes a notebook's document, as ``module:function``; empty: a notebook shows the text."""
 
     kind: str = ""
     schema_version: int = Field(default=0, ge=0)
@@ -165,7 +165,7 @@ class Artifact(Record):
         return self.model_dump_json(indent=2) + "\n"
 
     def save(self, path: Path | str) -> None:
-        """Write the artifact as JSON to ``path``, whole or not at all.
+        """Write the artifact as JSON to ``path``, whole or not at all; refuse one of more than 64 MB.
 
         Raises:
             BadInput: it cannot be written, or is larger than what is read back.
@@ -182,7 +182,9 @@ class Artifact(Record):
 AnyArtifact = TypeVar("AnyArtifact", bound=Artifact)
 
 
-def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact | None], AnyArtifact]) -> AnyArtifact:
+def update_artifact(
+    kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact | None], AnyArtifact]
+) -> AnyArtifact:
     """Replace an artifact's file under a lock by what ``change`` makes of it (None: no file yet), and return that.
 
     Args:
@@ -260,7 +262,7 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
 
 
 def parse_from_peer(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
-    """Parse JSON from another machine into a record of class ``kind``; errors name the sender, ``who``.
+    """Parse JSON from another machine into a record of class ``kind``; raise `RunFailed` naming ``who`` if it is none.
 
     Nothing that a peer sends is trusted: numbers are finite and within bounds, lists nested no deeper than the record
     says, texts one line each. The caller limits how many bytes are read.
@@ -275,7 +277,7 @@ def parse_from_peer(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRe
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write ``content`` (text as UTF-8) to ``path``, whole or not at all: beside it, flushed to disk, then renamed.
+    """Write ``content`` (text as UTF-8) whole or not at all, by a flushed file and a rename; a device directly.
 
     A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced.
 
@@ -312,7 +314,7 @@ _RULE = "Input should be "
 def faults(
     error: ValidationError, names: Mapping[str, str] | None = None, texts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return half a sentence for each fault of an invalid record: ``workers must be greater than 0, got -1``.
+    """Return one phrase for each invalid field of a record, such as ``workers must be greater than 0, got -1``.
 
     Args:
         error: of a record.
@@ -334,11 +336,11 @@ def faults(
         field = where[0] if where else ""
         name = ".".join(((names or {}).get(field, field), *where[1:]))
         got = repr(texts[field]) if texts and field in texts else _shown(errors[0]["input"])
-        sentences.append(_told(shortened(name, 80), errors, shortened(got, 80)))
+        sentences.append(_in_words(shortened(name, 80), errors, shortened(got, 80)))
     return tuple(sentences)
 
 
-def _told(named: str, errors: list[Any], got: str) -> str:
+def _in_words(named: str, errors: list[Any], got: str) -> str:
     """Describe the faults of one value as a part of a sentence; of a union each branch has its own."""
     first = errors[0]
     rules = list(dict.fromkeys(error["msg"] for error in errors))

@@ -78,7 +78,7 @@ def minimum_local_batch(least: int, global_batch_size: int, workers: int) -> int
 
 
 def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Shares:
-    """Return the local batch sizes, summing to ``global_batch_size``, that minimise the slowest worker's time, exactly.
+    """Return the local batch sizes of a global batch that minimise the slowest worker's time; micro-batches ignored.
 
     The time is the line ``fixed_s + per_sample_s * samples``; floors and micro-batches are left out of the choice, and
     are in the returned ``compute_s``.
@@ -217,7 +217,7 @@ _MICRO_BATCHES_A_WORKER = 8
 
 
 def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
-    """Return the local batch sizes of a run's first step, in rank order, as its batch policy begins.
+    """Return the local batch sizes (samples) of a run's first step, in rank order, as its batch policy sets them.
 
     Equal (``uniform``), whole micro-batches (``allocation``), what streams of known rates bring (``rate``), or the
     plan's.
@@ -246,7 +246,7 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
 
 
 def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a script's local batch sizes cut to each worker's memory, sum kept; a task's come back unchanged.
+    """Return a script's batch sizes cut to each worker's memory, sum kept; a task's, or what cannot fit, unchanged.
 
     A script computes what its loader gives it at once; a task cuts what does not fit into micro-batches. Unchanged,
     too, are shares that do not fit into the memory of all workers together.
@@ -269,7 +269,7 @@ def micro_batch_size(spec: RunSpec) -> int | None:
 
 
 def allocated_micro_batch_size(spec: RunSpec) -> int:
-    """Return the micro-batch size that was set, or the global batch's divisor nearest to 1/8 of an equal share.
+    """Return the micro-batch size that was set, or the global batch's divisor nearest to 1/8 of an equal local batch.
 
     Raises:
         BadInput: the size that was set does not divide the global batch, or leaves a worker none.
@@ -295,7 +295,7 @@ def check_batch(spec: RunSpec, minimum: int) -> None:
 
 
 def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[int, ...]:
-    """Return the local batch sizes in whole micro-batches nearest to ``shares``, of the same sum, one or more a worker.
+    """Return local batch sizes in whole micro-batches nearest to ``shares``, one or more a worker; refuse a rest.
 
     Raises:
         BadInput: the sum is not made of micro-batches, or of fewer than there are workers.
@@ -322,7 +322,7 @@ def with_hosts_first(spec: RunSpec, there: Collection[str]) -> RunSpec:
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:
-    """Return the run's spec with only the workers at ``places``, the same global batch split by their last shares.
+    """Return the run's spec with only the workers at ``places``; the same global batch, by the last ``shares``.
 
     The shares were balanced when they were last in use, so all grow by one factor to take over the samples of the lost
     workers. A worker that comes back begins with its planned share, scaled as the others' have grown over their plans.

@@ -39,7 +39,7 @@ def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
 
 
 def end_s(now_s: float, left_usd: float, worst_usd_per_hour: float) -> float:
-    """Return when to order machines shut down, in epoch seconds, so that ``left_usd`` pays until they are off."""
+    """Return when (epoch s) to order shutdown, so that ``left_usd`` pays the highest price until machines are off."""
     return now_s + lasts_s(left_usd, worst_usd_per_hour) - SHUTDOWN_S
 
 

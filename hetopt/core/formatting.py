@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hetopt.core.run_spec import Compression, Synchronization
 
 Say = Callable[[float], str]
-"""From a number in SI units or dollars to words."""
+"""A formatter of a number in SI units or dollars as text for people."""
 
 
 def duration(seconds: float) -> str:

@@ -168,7 +168,7 @@ class Host(Record):
         name: in plans, runs and reports.
         address: as `ssh` takes it.
         user: absent: as ssh's configuration says.
-        port: likewise.
+        port: absent: as ssh's configuration says.
         key: the file of a private key; absent: ssh's configuration and agent.
         jump: hosts to go through, ``alice@gateway:22``, with commas between them.
         private: its address among the others, where that is not the one by which ssh reaches it.
@@ -219,7 +219,7 @@ class Host(Record):
 
     @property
     def way(self) -> str:
-        """The address, port and hops by which it is reached: of one machine."""
+        """The address, port and hops by which ssh reaches the host; the same text means the same machine."""
         return f"{self.address} {self.port} {self.jump}"
 
     @property
@@ -308,7 +308,7 @@ _SEEN_BY_PLANS = (
 
 
 def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Group hosts that are alike to a plan (devices, cost, hours, memory, CPUs, link), by the name of each first one.
+    """Group hosts that are equal to a plan, ``measured`` ones each alone; return the groups by their first host's name.
 
     Args:
         hosts: of an inventory.
@@ -322,7 +322,7 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
 
 
 def placeable(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Return the groups of `alike`, then those with unlike GPUs again, with one kind of GPU alone and without it.
+    """Return the groups of `alike`, then hosts of mixed GPUs again with one kind of GPU alone and without that kind.
 
     Such a host is called after the GPUs that are used: ``box.RTX-3090``. ``measured`` as of `alike`.
     """

@@ -23,7 +23,7 @@ def is_loopback(address: str) -> bool:
 
 
 def collectives_on(address: str) -> dict[str, str]:
-    """Return the environment variables that bind gloo and NCCL to the network interface that has an IP address.
+    """Return the environment variables that bind gloo and NCCL to the network interface with IP ``address``.
 
     Raises:
         RunFailed: this machine has no such address.

@@ -78,10 +78,10 @@ class Blocks(NamedTuple):
 class TrainingMemory(Record):
     """The bytes of one replica's tensors in training, counted: kept from step to step, and taken by a step."""
 
-    parameter_bytes: PositiveInt = Field(description="trained or not")
-    buffer_bytes: NonNegativeInt = Field(description="of the model")
+    parameter_bytes: PositiveInt = Field(description="of all parameters, trained or not")
+    buffer_bytes: NonNegativeInt = Field(description="of the model's buffers")
     gradient_bytes: PositiveInt
-    optimizer_bytes: NonNegativeInt = Field(description="its state after a step")
+    optimizer_bytes: NonNegativeInt = Field(description="of the optimizer's state after a step")
     evaluating_bytes: NonNegativeInt = Field(default=0, description="taken by an evaluation, at the highest")
     fresh_bytes: NonNegativeInt = Field(
         default=0,
@@ -91,7 +91,7 @@ class TrainingMemory(Record):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are held from step to step."""
+        """Bytes of weights, buffers, gradient and optimizer state, which are held from step to step."""
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def peak_bytes(self, samples: int, exchange: ExchangeMemory = ALONE) -> float:
@@ -132,14 +132,14 @@ class TrainingMemory(Record):
             recomputes: whether the activations of a block are computed again in backward.
         """
         count, block, weights, sent = blocks.number, blocks.share, blocks.weight_bytes, self.gradient_bytes
-        rest, made = max(0.0, 1 - count * block), sent * weights / self.parameter_bytes
+        rest, fresh = max(0.0, 1 - count * block), sent * weights / self.parameter_bytes
         copies = self.parameter_bytes - weights  # in 16 bits: devices that share gather these alone
         updating = self._along("updating_bytes", 0)
         kept, after = (min(1.0, 2 / 34 + 42 / 34 / count), 2 / 34) if recomputes else (1.0, 1 - 1 / count)
         gathered, later = (weights * (rest + block * (2 if regathers else count + more)) for more in (1, -1))
-        backward = later + rest * made + block * sent
+        backward = later + rest * fresh + block * sent
         moments = (
-            [(gathered, kept), (backward, kept), (backward + block * made, after), (rest * (made + sent), 0.0)]
+            [(gathered, kept), (backward, kept), (backward + block * fresh, after), (rest * (fresh + sent), 0.0)]
             if devices > 1
             else [(copies, kept)]
         )
@@ -185,7 +185,7 @@ class TrainingMemory(Record):
 
 
 MOST_DOUBLINGS = 41
-"""Of a sample; no micro-batch is larger."""
+"""Doublings of one sample beyond which no micro-batch is tried."""
 
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:

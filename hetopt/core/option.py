@@ -225,7 +225,7 @@ def within(value: Any, name: str, least: float, most: float, *, example: str, wr
 
 
 def duration_s(given: str | float, name: str) -> float:
-    """Return the seconds of a text with units, '90s', '6h', '1h30m' or '2d', or of a number; errors name the option.
+    """Return seconds above 0 from a text with a unit ('90s', '1h30m') or from a number; refuse a text without one.
 
     Raises:
         BadInput: it is no length of time above 0, or a text without a unit.

@@ -61,7 +61,7 @@ def texts_in(value: object) -> Iterable[str]:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Escape the control characters of a text as JSON does: ``\\u001b``.
+    """Escape the control and format characters of a text as JSON does, ``\\u001b``, but for those in ``keep``.
 
     Args:
         text: any.

@@ -16,14 +16,14 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
+from hetopt.core.artifact import Artifact, CleanText, Record, RecordLeavingOut
 from hetopt.core.memory import Precision, TrainingMemory
 from hetopt.core.step_samples import ModelKind, StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
 LearningRateRule = Literal["none", "linear", "sqrt"]
 MOST_BYTES_A_PARAMETER = 16
-"""Of its gradient: complex numbers of double precision."""
+"""Most bytes of a parameter's gradient: complex numbers of double precision."""
 
 LOCAL = "local"
 """The device type of a machine that is not in the catalogue: the one where the profile was taken."""
@@ -32,13 +32,13 @@ LOCAL = "local"
 class Host(Record):
     """The machine on which a profile was measured: processors, memory, software and GPUs."""
 
-    cpu_model: Told
+    cpu_model: CleanText
     logical_cpus: PositiveInt
     memory_bytes: PositiveInt
-    operating_system: Told
-    python_version: Told
-    torch_version: Told
-    accelerator: Told | None = None
+    operating_system: CleanText
+    python_version: CleanText
+    torch_version: CleanText
+    accelerator: CleanText | None = None
     accelerator_count: int = Field(default=0, ge=0)
     accelerator_memory_bytes: PositiveInt | None = None
 
@@ -170,7 +170,7 @@ class Device(RecordLeavingOut):
     threads_per_worker: PositiveInt
     precision: Precision = "fp32"
     step_times: tuple[StepTime, ...] = Field(min_length=1)
-    memory_limit_bytes: PositiveInt = Field(description="what one worker may use")
+    memory_limit_bytes: PositiveInt = Field(description="bytes of memory that one worker may use")
     memory: TrainingMemory | None = Field(default=None, description="absent where it was not counted")
     compressors: tuple[CompressorCost, ...] = ()
     matmul_flops_per_s: PositiveFloat | None = Field(default=None, description="achieved on a large fp32 product")
@@ -225,7 +225,7 @@ class GainPoint(Record):
 class ExchangeTrial(Record):
     """The error that a compressor of whole gradients makes in their sum, as means over pilots at the task's batch."""
 
-    compression: Told = Field(description="as `parse_compression` reads it")
+    compression: CleanText = Field(description="as `parse_compression` reads it")
     workers: PositiveInt = Field(description="whose gradients were summed")
     gain: float | None = Field(
         default=None, gt=0, le=1 + 1e-6, description="retained energy of gradient and residual; absent without one"
@@ -278,7 +278,7 @@ class PrecisionTrial(Record):
     global_batch_size: PositiveInt
     seed: int
     steps: PositiveFloat = Field(description="until the target metric was as good as both came to have it")
-    usual_steps: PositiveFloat = Field(description="likewise, of the pilot in the profile's first precision")
+    usual_steps: PositiveFloat = Field(description="until then, of the pilot in the profile's first precision")
 
 
 class Provisioned(Record):

@@ -24,28 +24,28 @@ SPEC_FILE = "spec.json"
 LIVING_FILE = "living.json"
 """The spec for the workers of the hosts that are there, while some of the run's are not. Absent: all are."""
 STOP_FILE = "stop"
-"""Its presence is the wish that the run ends at its next control period."""
+"""A file whose presence asks the run to end at its next control period."""
 SPEC_VARIABLE = "HETOPT_SPEC"
 """In the environment of a script: the file with the spec of its run."""
 RUN_VARIABLE = "HETOPT_RUN"
-"""Likewise: the folder of the run, whose log a session writes and whose wish to stop it hears."""
+"""In the environment of a script: the folder of the run, whose log a session writes and whose stop file it reads."""
 MODEL_FILE = "model.safetensors"
 """The model of a run that came to its planned end."""
 UNFINISHED_MODEL_FILE = "model-unfinished.safetensors"
 """The model of a run that was stopped before it; the last event says after how many steps. Finishing removes it."""
 MODEL_NAMES = "model*.safetensors"
-"""What those two match, and the later models of a script that has several."""
+"""A pattern that matches both, and the later models of a script that has several."""
 MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE, "model.pt", "model-unfinished.pt")
 """All names that a run's model may have, the better first: the last two are those of hetopt 0.1, in torch's format."""
 CHECKPOINT_FOLDER = "checkpoint"
 LATEST_FILE = "LATEST"
-"""In it: names the newest checkpoint that is complete."""
+"""The file in the checkpoint folder that names the newest complete checkpoint."""
 OBJECTS_FOLDER = "objects"
 """What hosts of one's own have sent here, as machines that are rented send it to a bucket."""
 LATEST_OBJECT = "ckpt/LATEST"
-"""The same of a run whose hosts send their checkpoints away."""
+"""The object that names the newest complete checkpoint of a run whose hosts send theirs away."""
 MANIFEST_FILE = "manifest.json"
-"""Of each checkpoint, in its folder."""
+"""The file in a checkpoint's folder that lists its files, written last."""
 
 
 def is_unfinished(model: Path) -> bool:
@@ -131,10 +131,10 @@ def read_from(path: Path, offset: int) -> tuple[str, int]:
 
 
 OUTPUT_VARIABLE = "HETOPT_OUTPUT"
-"""In the environment of a script: the folder."""
+"""In the environment of a script: the folder for the files that it writes for the user."""
 
 OUTPUT_FOLDER = "outputs"
-"""What it is called in the run's folder, and in the bucket."""
+"""The name of that folder in the run's folder, and in the bucket."""
 
 MOST_FILES = 1_000
 MOST_BYTES = 10_000_000_000
@@ -238,11 +238,11 @@ class RunFolders:
 
     Attributes:
         home: the folder of their folders.
-        made: told the name of each that is made here.
+        on_create: called with the name of each run folder that is made.
     """
 
     home: Path
-    made: Callable[[str], None] = field(default=lambda name: None)
+    on_create: Callable[[str], None] = field(default=lambda name: None)
 
     def create(self, label: str, now: datetime.datetime, *, secret: bool = False) -> Path:
         """Make and return a new, private run folder, named after ``now``, ``label`` and random digits.
@@ -266,7 +266,7 @@ class RunFolders:
                 f"the run folder {shortened(str(path))} cannot be made: {error.strerror}.",
                 hint="set HETOPT_HOME to a folder that you can write to",
             ) from None
-        self.made(name)
+        self.on_create(name)
         return path
 
     def all(self) -> list[Path]:

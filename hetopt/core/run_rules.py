@@ -48,7 +48,7 @@ OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "mom
 
 
 def checked(compression: Compression) -> Combination:
-    """Return the compressor, memory and collective of ``compression``, defaults filled in; refuse what does not fit.
+    """Return a compression's compressor, error feedback and collective, defaults filled in; refuse what does not fit.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -128,7 +128,7 @@ def parse_collective(text: str) -> str:
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:
-    """Refuse a ratio at which the ratio controller ``name`` has nothing to decide.
+    """Refuse a ratio outside (0, 1], and 1 where the ratio controller ``name`` would have nothing to decide.
 
     Args:
         name: of the controller.
@@ -278,7 +278,7 @@ def left_to_script(spec: RunSpec) -> str:
 
 
 def why_shares_differ(*, is_ddp: bool, normalises: bool) -> str:
-    """Return half a sentence on why gradients in unequal shares differ from one machine's, and what may mend it.
+    """Return half a sentence on why gradients of unequal local batches differ from one machine's, and what may mend it.
 
     Args:
         is_ddp: whether it uses DistributedDataParallel; else it has a session.

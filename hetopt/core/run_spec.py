@@ -121,7 +121,7 @@ class Synchronization(_Named):
 
     @property
     def is_local(self) -> bool:
-        """True where workers apply their own gradients, and average parameters."""
+        """True where workers apply their own gradients and average parameters, instead of summing gradients."""
         return self.name != "bsp"
 
 
@@ -160,7 +160,7 @@ _FIRST: Mapping[str, tuple[str, ...]] = {
     "selsync": ("delta",),
     "labels": ("labels",),
 }
-"""What may be said without its key."""
+"""Keys whose values may be written without them, in this order."""
 
 _AVERAGED = ("outer_rate", "outer_momentum", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -320,7 +320,7 @@ class Conditions(Record):
 
 
 STAND_IN = "stand-in"
-"""The bundled task."""
+"""The bundled task that trains in the place of a job that this machine cannot train."""
 
 PARAMETERS = 250_000
 """In single precision: a gradient of 1 MB. Links are scaled to it, so that a step exchanges as long as the job's would:
@@ -334,7 +334,7 @@ GRADIENT_BYTES = 4 * PARAMETERS
 
 
 Settings: TypeAlias = dict[str, int | float | str | bool]
-"""Those of a policy that were said, by key."""
+"""Settings of a policy that differ from its defaults, by key."""
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Part = Annotated[float, Field(ge=0, le=1)]
@@ -545,7 +545,7 @@ def spell_policy(name: str, settings: Settings) -> str:
 
 
 def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
-    """Refuse settings of a policy that its record in ``kinds`` does not have or allow.
+    """Raise ValueError for settings of a policy that its record in ``kinds`` does not have or allow.
 
     Raises:
         ValueError: it has no such setting, or not with that value.
@@ -627,7 +627,7 @@ class ProbeSchedule(Record):
 
 
 OWN_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
-"""What a person who adds a batch policy or a backend may call it."""
+"""Pattern of the names that added batch policies and backends may have."""
 
 DATA_PLACE = "{data}"
 """In the arguments of a script: where it is told the folder of its data, which is another on each machine."""
@@ -665,8 +665,8 @@ class Compression(RecordLeavingOut):
 
     name: str = "identity"
     ratio: float = Field(default=1.0, gt=0, le=1)
-    collective: str = Field(default="auto", description="how payloads of workers meet")
-    memory: str = Field(default="auto", description="what becomes of what is not sent")
+    collective: str = Field(default="auto", description="by which workers' payloads are combined")
+    memory: str = Field(default="auto", description="what becomes of elements that are not sent")
     bits: PositiveInt | None = Field(default=None, description="width of a quantiser's codes on the wire")
     levels: PositiveInt | None = Field(default=None, description="of a quantiser; absent: as many as its codes hold")
     rank: PositiveInt | None = Field(default=None, description="of PowerSGD's factors")
@@ -742,13 +742,15 @@ class RunSpec(RecordLeavingOut):
         default=CAUTIOUS_COEFFICIENT,
         description="what compression costs in steps, before it is seen: see hetopt.core.training_laws",
     )
-    sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
+    sync: Synchronization = Field(
+        default=Synchronization(), description="when workers sum gradients or average parameters"
+    )
     partition: Partition = Field(default=Partition(), description="which samples a worker may see")
     injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
     batch_policy: str = Field(default="model", pattern=OWN_NAME, examples=list(BATCH_POLICIES))
-    batch_settings: Settings = Field(default={}, description="of the batch policy, likewise")
+    batch_settings: Settings = Field(default={}, description="of the batch policy, that are not the usual ones")
     micro_batch_size: PositiveInt | None = Field(
         default=None, description="samples that are computed together; shares are whole multiples under 'allocation'"
     )
@@ -760,7 +762,7 @@ class RunSpec(RecordLeavingOut):
     prefetch: Prefetch = "auto"
     stop: StopRule
     evaluate_every_epochs: PositiveFloat = 1.0
-    control_period_steps: PositiveInt = Field(default=20, description="steps between looks at the gathered statistics")
+    control_period_steps: PositiveInt = Field(default=20, description="steps between two decisions of all workers")
     checkpoint_every_s: PositiveFloat = 60.0
     probe: ProbeSchedule | None = Field(default=None, description="profile instead of train")
     max_restarts: NonNegativeInt = Field(
@@ -790,12 +792,12 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_local(self) -> bool:
-        """True where workers apply their own gradients, and average parameters now and then."""
+        """True where two or more workers apply their own gradients, and average parameters now and then."""
         return len(self.workers) > 1 and self.sync.is_local
 
     @property
     def steers_exchange(self) -> bool:
-        """True where the ratio or collective of the exchange may change while the run goes on."""
+        """True where the ratio or collective by which two or more workers sum gradients may change during the run."""
         may_change = self.ratio_policy != "fixed" or self.collective_policy != "fixed"
         return len(self.workers) > 1 and not self.is_local and may_change
 
@@ -847,7 +849,7 @@ MeetingPoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 class Node(Record):
-    """A host of a run: its name, its address, and where all hosts meet; told to the process that starts its workers."""
+    """A host of a run: its name, its address and where all hosts meet, for the process that starts its workers."""
 
     host: HostName
     address: AddressAmongHosts = Field(description="by which the others reach it")

@@ -52,7 +52,7 @@ class RunStatus:
     hint: str | None = None
 
     def next_step(self, reading: str) -> str:
-        """Return advice after a failure: its hint, if it has one, then ``reading``, which says what to read."""
+        """Return advice after a failure: the hint, if there is one, then ``reading``, the advice which log to read."""
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
@@ -87,7 +87,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
 
 
 def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
-    """Return a run's exit code from those of its hosts' processes; negative codes are signals, 0 is success.
+    """Return a run's exit code: 6 if a host died, else the smallest of ``codes`` from 2 to 127, else 6 if any failed.
 
     The smallest of hetopt's own is the most specific (2 bad input before 6 run failed). A host that died is a failed
     run, whatever its survivors say.

@@ -26,7 +26,7 @@ INSTALLED_ONLY = {_VARIABLE: "1"}
 
 
 def search_first(folder: Path) -> None:
-    """Put ``folder`` first on ``sys.path``, in place of the entry that Python itself put there, if it did."""
+    """Put ``folder`` first on ``sys.path``, in place of Python's own entry if it set one; unset PYTHONSAFEPATH."""
     if not os.environ.pop(_VARIABLE, None):
         del sys.path[0]
     sys.path.insert(0, str(folder))

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.core.artifact import Artifact, PlainText, Told, faults
+from hetopt.core.artifact import Artifact, CleanText, PlainText, faults
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import shortened
 from hetopt.core.plain_text import meant
@@ -153,7 +153,7 @@ class StepSamples(Artifact):
 
     created: str = Field(description="ISO 8601, UTC")
     hetopt_version: str
-    source: Told = Field(description="the file that was imported")
+    source: CleanText = Field(description="the file that was imported")
     samples: tuple[StepSample, ...] = Field(min_length=1)
 
 
@@ -203,7 +203,7 @@ _AnyLine = TypeVar("_AnyLine", bound=Configuration)
 
 
 def parse_line(kind: type[_AnyLine], line: str) -> _AnyLine:
-    """Parse a JSON line into a cluster configuration or a step sample; other fields are ignored.
+    """Parse a JSON line into a cluster configuration or a step sample; ignore other fields, but refuse misspelled ones.
 
     Raises:
         BadInput: what is wrong with it.

@@ -145,7 +145,7 @@ class NoiseCurve(Record):
     sums: tuple[tuple[float, ...], ...] = ((0.0,) * 4,) * 2
 
     def add(self, moments: Moments) -> NoiseCurve:
-        """Return a curve with one more noise estimate; unchanged where its size is absurd, as of a diverging run."""
+        """Return a curve with one more noise estimate; unchanged where it is zero or absurd, as of a diverging run."""
         both = moments.gradient_variance, moments.gradient_square
         size = sum(map(abs, both))
         level = self.level or size
@@ -169,22 +169,22 @@ class NoiseCurve(Record):
 
     @property
     def surely(self) -> Moments | None:
-        """The least noise that the curve leaves possible; None: it cannot be told from zero, or there is too little.
+        """The 95 % lower bound of the noise, as moments; None: fewer than 3 samples, or the bound is not above zero.
 
         Of both averages the one with less noise counts: while noise falls, as after the first steps, that is the short
         one, and while it rises the long one, so that a few loud steps are no reason to act.
         """
         if self.samples < FEWEST_NOISE_SAMPLES:
             return None
-        found, width = [], _ERRORS * (1 + 1.5 / (self.samples - 1))  # about Student's, of few samples
+        bounds, width = [], _ERRORS * (1 + 1.5 / (self.samples - 1))  # about Student's, of few samples
         for decay, row in zip(_DECAYS, self.sums, strict=True):
             weight = 1 - decay**self.samples
             variance, square, *squares = (total / weight for total in row)
             part = (1 - decay) / (1 + decay) * (2 - weight) / weight  # one over the effective number of samples
             spreads = (max(0.0, each - mean * mean) for each, mean in zip(squares, (variance, square), strict=True))
             errors = [width * math.sqrt(spread * part / (1 - part)) for spread in spreads]
-            found.append(Moments(gradient_variance=variance - errors[0], gradient_square=max(0.0, square) + errors[1]))
-        least = min(found, key=lambda moments: moments.gradient_variance / max(moments.gradient_square, 1e-300))
+            bounds.append(Moments(gradient_variance=variance - errors[0], gradient_square=max(0.0, square) + errors[1]))
+        least = min(bounds, key=lambda moments: moments.gradient_variance / max(moments.gradient_square, 1e-300))
         return least if least.gradient_variance > 0 else None
 
 

@@ -64,7 +64,7 @@ def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listi
 
 
 def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: int, coremark: bool) -> Iterator[Block]:
-    """Yield a table of instance types with their prices; ``matching`` types there were before it was cut.
+    """Yield a table of instance types with prices, and notes on it; ``matching``: types before it was cut short.
 
     Columns that would say nothing, or the same on each line, are left out. ``coremark`` adds the CPU benchmark.
     """

@@ -42,7 +42,7 @@ class Scale:
 
     @classmethod
     def around(cls, columns: Sequence[Column], *, logarithmic: bool = False, from_zero: bool = False) -> Scale:
-        """Return a scale that holds all that is known in the columns."""
+        """Return a scale over all finite values of the columns (above 0 if logarithmic); 0 to 1 without any."""
         known = np.concatenate([np.ravel(column)[np.isfinite(np.ravel(column))] for column in columns])
         known = known[known > 0] if logarithmic else known
         if not len(known):
@@ -105,14 +105,14 @@ class Axis:
         return f"M{'L'.join([*over, *reversed(under)])}Z" if over else ""
 
 
-def charts(told: OverTime, marks_s: Sequence[float], predicted_step_s: float | None) -> Iterator[str]:
+def charts(over_time: OverTime, marks_s: Sequence[float], predicted_step_s: float | None) -> Iterator[str]:
     """Yield the HTML of a chart for each quantity of a run, marked at ``marks_s``, then that of the time axis."""
-    axis = Axis(end_s=told.end_s, marks_s=marks_s)
-    for title, group in groupby(told.series, key=lambda series: series.title):
+    axis = Axis(end_s=over_time.end_s, marks_s=marks_s)
+    for title, group in groupby(over_time.series, key=lambda series: series.title):
         curves = list(group)
         is_step_time = predicted_step_s is not None and curves[0].key == "step_time"
         yield _chart(title, curves, axis, level=predicted_step_s if is_step_time else None)
-    said = ["0", *(formatting.duration(told.end_s[-1] * quarter / 4) for quarter in range(1, 5))]
+    said = ["0", *(formatting.duration(over_time.end_s[-1] * quarter / 4) for quarter in range(1, 5))]
     yield f'<div class="ticks">{"".join(f"<span>{moment}</span>" for moment in said)}</div>'
 
 

@@ -436,7 +436,7 @@ _FILES: dict[str, type[BaseModel]] = {
 
 
 def schemas() -> dict[str, str]:
-    """Return the text of each schema by its file's name."""
+    """Return the JSON Schema of each kind of file, as text, by the schema file's name."""
     return {f"{name}.schema.json": _text(name, record) for name, record in _FILES.items()}
 
 

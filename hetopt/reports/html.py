@@ -168,7 +168,7 @@ def is_page(path: Path, kind: str) -> bool:
 
 
 def notebook(document: Document) -> str:
-    """Return a page in a frame of its own: it neither takes a notebook's styles nor gives it any."""
+    """Return HTML of an iframe that holds a document's page: it neither takes a notebook's styles nor gives it any."""
     style = "width:100%;height:36rem;border:0"
     return f'<iframe srcdoc="{escape(page(document))}" sandbox="allow-scripts" style="{style}"></iframe>'
 
@@ -309,12 +309,12 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
 
 
 def interval_bar(predicted: float, low: float, high: float, measured: float, *, widest: float) -> str:
-    """Return HTML that shows a measured figure beside its prediction, the middle of a log scale, and the 90 % interval.
+    """Return HTML of a measured figure beside its prediction and interval, on a log scale; empty if either is 0.
 
     Args:
         predicted: the middle.
         low: of the interval.
-        high: likewise.
+        high: of the interval.
         measured: a mark, in the warning colour outside the interval.
         widest: ratio to the prediction at the edge of the scale; what is beyond stays there.
     """

@@ -35,7 +35,7 @@ NOISE_SAMPLES = 40
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profile, list[str]]:
-    """Return a job's profile with what a run measured of it, and a phrase for each thing that was learned.
+    """Return a job's profile with what a run measured, and a phrase for each thing learned; refuse if there is none.
 
     The same run twice adds nothing.
 
@@ -190,13 +190,13 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
 
 def _noise(history: RunHistory) -> tuple[NoiseSample, ...]:
     """Return the smoothed moments of the gradient at even distances over a run that began with its first step."""
-    told = [(event, event.noise) for event in history.steps if event.noise is not None]
+    noisy = [(event, event.noise) for event in history.steps if event.noise is not None]
     if history.run.first_step:
         return ()
-    averages = smoothed(Moments(**asdict(noise)) for _, noise in told)
+    averages = smoothed(Moments(**asdict(noise)) for _, noise in noisy)
     samples = [
         NoiseSample(step=event.step, samples_seen=event.step * sum(event.local_batch_sizes), **vars(average))
-        for (event, _), average in zip(told, averages, strict=True)
+        for (event, _), average in zip(noisy, averages, strict=True)
     ]
     places = np.linspace(0, len(samples) - 1, min(NOISE_SAMPLES, len(samples))).astype(int)
     return tuple(samples[place] for place in places)

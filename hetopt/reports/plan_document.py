@@ -140,7 +140,7 @@ def _tiles(plan: Plan) -> Iterator[Tile]:
 
 
 def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
-    """Return the shell commands to type next for a plan: launch it, after converting a script; measure an estimate.
+    """Return the shell commands to type next: launch (after converting a script), export to a cloud, or measure.
 
     The launch is on this machine where nothing should be rented. A script without a session is converted first.
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hetopt.core import formatting
-from hetopt.core.artifact import Artifact, Record, Told
+from hetopt.core.artifact import Artifact, CleanText, Record
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
@@ -44,8 +44,8 @@ class Compared(Record):
 class WorkerReport(Record):
     """One worker over the whole run, all of its sessions. Seconds are means over the steps that it took part in."""
 
-    host: Told
-    type: Told
+    host: CleanText
+    type: CleanText
     slowdown: PositiveFloat
     speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
     local_batch_size: int = Field(description="share at the end, samples; of a worker that is gone, in its last step")
@@ -64,9 +64,9 @@ class Contention(Record):
 
 
 class Way(Record):
-    """One way to exchange gradients, and in how many steps it was used."""
+    """One option to exchange gradients, and in how many steps it was used."""
 
-    way: Told = Field(description="compressor, ratio and collective")
+    way: CleanText = Field(description="compressor, ratio and collective")
     steps: int
 
 
@@ -79,10 +79,10 @@ class Sent(Record):
     changes: int = Field(description="of the way, on the way")
 
 
-class BroughtTogether(Record):
+class Averaging(Record):
     """Frequency and cost of averaging the parameters of local SGD workers."""
 
-    policy: Told
+    policy: CleanText
     synchronised: int = Field(description="steps that ended in an average")
     local: int = Field(description="steps that did not")
     sent_bytes: NonNegativeFloat = Field(description="by one worker, votes included")
@@ -113,11 +113,11 @@ class Report(Artifact):
     SHOWN_BY: ClassVar[str] = "hetopt.reports.run_document:document"
 
     run_id: str
-    task: Told
+    task: CleanText
     on: str
     state: str
-    finish_reason: Told | None
-    metrics: dict[Told, float]
+    finish_reason: CleanText | None
+    metrics: dict[CleanText, float]
     compared: tuple[Compared, ...]
     workers: tuple[WorkerReport, ...]
     global_batch_size: int
@@ -126,10 +126,12 @@ class Report(Artifact):
     share_changes: int
     contention: Contention | None = Field(default=None, description="absent in reports of older versions")
     sent: Sent | None = Field(default=None, description="absent for a single worker, and for runs of older versions")
-    together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
+    together: Averaging | None = Field(default=None, description="absent where gradients are exchanged")
     hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
     within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
-    verdict: tuple[Told, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
+    verdict: tuple[CleanText, ...] = Field(
+        description="one sentence each: did the prediction hold, and where did it miss"
+    )
     rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
     over_time: OverTime = Field(default=OverTime(), description="the run's curves")
@@ -244,13 +246,13 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
     )
 
 
-def _together(synced: Sequence[SyncFigures]) -> BroughtTogether | None:
+def _together(synced: Sequence[SyncFigures]) -> Averaging | None:
     """Return the averages of parameters that steps logged, added up; None where gradients are exchanged."""
     if not synced:
         return None
     apart = [(sync.divergence, sync.synchronised) for sync in synced if sync.divergence is not None]
     counted = sum(averages for _, averages in apart)
-    return BroughtTogether(
+    return Averaging(
         policy=synced[0].policy,
         synchronised=sum(sync.synchronised for sync in synced),
         local=sum(sync.local for sync in synced),

@@ -28,7 +28,7 @@ from hetopt.reports.document import (
 )
 from hetopt.reports.html import interval_bar
 from hetopt.reports.plan_document import bill
-from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
+from hetopt.reports.report import Averaging, Compared, Report, Sent, WorkerReport
 from hetopt.reports.timeline import NotableEvent
 
 WIDEST = 2.0
@@ -135,7 +135,7 @@ def _drawn(compared: Compared) -> Html:
 
 
 def worker_table(workers: Sequence[WorkerReport]) -> Table:
-    """Return a table of workers: local batch size, and mean compute and wait time of a step."""
+    """Return a table of workers: type, slowdown or speed, local batch size, mean compute and wait time of a step."""
     on_rehearsal = any(worker.speed is not None for worker in workers)
     return Table(
         name="means of a step of each worker",
@@ -192,7 +192,7 @@ def _sentence(happened: NotableEvent) -> str:
     return f"at {formatting.duration(max(0.0, happened.time_s))}{step}: {happened.sentence}"
 
 
-def _together(averaging: BroughtTogether) -> str:
+def _together(averaging: Averaging) -> str:
     """Return a sentence on how often local SGD workers averaged, and how far apart their parameters had come."""
     steps = averaging.synchronised + averaging.local
     apart = ""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from hetopt.core.artifact import Record, Told
+from hetopt.core.artifact import CleanText, Record
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, SyncFigures
@@ -43,13 +43,13 @@ class Series(Record):
     """One curve of a run; those of one title are compared."""
 
     key: str
-    title: Told
-    label: Told
+    title: CleanText
+    label: CleanText
     unit: Unit
     is_logarithmic: bool = False
     values: tuple[float | None, ...] = Field(description="median of each stretch; absent where nothing is known")
     low: tuple[float | None, ...] = Field(default=(), description="least of each stretch; none: as the median")
-    high: tuple[float | None, ...] = Field(default=(), description="likewise, the largest")
+    high: tuple[float | None, ...] = Field(default=(), description="largest of each stretch; none: as the median")
 
 
 class OverTime(Record):
@@ -58,7 +58,7 @@ class OverTime(Record):
     begin_s: tuple[float, ...] = Field(default=(), description="of each stretch, seconds since training began")
     end_s: tuple[float, ...] = ()
     step: tuple[int, ...] = Field(default=(), description="the last of each stretch")
-    ways: tuple[Told, ...] = Field(default=(), description="to exchange gradients")
+    ways: tuple[CleanText, ...] = Field(default=(), description="to exchange gradients")
     way: tuple[int, ...] = Field(default=(), description="of each stretch, from 1; 0: nothing was exchanged")
     series: tuple[Series, ...] = ()
 
@@ -110,13 +110,13 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
             label=label,
             unit=unit,
             is_logarithmic=wide,
-            values=_told(middle),
-            low=_told(low) if has_band else (),
-            high=_told(high) if has_band else (),
+            values=_rounded(middle),
+            low=_rounded(low) if has_band else (),
+            high=_rounded(high) if has_band else (),
         )
 
     def sent(key: str, label: str, bytes_: Column) -> Series:
-        so_far = _told(np.cumsum(np.nan_to_num(bytes_) * steps)[last])
+        so_far = _rounded(np.cumsum(np.nan_to_num(bytes_) * steps)[last])
         return Series(key=key, title="bytes sent by one worker so far", label=label, unit="bytes", values=so_far)
 
     loss = of(attrgetter("loss"))
@@ -127,7 +127,7 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         for row, event in evaluated:
             metric[max(row, 0)] = event.metrics.get(name, np.nan)
         if number < MOST_METRICS and np.isfinite(metric).any():
-            values = _told(_held(metric)[last])
+            values = _rounded(_held(metric)[last])
             yield Series(key=f"metric{number}", title=name, label="", unit="number", values=values)
     if rows[-1].planned_step is not None:
         planned = np.full(len(rows), float(history.run.global_batch_size))
@@ -146,11 +146,11 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         yield sent("sent", "gradients", of(attrgetter("sent_bytes"), "exchange"))
     if compressed:
         yield sent("dense", "in fp32", of(attrgetter("dense_bytes"), "exchange"))
-    told = [(place, row.noise) for place, row in enumerate(rows) if row.noise is not None]
-    if told:
+    noisy = [(place, row.noise) for place, row in enumerate(rows) if row.noise is not None]
+    if noisy:
         scales = np.full(len(rows), np.nan)
-        averages = smoothed(Moments(**asdict(noise)) for _, noise in told)
-        scales[[place for place, _ in told]] = [noise_scale(average) or np.nan for average in averages]
+        averages = smoothed(Moments(**asdict(noise)) for _, noise in noisy)
+        scales[[place for place, _ in noisy]] = [noise_scale(average) or np.nan for average in averages]
         yield curve("noise", "gradient noise scale (samples)", "number", _held(scales), wide=True)
     if any(row.sync is not None for row in rows):
 
@@ -195,10 +195,10 @@ def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series
     )
     for name, title, unit, values in curves:
         for place, label in enumerate(labels):
-            yield Series(key=f"{name}{place}", title=title, label=label, unit=unit, values=_told(values[:, place]))
+            yield Series(key=f"{name}{place}", title=title, label=label, unit=unit, values=_rounded(values[:, place]))
 
 
-def _told(values: Column) -> tuple[float | None, ...]:
+def _rounded(values: Column) -> tuple[float | None, ...]:
     return tuple(float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None for value in values.tolist())
 
 

@@ -10,7 +10,7 @@ from typing import Literal, cast
 from pydantic import Field, NonNegativeInt
 
 from hetopt.core import formatting
-from hetopt.core.artifact import Record, Told
+from hetopt.core.artifact import CleanText, Record
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.records import (
@@ -62,8 +62,8 @@ class NotableEvent(Record):
     kind: Kind
     time_s: float = Field(description="seconds since training began")
     step: NonNegativeInt | None
-    hosts: tuple[Told, ...] = Field(default=(), description="where; none for what concerns all")
-    text: Told
+    hosts: tuple[CleanText, ...] = Field(default=(), description="where; none for what concerns all")
+    text: CleanText
 
     @property
     def sentence(self) -> str:

@@ -66,7 +66,7 @@ def averaged_curve(
     kappa: float = KAPPA,
     log_sds: tuple[float, float] = KAPPA_LOG_SDS,
 ) -> AveragedCurve:
-    """Fit steps to the target by global batch size (samples) to ``runs`` and a noise scale, as weighted curves.
+    """Fit steps to the target by batch size, as weighted curves, to ``runs`` (and a noise scale below three sizes).
 
     Args:
         runs: finished runs, one at least.

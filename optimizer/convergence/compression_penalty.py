@@ -71,7 +71,7 @@ class PilotBesideDense:
     steps_to_target: float | None
 
     def failed(self, inflation: ArrayLike) -> bool:
-        """Return whether the pilot missed the target in 1.5 x its expected steps, ``inflation`` x those of dense."""
+        """Return whether the pilot never reached the target in 1.5 x its expected steps, ``inflation`` x dense ones."""
         needed = self.dense_steps * float(np.asarray(inflation))
         return self.steps_to_target is None and self.steps_trained >= FAIR_TRIAL * needed
 
@@ -125,7 +125,7 @@ class Penalty:
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
     def after(self, runs: Iterable[tuple[PilotBesideDense, Array]]) -> Penalty:
-        """Return the belief updated by ``runs``: pilots with the `distance` of each; failed pilots are left out.
+        """Return the belief updated by ``runs``, pilots with their `distance`; those short of the target are ignored.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
         inflation has a log deviation of `PILOT_LOG_SD`.
@@ -221,7 +221,7 @@ class LocalGate:
 
     def penalty(self, sync: Synchronization) -> Penalty:
         """Return what a local SGD policy costs in steps, by pilots of its family; the prior if none succeeded."""
-        return PRIOR.after((pilot, distance(pilot.share, pilot.workers)) for pilot in self._own(sync))
+        return PRIOR.after((pilot, distance(pilot.share, pilot.workers)) for pilot in self._of_family(sync))
 
     def arrived(self) -> tuple[LocalPilot, ...]:
         """Return, for each policy `family`, the pilot that reached the target with the fewest averaging steps."""
@@ -241,7 +241,7 @@ class LocalGate:
         return max(
             (
                 MOST_TIMES_WORKERS * pilot.workers
-                for pilot in self._own(sync)
+                for pilot in self._of_family(sync)
                 if pilot.steps_to_target is not None and pilot.share <= share * (1 + 1e-9)
             ),
             default=0,
@@ -249,7 +249,7 @@ class LocalGate:
 
     def objection(self, sync: Synchronization, share: float) -> str | None:
         """Return why local SGD at an averaging ``share`` is not planned unasked, in a sentence; None: it may be."""
-        for pilot in self._own(sync):
+        for pilot in self._of_family(sync):
             needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
             if pilot.share >= share * (1 - 1e-9) and pilot.failed(needed):
                 return (
@@ -261,7 +261,7 @@ class LocalGate:
             return f"what {policy} costs in steps was not measured: profile with {setting('sync', policy)}"
         return None
 
-    def _own(self, sync: Synchronization) -> list[LocalPilot]:
+    def _of_family(self, sync: Synchronization) -> list[LocalPilot]:
         return [pilot for pilot in self.pilots if family(pilot.sync) == family(sync)]
 
 

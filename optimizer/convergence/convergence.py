@@ -163,27 +163,27 @@ class EqualSteps:
     worth what it surely saves.
 
     Attributes:
-        own: the length as it was asked for.
+        given: the length as it was asked for.
         batch_size: B0, samples.
         curve: steps by batch size, of which the shape counts.
     """
 
-    own: GivenSteps
+    given: GivenSteps
     batch_size: int
     curve: AveragedCurve
 
     @property
     def source(self) -> str:
         """The basis of the number of steps, as a phrase."""
-        return f"as much progress as {self.own.source} with batches of {self.batch_size} make"
+        return f"as much progress as {self.given.source} with batches of {self.batch_size} make"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the expected optimizer steps, at least 1, by batch size (samples); ``gain`` only sets the shape."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
-        return np.maximum(1.0, self.own.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
+        return np.maximum(1.0, self.given.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the standard deviation of the log of `steps`: doubt of the curve between both batch sizes."""
+        """Return the standard deviation of the log of `steps`: the curve's between this batch size and the given."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         return self.curve.relative(batch, self.batch_size)[1]
 
@@ -242,7 +242,7 @@ def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
 
 
 def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) -> TargetSteps:
-    """Return the model of steps to the target for runs that evaluate every ``check_every_samples`` samples (0: always).
+    """Return the model of steps to the target for runs that evaluate every so many samples; refuse without a curve.
 
     Raises:
         BadInput: no pilot reached the target, or one did and no noise scale says what other batch sizes need.
@@ -260,19 +260,19 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     )
 
 
-def equal_steps(convergence: Convergence, own: GivenSteps, batch_size: int) -> EqualSteps:
-    """Return the model of steps at any batch size that make the progress of ``own`` at ``batch_size`` samples."""
+def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) -> EqualSteps:
+    """Return the model of steps at any batch size that make the progress of ``given`` at ``batch_size`` samples."""
     curve = convergence.curve
     if curve is None:
-        asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(own.steps(batch_size, 1.0)))
+        asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(given.steps(batch_size, 1.0)))
         # No pilot reached the target, so the noise scale is one of the beginning.
         noise, kappa = convergence.noise_scale, EARLY_GROWTH * KAPPA
         curve = averaged_curve([asked], noise_scale=noise, kappa=kappa, log_sds=EARLY_LOG_SDS)
-    return EqualSteps(own=own, batch_size=batch_size, curve=curve)
+    return EqualSteps(given=given, batch_size=batch_size, curve=curve)
 
 
 def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
-    """Return the smallest and largest global batch size to propose, samples, as far as counts of steps are trusted."""
+    """Return the smallest and largest global batch size, samples, for which counts of steps are trusted."""
     pilots = convergence.pilot_batch_sizes
     if to_target and len(pilots) > 1:
         low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR

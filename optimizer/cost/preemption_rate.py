@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
-from hetopt.core.artifact import Artifact, Record, changed
+from hetopt.core.artifact import Artifact, Record, update_artifact
 from hetopt.core.paths import home
 from hetopt.optimizer.plan import ObservedLosses
 
@@ -178,16 +178,16 @@ class PreemptionRatePosterior:
             outages=self.outages.after(outages / lost_together, outage_hours / lost_together),
         )
 
-    def seeing(self, watched: ObservedLosses | None, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
-        """Return the belief updated by past observations, weighted by ``told``, 0 to 1; None: no change."""
+    def seeing(self, watched: ObservedLosses | None, *, weight: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
+        """Return the belief updated by past observations, which count ``weight`` (0 to 1) times; None: unchanged."""
         if watched is None:
             return self
         return self.after(
-            told * watched.losses,
-            told * watched.instance_hours,
+            weight * watched.losses,
+            weight * watched.instance_hours,
             lost_together=watched.lost_together,
-            outages=told * watched.outages,
-            outage_hours=told * watched.outage_hours,
+            outages=weight * watched.outages,
+            outage_hours=weight * watched.outage_hours,
         )
 
     @property
@@ -338,7 +338,7 @@ def observed_file() -> Path:
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
     """Add a run's observed pools to the file at ``path`` under a lock, creating it if missing, and return all of it.
 
-    Errors are those of `changed`; ``until`` is when the last of it was seen, ISO 8601.
+    Errors are those of `update_artifact`; ``until`` is when the last of it was seen, ISO 8601.
     """
 
     def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
@@ -347,4 +347,4 @@ def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPre
             known = known.adding(pool, until=until)
         return known
 
-    return changed(ObservedPreemptions, path, added)
+    return update_artifact(ObservedPreemptions, path, added)

@@ -212,7 +212,7 @@ class Catalog:
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:
-        """Return a type's zones and prices in this region; empty where the catalogue knows nothing of it here."""
+        """Return a type's zones and prices in this region, empty where none are known; refuse an unknown type."""
         return self.listings.get(name) or Listing(instance_type=self.instance_type(name))
 
     def price(self, name: str, market: Market) -> Price | None:
@@ -294,7 +294,7 @@ def _read(region: str, directory: Path) -> Catalog:
 
 
 def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
-    """Return an offer per type and market that can be rented in the catalogue's region; ``market`` None: both.
+    """Return an offer per type and market to rent in the region, spot only if it is cheaper; refuse a region with none.
 
     Left out: types without a price, types that none of the region's zones offers, and spot where it costs no less than
     on demand, which cannot be interrupted.

@@ -115,9 +115,9 @@ def _plain(name: str) -> str:
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
-def has_accelerator(found: InstanceType, name: str) -> bool:
+def has_accelerator(instance: InstanceType, name: str) -> bool:
     """Return whether an instance type has accelerators of this name, in any spelling (see `is_called`)."""
-    return found.accelerator is not None and is_called(found.accelerator, name)
+    return instance.accelerator is not None and is_called(instance.accelerator, name)
 
 
 def is_called(accelerator: Accelerator, name: str) -> bool:

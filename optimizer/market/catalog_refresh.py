@@ -45,7 +45,7 @@ class PublicPrices:
         published: the day of the price list that they are of.
         spot: USD an hour by type, one price for the region; absent: the feed could not be read, or has no such region.
         spot_day: when they were true.
-        advice: saving in percent and interruption band by type; absent likewise.
+        advice: saving in percent and interruption band by type; absent: as of ``spot``.
         advice_day: when it was published.
         left_out: a sentence for each price that could not be used.
     """
@@ -176,8 +176,8 @@ def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrice
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-Told = Callable[[str, int, int | None], None]
-"""Is told what is read, how many bytes of it are there, and of how many (absent: unknown)."""
+Progress = Callable[[str, int, int | None], None]
+"""Callback with the feed's name, the bytes received so far, and the bytes in all (None: unknown)."""
 
 ByRegion = tuple[dict[str, Any] | None, datetime.date | None]
 """What a feed of all regions says of each, and the day that it is of; nothing where it could not be read."""
@@ -189,12 +189,12 @@ class PublicFeeds:
 
     Attributes:
         today: stands for a feed's day where the server does not say when it was changed.
-        told: is called with the feed's name, the bytes received, and the bytes in all (absent: unknown).
+        progress: is called with the feed's name, the bytes received, and the bytes in all (absent: unknown).
         note: is called with a remark that is worth keeping, such as that a feed could not be read.
     """
 
     today: datetime.date
-    told: Told
+    progress: Progress
     note: Callable[[str], None]
 
     def versions(self) -> dict[str, str]:
@@ -259,6 +259,6 @@ class PublicFeeds:
             url,
             lambda pieces: make(pieces, url),
             most_bytes=most_bytes,
-            told=lambda done, total: self.told(what, done, total),
+            progress=lambda done, total: self.progress(what, done, total),
         )
         return content, day or self.today

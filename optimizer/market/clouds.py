@@ -119,7 +119,7 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
-    """Return one GPU by its name, rented or owned; of several memory sizes the nearest to ``memory_gib``.
+    """Return one GPU by its name, rented or owned; of several memories the nearest to ``memory_gib``, else refuse.
 
     Raises:
         BadInput: nobody knows it; the hint says what it may have been. Or there are several, and nothing says which.
@@ -172,7 +172,8 @@ GPUS_OBTAINABLE = 8
 """Of a type at once, where nothing says what an account may rent: one machine of eight, as on AWS."""
 
 MACHINES_OBTAINABLE = 16
-"""Of a type at once, likewise: more are seldom free together, and the slowest of them to start holds up the others."""
+"""Of a type at once, where nothing says what an account may rent: more are seldom free together, and the slowest of
+them to start holds up the others."""
 
 _WITH_GRACE = ("GH", "GB")
 """GPUs that share a board with NVIDIA's Grace, an Arm processor."""
@@ -247,9 +248,9 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
     return imported
 
 
-def obtainable_gpus(found: Iterable[Catalog]) -> Mapping[Bucket, int]:
+def obtainable_gpus(searched: Iterable[Catalog]) -> Mapping[Bucket, int]:
     """Return assumed vCPU quotas of non-AWS catalogues' types, by bucket: 8 GPUs in all, but a machine at least."""
-    others = (catalog.listings.values() for catalog in found if catalog.cloud != AWS)
+    others = (catalog.listings.values() for catalog in searched if catalog.cloud != AWS)
     types = [listing.instance_type for listings in others for listing in listings]
     return {
         own_bucket(instance.name): max(1, GPUS_OBTAINABLE // max(1, instance.cuda_devices)) * instance.vcpus

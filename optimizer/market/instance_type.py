@@ -373,7 +373,7 @@ def pinned() -> Software:
 
 
 def runs(kernels: str, capability: str) -> bool:
-    """Return whether a GPU of ``capability``, such as '8.6', runs kernels built for ``kernels``: same major version."""
+    """Return whether a GPU of ``capability`` ('8.6') runs kernels built for ``kernels``: same major, no newer minor."""
     (major, minor), (device_major, device_minor) = (
         tuple(map(int, version.split("."))) for version in (kernels, capability)
     )

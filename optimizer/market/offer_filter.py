@@ -52,7 +52,7 @@ class Wishes:
 
 
 def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
-    """Return the region's offers that fulfil every wish, at least one; raises BadInput where nothing does.
+    """Return the region's offers that fulfil every requirement, at least one; refuse requirements that none fulfils.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue, a zone of another region, or wishes that
@@ -74,7 +74,7 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
 
 
 def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
-    """Return the wishes as filters over listings; market 'spot' also keeps types with a known saving and no price.
+    """Return requirements as filters over listings; market 'spot' also keeps types with a known saving and no price.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue.
@@ -97,7 +97,7 @@ def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpriced:
-    """Count of types, by region, that fulfil the wishes, and of those among them without a price, for a sentence.
+    """Count of types, by region, that fulfil the requirements, and of those without a price, for a sentence.
 
     Attributes:
         types: number of types that fulfil the wishes, summed over the regions.
@@ -113,7 +113,7 @@ class Unpriced:
 
     @classmethod
     def of(cls, catalogs: Sequence[Catalog], wishes: Wishes) -> Unpriced:
-        """Return how many trainable types of some regions fulfil the wishes, and how many of them have no price."""
+        """Return how many trainable types of some regions fulfil the requirements, and how many have no price."""
         markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
         asked = [
             any(map(listing.price, markets))

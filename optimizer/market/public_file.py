@@ -34,7 +34,7 @@ LARGEST_RATIO = 200
 
 _BEHIND_A_PROXY = "sign in to the network with a browser, or name its proxy in HTTPS_PROXY"
 
-Told = Callable[[int, int | None], None]
+Progress = Callable[[int, int | None], None]
 Made = TypeVar("Made")
 
 
@@ -53,7 +53,7 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 
 
 def fetched(
-    url: str, make: Callable[[Iterator[bytes]], Made], *, most_bytes: int, told: Told = lambda done, total: None
+    url: str, make: Callable[[Iterator[bytes]], Made], *, most_bytes: int, progress: Progress = lambda done, total: None
 ) -> tuple[Made, datetime.date | None]:
     """Download a file; return what ``make`` builds of its pieces, and the day of its last change (None: not said).
 
@@ -61,7 +61,7 @@ def fetched(
         url: where it is.
         make: makes something of its pieces; called anew for each of up to `TRIES` tries.
         most_bytes: that it may have, unpacked; more is refused.
-        told: is called with the bytes received so far, and with the bytes of the file (absent: unknown).
+        progress: is called with the bytes received so far, and with the bytes of the file (absent: unknown).
 
     Returns:
         What was made, and the day on which the server says that the file was changed last, where it says one.
@@ -73,7 +73,7 @@ def fetched(
     for attempt in range(TRIES):
         try:
             with _asked(url) as answer:
-                content = make(_pieces(answer, url, most_bytes, told))
+                content = make(_pieces(answer, url, most_bytes, progress))
                 return content, _http_day(answer.headers.get("Last-Modified") or "")
         except _Broken:
             time.sleep(2.0**attempt if attempt + 1 < TRIES else 0.0)
@@ -111,7 +111,7 @@ def _asked(url: str) -> Any:
         ) from None
 
 
-def _pieces(answer: Any, url: str, most_bytes: int, progress: Told) -> Iterator[bytes]:
+def _pieces(answer: Any, url: str, most_bytes: int, progress: Progress) -> Iterator[bytes]:
     """Yield a file from its first byte, unpacked.
 
     Raises:
@@ -142,7 +142,7 @@ def _pieces(answer: Any, url: str, most_bytes: int, progress: Told) -> Iterator[
 
 
 def checked(url: str) -> str:
-    """Return the URL unchanged if it may be downloaded from, https or http on this machine; else raise BadInput.
+    """Return the URL unchanged if it may be downloaded from: https, or http on this machine; else raise BadInput.
 
     Raises:
         BadInput: it may not.

@@ -202,7 +202,7 @@ UNBOUNDED = 10**MOST_DIGITS
 
 
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
-    """Parse quotas, vCPUs: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
+    """Parse vCPU quotas: ``g=8`` for both markets, ``spot:g=8`` for one, ``default``: a new account's; commas between.
 
     ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone is no limit. ``p``
     holds P5 and P6 too, unless ``p5`` is given: AWS counts them apart on the spot market alone.

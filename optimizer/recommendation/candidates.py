@@ -28,8 +28,8 @@ from hetopt.optimizer.search.objective import Limits, expected
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
 
-def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
-    """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in ``found`` at ``row``."""
+def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: Forecast, row: int) -> Candidate:
+    """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in row ``row``."""
     exchange = space.exchanges[cluster.exchange]
     times = [
         space.options[index].worker.time
@@ -50,8 +50,8 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
         collective=settled_collective(exchange.compression),
         sync=exchange.sync,
         precision=space.options[cluster.machines[0][0]].precision,
-        disk_gb=int(found.disk_gb[row]),
-        prediction=_prediction(space, job, cluster, found, row),
+        disk_gb=int(forecast.disk_gb[row]),
+        prediction=_prediction(space, job, cluster, forecast, row),
     )
 
 

@@ -41,56 +41,56 @@ MUCH = 0.2
 """From which part of a step on communication is what holds a plan back."""
 
 
-def listed(question: Question, found: SearchResult, limits: Limits) -> SearchResult:
-    """Return ``found`` with its front replaced by the plans to show: best for some weight of time, sure as asked.
+def listed(question: Question, result: SearchResult, limits: Limits) -> SearchResult:
+    """Return ``result`` with the plans to show as its front: best for some weight of time, and as sure as asked.
 
     Each is the best for some wish (see `plan_front`) of the plans that keep the limits as surely as was asked for, or,
     where none does, as surely as the choice, by simulated runs. The choice is among them. A plan that beats the choice
     in both medians and loses by its doubt is left out.
     """
-    assert found.chosen is not None
+    assert result.chosen is not None
     wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
-    wished = [found.chosen if wish == limits else _chosen(question, found, wish) for wish in wishes]
-    rows = list(dict.fromkeys([*(row for row in wished if row is not None), *found.front.tolist()]))
-    runs = simulate(question.space, question.job, found, rows, seed=question.seed)
+    wished = [result.chosen if wish == limits else _chosen(question, result, wish) for wish in wishes]
+    rows = list(dict.fromkeys([*(row for row in wished if row is not None), *result.front.tolist()]))
+    runs = simulate(question.space, question.job, result, rows, seed=question.seed)
     chance = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     sure = np.array(rows)[chance >= min(question.asked, chance[0] - AS_LIKELY)]
-    front = {found.chosen, *sure[plan_front(found.forecast.take(sure))].tolist()}
-    medians = list(zip(found.forecast.total_s.tolist(), found.forecast.cost_usd.tolist(), strict=True))
-    front = {row for row in front if not beats(medians[row], medians[found.chosen])}
-    return replace(found, front=np.array(sorted(front, key=found.forecast.total_s.__getitem__), dtype=np.intp))
+    front = {result.chosen, *sure[plan_front(result.forecast.take(sure))].tolist()}
+    medians = list(zip(result.forecast.total_s.tolist(), result.forecast.cost_usd.tolist(), strict=True))
+    front = {row for row in front if not beats(medians[row], medians[result.chosen])}
+    return replace(result, front=np.array(sorted(front, key=result.forecast.total_s.__getitem__), dtype=np.intp))
 
 
-def choices(model: FittedModel, question: Question, found: SearchResult, limits: Limits) -> tuple[Choice, ...]:
+def choices(model: FittedModel, question: Question, result: SearchResult, limits: Limits) -> tuple[Choice, ...]:
     """Return the named plans that people choose among ('fastest', 'safest', ...): this machine first, then by cost.
 
     Args:
         model: fitted to the profile.
         question: the request's search, and with which probability limits must be kept.
-        found: the search, with its choice and the list of plans (see `listed`).
+        result: the search, with its choice and the list of plans (see `listed`).
         limits: budget, deadline and what was wanted.
     """
     names: dict[int, list[ChoiceName]] = {}
-    for name, row in _named(question, found, limits):
+    for name, row in _named(question, result, limits):
         names.setdefault(row, []).append(name)
-    for row in _of_each_gpu(question, found, limits, list(names)):
+    for row in _of_each_gpu(question, result, limits, list(names)):
         names.setdefault(row, []).append("other GPU")
     rows = list(names)
-    runs = simulate(question.space, question.job, found, rows, seed=question.seed)
+    runs = simulate(question.space, question.job, result, rows, seed=question.seed)
     kept = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     times_s = np.quantile(runs.total_s, EQUALLY_LIKELY, axis=1).T
     costs_usd = np.quantile(runs.cost_usd, EQUALLY_LIKELY, axis=1).T
     limited = limits.budget_usd is not None or limits.deadline_s is not None
-    assert found.chosen is not None
-    like = question.space.options[found.cluster(found.chosen).machines[0][0]]
+    assert result.chosen is not None
+    like = question.space.options[result.cluster(result.chosen).machines[0][0]]
     here = list(_here(model, question, limits, like))
     # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
     in_time = [choice.total_s.value for choice in here if choice.total_s.high <= (limits.deadline_s or math.inf)]
     rented: list[Choice] = []
     for place, (row, chance) in enumerate(zip(rows, kept.tolist(), strict=True)):
-        candidate = make_candidate(question.space, question.job, found.cluster(row), found.forecast, row)
+        candidate = make_candidate(question.space, question.job, result.cluster(row), result.forecast, row)
         took = candidate.prediction.total_s
-        if row != found.chosen and any(took.value >= here_s for here_s in in_time):
+        if row != result.chosen and any(took.value >= here_s for here_s in in_time):
             continue
         rented.append(
             Choice(
@@ -101,18 +101,18 @@ def choices(model: FittedModel, question: Question, found: SearchResult, limits:
                 chance=chance if limited else None,
                 times_s=_short(times_s[place]),
                 costs_usd=_short(costs_usd[place]),
-                quotas=_quotas(question.space, found, row),
+                quotas=_quotas(question.space, result, row),
             )
         )
-    chosen = make_candidate(question.space, question.job, found.cluster(found.chosen), found.forecast, found.chosen)
+    chosen = make_candidate(question.space, question.job, result.cluster(result.chosen), result.forecast, result.chosen)
     return (*here, *truly_named(rented, chosen))
 
 
-def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Return whether (seconds, USD) ``one`` beats ``other`` as shown, rounded: less in one figure, more in neither."""
+def beats(plan: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Return whether (seconds, USD) ``plan`` beats ``other`` as shown, rounded: less in one figure, more in neither."""
     lower, higher = (
         any(first < second and say(first) != say(second) for first, second, say in zip(*pair, FIGURES, strict=True))
-        for pair in ((one, other), (other, one))
+        for pair in ((plan, other), (other, plan))
     )
     return lower and not higher
 
@@ -125,7 +125,7 @@ EXTREMES: Mapping[ChoiceName, ChoiceName] = MappingProxyType({"fastest": "fast",
 
 
 def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]:
-    """Return the rented choices, cheapest first, renamed so that 'fastest' and 'cheapest' hold of the shown medians.
+    """Return the choices that do not beat the chosen plan, cheapest first, renamed to be true of shown medians.
 
     Wishes are met by expectations. Left out is what beats the plan in both medians and loses by its doubt alone, unless
     somebody named its GPU, and what is near the best for a wish but beaten by another way.
@@ -172,11 +172,11 @@ def gpus_named(texts: Sequence[str]) -> list[str]:
     return [text.partition(":")[0] for text in texts] if len(texts) > 1 else []
 
 
-def rows_of_gpus(space: SearchSpace, found: SearchResult, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
-    """Yield for each of several GPUs named in ``texts`` the rows of ``found`` whose machines all have that GPU."""
+def rows_of_gpus(space: SearchSpace, result: SearchResult, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
+    """Yield for each of several GPUs named in ``texts`` the rows of ``result`` whose machines all have that GPU."""
     for name in gpus_named(texts):
         has = np.array([has_accelerator(option.offer.instance_type, name) for option in space.options])
-        yield np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
+        yield np.flatnonzero(((result.rows.count == 0) | has[result.rows.option]).all(axis=1))
 
 
 def _of_each_gpu(question: Question, result: SearchResult, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
@@ -197,10 +197,10 @@ def _chosen(question: Question, result: SearchResult, limits: Limits) -> int | N
     return best.chosen
 
 
-def on_demand_rows(space: SearchSpace, found: SearchResult) -> NDArray[np.intp]:
+def on_demand_rows(space: SearchSpace, result: SearchResult) -> NDArray[np.intp]:
     """Return the row indices of clusters without spot machines, so that none can be taken back."""
     spot = np.array([option.offer.price.market == "spot" for option in space.options])
-    return np.flatnonzero(~((found.rows.count > 0) & spot[found.rows.option]).any(axis=1))
+    return np.flatnonzero(~((result.rows.count > 0) & spot[result.rows.option]).any(axis=1))
 
 
 def _safest(question: Question, result: SearchResult, rows: NDArray[np.intp], limits: Limits) -> int | None:
@@ -215,17 +215,17 @@ def _safest(question: Question, result: SearchResult, rows: NDArray[np.intp], li
     return None if row is None else int(rows[row])
 
 
-def worth_their_machines(question: Question, found: SearchResult, limits: Limits) -> SearchResult:
-    """Return ``found``, chosen anew, without clusters that gain less over one machine than their 90 % intervals.
+def worth_their_machines(question: Question, result: SearchResult, limits: Limits) -> SearchResult:
+    """Return ``result``, chosen anew, without clusters that gain less over one machine than their 90 % intervals.
 
     One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
     for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
     """
-    rows, forecast = found.rows, found.forecast
+    rows, forecast = result.rows, result.forecast
     is_one, is_idle = rows.count.sum(axis=1) == 1, np.zeros(len(forecast), dtype=np.bool_)
-    is_steady = np.isin(np.arange(len(forecast)), on_demand_rows(question.space, found))
+    is_steady = np.isin(np.arange(len(forecast)), on_demand_rows(question.space, result))
     is_safe = limits.risk(forecast) <= 1
-    kinds = [*rows_of_gpus(question.space, found, question.gpus)] or [np.arange(len(forecast))]
+    kinds = [*rows_of_gpus(question.space, result, question.gpus)] or [np.arange(len(forecast))]
     for kind, steady in product(kinds, (False, True)):
         ones = kind[is_one[kind] & (is_steady[kind] | (not steady)) & is_safe[kind]]
         ones = ones[np.argsort(forecast.total_s[ones], kind="stable")]
@@ -235,7 +235,7 @@ def worth_their_machines(question: Question, found: SearchResult, limits: Limits
         is_idle[clusters] = least_usd[in_time] <= forecast.cost_high_usd[clusters]
     worth = np.flatnonzero(~is_idle)
     part = forecast.take(worth)
-    return replace(found, rows=rows.take(worth), forecast=part, **choice(part, limits))
+    return replace(result, rows=rows.take(worth), forecast=part, **choice(part, limits))
 
 
 def _quotas(space: SearchSpace, result: SearchResult, row: int) -> tuple[QuotaNeed, ...]:
@@ -294,7 +294,7 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
-    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes; None: more."""
+    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes, else None."""
     here = next((way for way in ways if way.names == ("here",)), None)
     prediction = chosen.prediction
     if here is None or here.total_s.value >= prediction.total_s.value + prediction.startup_s:

@@ -36,11 +36,13 @@ AS_LIKELY = 0.02
 """Where no plan is sure enough, those so close to the likeliest are equals, and the best of them is taken."""
 
 
-def simulate(space: SearchSpace, job: JobModel, found: SearchResult, rows: Sequence[int], *, seed: int) -> PossibleRuns:
+def simulate(
+    space: SearchSpace, job: JobModel, result: SearchResult, rows: Sequence[int], *, seed: int
+) -> PossibleRuns:
     """Return simulated runs, total seconds and USD, [rows, draws], of the clusters in some rows of a search."""
-    forecast, finalists = found.forecast, []
+    forecast, finalists = result.forecast, []
     for row in rows:
-        machines = [(space.options[index], count) for index, count in found.cluster(row).machines]
+        machines = [(space.options[index], count) for index, count in result.cluster(row).machines]
         startup_s = float(forecast.startup_s[row])
         finalists.append(
             Finalist(
@@ -75,9 +77,9 @@ def simulate(space: SearchSpace, job: JobModel, found: SearchResult, rows: Seque
 
 
 def confident(
-    space: SearchSpace, job: JobModel, found: SearchResult, limits: Limits, confidence: float | None, *, seed: int
+    space: SearchSpace, job: JobModel, result: SearchResult, limits: Limits, confidence: float | None, *, seed: int
 ) -> tuple[SearchResult, float, bool]:
-    """Return ``found`` with the best plan that keeps ``limits`` with ``confidence`` (None: 0.9) in simulated runs.
+    """Return ``result`` with the best plan that keeps ``limits`` with ``confidence`` (None: 0.9) in simulated runs.
 
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
     long as simulated runs agree.
@@ -86,21 +88,21 @@ def confident(
         The search with the best plan that keeps its limits with the asked probability, or else one of the likeliest;
         the highest chance of all plans that were simulated; and whether these made the choice, instead of intervals.
     """
-    assert found.chosen is not None
-    if confidence is None and found.safe:
-        chance = float(_chances(space, job, found, limits, [found.chosen], seed=seed)[0])
+    assert result.chosen is not None
+    if confidence is None and result.safe:
+        chance = float(_chances(space, job, result, limits, [result.chosen], seed=seed)[0])
         if chance >= SURE:
-            return found, chance, False
+            return result, chance, False
     asked = SURE if confidence is None else confidence
-    rows = _finalists(found, limits)
-    chances = _chances(space, job, found, limits, rows, seed=seed)
+    rows = _finalists(result, limits)
+    chances = _chances(space, job, result, limits, rows, seed=seed)
     most = float(chances.max())
     chosen = rows[first_likely(chances, asked)]
-    return replace(found, chosen=chosen, safe=most >= asked), most, True
+    return replace(result, chosen=chosen, safe=most >= asked), most, True
 
 
 def first_likely(chances: NDArray[np.float64], asked: float) -> int:
-    """Return the index of the first, best plan whose chance reaches ``asked``, or, if none does, nearly the highest."""
+    """Return the index of the first chance that reaches ``asked``; if none does, the first near the highest (0.02)."""
     most = float(chances.max())
     return int(np.argmax(chances >= (asked if most >= asked else most - AS_LIKELY)))
 
@@ -112,9 +114,9 @@ def _chances(
     return runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
 
 
-def sparing(found: SearchResult) -> NDArray[np.intp]:
+def sparing(result: SearchResult) -> NDArray[np.intp]:
     """Return the row indices of the Pareto front of total time and budget at their 90 % upper ends, quickest first."""
-    forecast = found.forecast
+    forecast = result.forecast
     return pareto_front(forecast.total_high_s, np.maximum(forecast.cost_high_usd, forecast.least_budget_usd))
 
 
@@ -176,15 +178,15 @@ class Question:
         """The probability with which limits must be kept."""
         return SURE if self.confidence is None else self.confidence
 
-    def least(self, found: SearchResult, limits: Limits, limit: Limit) -> float:
-        """Return the least budget, USD, or deadline, s (see ``limit``), that a plan of ``found`` keeps; inf: none."""
-        rows = sparing(found)
+    def least(self, result: SearchResult, limits: Limits, limit: Limit) -> float:
+        """Return the least budget, USD, or deadline, s (see ``limit``), that a plan of ``result`` keeps; inf: none."""
+        rows = sparing(result)
         other: Limit = "deadline_s" if limit == "budget_usd" else "budget_usd"
         wide = replace(limits, **{limit: None})  # type: ignore[arg-type]  # either limit may be none
-        rows = rows[wide.overrun(found.forecast)[rows] <= 1]
+        rows = rows[wide.overrun(result.forecast)[rows] <= 1]
         if not rows.size:
             return math.inf
-        runs, forecast = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed), found.forecast
+        runs, forecast = simulate(self.space, self.job, result, rows.tolist(), seed=self.seed), result.forecast
         mine, others, fits = runs.total_s, runs.cost_usd, forecast.total_s
         if limit == "budget_usd":
             mine, others, fits = runs.cost_usd, runs.total_s, np.maximum(forecast.cost_usd, forecast.least_budget_usd)
@@ -202,7 +204,7 @@ class Question:
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return the budget, USD, or deadline, s (see ``limit``), with which a plan keeps all limits; None: none."""
+        """Return the first budget, USD, or deadline, s (by ``limit``), tried that lets a plan keep all; None: none."""
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)

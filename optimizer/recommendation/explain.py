@@ -33,7 +33,7 @@ USUAL_SYNC = "local-sgd(8, stretch=1.5)"
 def explain(
     model: FittedModel,
     host: ReferenceHost,
-    found: SearchResult,
+    result: SearchResult,
     chosen: Candidate,
     limits: Limits,
     seen: Sensitivity,
@@ -46,7 +46,7 @@ def explain(
     Args:
         model: fitted to the profile.
         host: how the profiled machine was placed among the catalogue's.
-        found: what was searched, with the choice.
+        result: what was searched, with the choice.
         chosen: the choice as a record.
         limits: budget and deadline.
         seen: how sure the choice is, and what it depends on.
@@ -54,12 +54,12 @@ def explain(
         equal_progress: whether the batch size was searched at equal progress.
     """
     return (
-        _why(found, chosen, limits, seen),
-        f"{proved(found).capitalize()}.",
+        _why(result, chosen, limits, seen),
+        f"{proved(result).capitalize()}.",
         _time(chosen),
         *batch_note(model, chosen, priced=to_target or equal_progress),
         *_begins_again(model.profile),
-        *_scarce(found, chosen),
+        *_scarce(result, chosen),
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
         *_not_weighed(model, to_target=to_target),

@@ -204,22 +204,22 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
     )
 
 
-def larger_quotas(space: SearchSpace, found: SearchResult, quotas: Quotas, limits: Limits) -> str | None:
+def larger_quotas(space: SearchSpace, result: SearchResult, quotas: Quotas, limits: Limits) -> str | None:
     """Return 'ask AWS to raise ...', the least increase of quotas with which a cluster keeps limits; None: none helps.
 
     Args:
         space: without quotas.
-        found: result of the search in it.
+        result: result of the search in it.
         quotas: vCPUs by bucket, within which nothing fits.
         limits: to be kept.
     """
-    forecast = found.forecast
+    forecast = result.forecast
     rows = np.flatnonzero(limits.risk(forecast) <= 1)
     if not rows.size:
         rows = np.flatnonzero(limits.overrun(forecast) <= 1)
     if not rows.size:
         return None
-    option, count = found.rows.option[rows], found.rows.count[rows]
+    option, count = result.rows.option[rows], result.rows.count[rows]
     offers = [machine.offer for machine in space.options]
     vcpus = np.array([offer.instance_type.vcpus for offer in offers])
     taken = {
@@ -233,19 +233,19 @@ def larger_quotas(space: SearchSpace, found: SearchResult, quotas: Quotas, limit
 
 
 def nothing_fits(
-    question: Question, found: SearchResult, limits: Limits, otherwise: Sequence[str] = ()
+    question: Question, result: SearchResult, limits: Limits, otherwise: Sequence[str] = ()
 ) -> NoFeasiblePlan:
-    """Return, not raise, the error that no plan keeps the limits; names the cheapest in time, the quickest affordable.
+    """Return, not raise, the error that no plan keeps the limits; it names the cheapest and the quickest affordable.
 
     It searches and simulates again, to say in its hint which limits a plan would keep.
 
     Args:
         question: the request's search, which can be made again.
-        found: result of the search within the limits.
+        result: result of the search within the limits.
         limits: that no plan keeps.
         otherwise: changes other than to the limits that would help, such as an increase of quotas.
     """
-    forecast, space, job = found.forecast, question.space, question.job
+    forecast, space, job = result.forecast, question.space, question.job
     if len(forecast) == 0:
         return _no_cluster(space, otherwise)
 
@@ -281,7 +281,7 @@ def nothing_fits(
         row = int(rows[np.lexsort((cost_usd[rows], took_s[rows]))[0]])
         if took_s[row] > limits.deadline_s:
             that = " within the budget" if paid.size and limits.budget_usd is not None else ""
-            nearest.append(f"the quickest plan{that} is {described(found, row)}")
+            nearest.append(f"the quickest plan{that} is {described(result, row)}")
     asked = limits_in_words("a", limits.budget_usd, limits.deadline_s)
     return NoFeasiblePlan(
         f"Nothing fits {asked}: {'; '.join(nearest)}.",

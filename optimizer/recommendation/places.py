@@ -58,7 +58,7 @@ class _Offer:
 
 
 def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest], Plan]) -> Plan:
-    """Return the best plan over regions, a request each; ``find`` plans in the regions best by one machine type.
+    """Return the best plan over regions, a request each: one-type clusters of all, then ``find`` in the best regions.
 
     The clusters of one type of each region are searched; mixes of types are left to the search in the best: the region
     that is the best for what is wanted, and those that are for another wish.
@@ -137,7 +137,7 @@ def _offer(request: PlanRequest) -> _Offer | None:
 
 
 def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
-    """Return the best of ``plans``, with the front and the choices of all of them merged into its own.
+    """Return the best of ``plans``, with the Pareto fronts and choices of all merged into its own.
 
     Where some plan keeps the limits as surely as asked, plans that are a risk are left out.
     """

@@ -312,7 +312,7 @@ class SearchProblem:
 
 
 def search_problem(request: PlanRequest) -> SearchProblem:
-    """Return what `recommend` searches: fits the profile, and narrows the catalogue to predictable machines."""
+    """Return what `recommend` searches: the fitted profile, the machines it can predict, and the completed goal."""
     profile, catalog, options = request.profile, request.catalog, request.options
     if options.data_region is not None:
         known(options.data_region, catalog.regions, "region")
@@ -523,7 +523,7 @@ def space_of(
 def computings(
     model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
 ) -> dict[Precision, PrecisionLoss]:
-    """Return the precisions to plan with, each with its cost in steps: as the options ask, or all measured.
+    """Return the precisions to plan with, each with its cost in steps: the one asked for, or all measured that suit.
 
     The profile's first comes first.
 

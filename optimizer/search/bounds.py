@@ -127,7 +127,7 @@ class Bar:
 
 
 def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
-    """Return the mask of boxes that may hold a cluster better than the bar, and each box's lower bound on the score.
+    """Return the mask of boxes that may hold a cluster better than the bar, and bounds below scores (inf: none).
 
     Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
     not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is

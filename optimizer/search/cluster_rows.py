@@ -194,7 +194,7 @@ class Columns:
         return np.asarray(kept)
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
-        """Return the mask [rows] of clusters in one way; ``option``, ``count``: of each group, [rows, groups]."""
+        """Return the mask [rows] of clusters in one precision and memory scheme; arguments: [rows, groups]."""
         way = self.way[option]
         highest = np.where(count > 0, way, -1).max(axis=1, initial=-1)
         return np.asarray(((count == 0) | (way == highest[:, None])).all(axis=1))
@@ -241,7 +241,7 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
 
 
 def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> ClusterTable:
-    """Return forecast columns of clusters whose slowest worker computes ``compute_s`` [rows] seconds of each step.
+    """Return forecast columns, without evaluations, of clusters that compute ``compute_s`` [rows] seconds a step.
 
     Evaluations are left out.
     """

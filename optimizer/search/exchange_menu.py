@@ -54,7 +54,7 @@ NEVER_BYTES = 1e21
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOption:
-    """One way to sum gradients or average parameters: its messages, bytes and extra steps by number of workers.
+    """Option to sum gradients or average parameters: its messages, bytes and extra steps by number of workers.
 
     Attributes:
         compression: what is sent.
@@ -68,7 +68,7 @@ class ExchangeOption:
         messages, traffic_bytes: of the collectives, indexed by the number of workers.
         compress_s: seconds of compression and decompression on the reference device, indexed by the number of workers.
         late: of a run of fixed length, which has no steps to make up for what is held back: steps that would, at the
-            upper end, over its own, indexed likewise. They count where ways are compared, and are not taken.
+            upper end, over its own, by the number of workers. They count where ways are compared, and are not taken.
         compress_log_sd: spread of the log of ``compress_s``.
         memory: bytes that it takes of a worker's memory; None: not known.
     """
@@ -200,7 +200,7 @@ def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOpti
     memory = counted(model)
     workers = np.arange(len(summed.messages))
     among = np.maximum(workers, 1).astype(np.float64)
-    share = option.told.share
+    share = option.communication.share
     return replace(
         summed,
         sync=option.sync,
@@ -209,7 +209,7 @@ def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOpti
         compress_s=share * summed.compress_s,
         stretch=option.stretch(among) * summed.stretch,
         stretch_log_sd=np.hypot(option.stretch_log_sd(among), summed.stretch_log_sd),
-        share_log_sd=option.told.log_sd,
+        share_log_sd=option.communication.log_sd,
         memory=None if memory is None else ExchangeLine.of(summed.compression, option.sync, memory.gradient_bytes),
     )
 
@@ -259,19 +259,19 @@ def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
 
 
 def gain_of(model: FittedModel, way: Compression) -> float | None:
-    """Return the gradient energy that a method keeps of a job's gradient; None: not known."""
+    """Return the share of gradient energy, (0, 1], that a compression retains of a job's gradient; None: not known."""
     if way.name in LIKE_TOPK and model.gain.log_ratios:
         return model.gain.gain(way.ratio)
     return model.losses.gain(way)
 
 
 def least_gain(model: FittedModel, *, to_target: bool) -> float:
-    """Return the gradient energy that a way must keep; what a run of fixed length holds back at its end is lost."""
+    """Return the least retained gradient energy, (0, 1], to plan with; higher for a run of fixed length."""
     return LEAST_GAIN if to_target else model.convergence.penalty.least_gain(1 + MOST_LOST)
 
 
 def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[float] = ()) -> dict[str, str]:
-    """Return the methods that a plan cannot choose at any ratio, and a few words on why."""
+    """Return the compressors that a plan cannot choose at any ratio, by name, each with a few words on why."""
     reasons: dict[str, str | None] = {}
     for way in _ways(model, ratios):
         reason = why_not(model, way, minimum_gain)
@@ -286,7 +286,7 @@ def _work(model: FittedModel, way: Compression) -> OwnWork | None:
 
 
 def why_not(model: FittedModel, way: Compression, minimum_gain: float) -> str | None:
-    """Return a few words on why a method is left out; None: it is not."""
+    """Return a few words on why a compression cannot be planned with, such as too little gain; None: it can."""
     gain = gain_of(model, way)
     if gain is None:
         return "what it keeps of this job's gradient was not measured"

@@ -86,7 +86,7 @@ def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.boo
 
 
 def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
-    """Return the integer local batch sizes with which each cluster's slowest worker ends earliest; rows: `feasible`.
+    """Return the integer local batch sizes with which each row's slowest worker ends earliest; rows must be `feasible`.
 
     Rows must be `feasible`. Round the water level down, then hand the rest to the group that would finish one more
     sample first (see

@@ -120,18 +120,18 @@ def least_expected(median: Array, high: Array) -> Array:
     return expected(np.maximum(median, high * np.exp(-(Z90**2))), high)
 
 
-def expected_totals(found: Forecast) -> tuple[Array, Array]:
+def expected_totals(forecast: Forecast) -> tuple[Array, Array]:
     """Return each cluster's expected, not median, total time, seconds, and cost, USD, [clusters]."""
-    return expected(found.total_s, found.total_high_s), expected(found.cost_usd, found.cost_high_usd)
+    return expected(forecast.total_s, forecast.total_high_s), expected(forecast.cost_usd, forecast.cost_high_usd)
 
 
-def plan_front(found: Forecast) -> NDArray[np.intp]:
+def plan_front(forecast: Forecast) -> NDArray[np.intp]:
     """Return the rows of a forecast that are best for some weight of time against cost, quickest first.
 
     A row is left out where another one scores better for who wants the fastest plan and for who wants the cheapest, and
     so for every wish between: it is both slower and dearer, or quicker by too little for its money (see `FASTEST`).
     """
-    return best_for_some(lambda wish: wish.expected_score(found))
+    return best_for_some(lambda wish: wish.expected_score(forecast))
 
 
 def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
@@ -139,14 +139,14 @@ def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
     return pareto_front(*(score(Limits(time_weight=weight)) for weight in (FASTEST, 1 - FASTEST)))
 
 
-def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
+def choose(forecast: Forecast, limits: Limits) -> tuple[int | None, bool]:
     """Return the row of the best plan (None: none fits at its median), and whether it keeps ``limits`` with `SURE`.
 
     A limit is a promise, so a plan should keep it with the probability `SURE`. Among those the least expected score
     wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to exceed the
     limits wins, whatever its score: see docs/decisions.
     """
-    keys = Keys.of(found, limits)
+    keys = Keys.of(forecast, limits)
     if not len(keys.main) or keys.level.min() > 1:
         return None, False
     best = int(keys.best(1)[0])
@@ -167,10 +167,10 @@ class Keys(NamedTuple):
     second: Array
 
     @classmethod
-    def of(cls, found: Forecast, limits: Limits) -> Keys:
-        """Return the sort keys of a forecast's clusters under ``limits``: safe before fitting before the rest."""
-        time, cost = expected_totals(found)
-        risk, overrun = limits.risk(found), limits.overrun(found)
+    def of(cls, forecast: Forecast, limits: Limits) -> Keys:
+        """Return the sort keys of a forecast's clusters under ``limits``: safe ones, then fitting ones, then others."""
+        time, cost = expected_totals(forecast)
+        risk, overrun = limits.risk(forecast), limits.overrun(forecast)
         level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
         main = np.select([level == 0, level == 1], [limits.score(time, cost), risk], overrun)
         return cls(level, main, time if limits.time_weight <= 1 - FASTEST else cost)
@@ -184,6 +184,6 @@ class Keys(NamedTuple):
         return tuple(float(key[row]) for key in self)
 
 
-def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
-    """Return the row indices of the ``count`` best plans, best first: safe, then within the limits, then the rest."""
-    return Keys.of(found, limits).best(count)
+def best_rows(forecast: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
+    """Return the row indices of the ``count`` best plans, best first: safe, then fitting the limits, then the rest."""
+    return Keys.of(forecast, limits).best(count)

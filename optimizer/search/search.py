@@ -142,7 +142,7 @@ def search_study(
     space: SearchSpace,
     job: JobModel,
     limits: Limits,
-    found: SearchResult,
+    result: SearchResult,
     *,
     seed: int,
     types: int,
@@ -155,7 +155,7 @@ def search_study(
         space: what there is to choose from.
         job: what does not depend on the cluster.
         limits: budget, deadline and what is wanted.
-        found: by exact search; its best are the first trials.
+        result: by exact search; its best are the first trials.
         seed: of the other trials.
         types: instance types in one cluster at most.
         trials: clusters that the sampler proposes, beyond the first.
@@ -168,26 +168,26 @@ def search_study(
 
     columns = Columns(space)
     asked = Study(columns, job, limits, types=types, seed=seed)
-    chosen = [] if found.chosen is None else [found.chosen]
-    best = [*chosen, *found.front.tolist(), *best_rows(found.forecast, limits, FIRST_TRIALS).tolist()]
-    first = list(dict.fromkeys(replace(found.cluster(row), exchange=0) for row in best))
+    chosen = [] if result.chosen is None else [result.chosen]
+    best = [*chosen, *result.front.tolist(), *best_rows(result.forecast, limits, FIRST_TRIALS).tolist()]
+    first = list(dict.fromkeys(replace(result.cluster(row), exchange=0) for row in best))
     study = asked.run(first, trials, kept)
-    study.set_user_attr("proved", proved(found))
+    study.set_user_attr("proved", proved(result))
     more = [trial for trial in study.trials[len(first) :] if trial.state.is_finished()]
     if more:
         pool = Pool(columns, job, limits)
         pool.add(ClusterRows.of([asked.cluster(trial.params) for trial in more]))
-        rows = ClusterRows.concatenate([found.rows, pool.rows])
-        forecast = Forecast.concatenate([found.forecast, pool.forecast])
-        found = replace(found, rows=rows, forecast=forecast, **choice(forecast, limits))
+        rows = ClusterRows.concatenate([result.rows, pool.rows])
+        forecast = Forecast.concatenate([result.forecast, pool.forecast])
+        result = replace(result, rows=rows, forecast=forecast, **choice(forecast, limits))
     done = sum(trial.state.is_finished() for trial in study.trials)
-    return replace(found, trials=done, stopped=found.stopped or asked.stopped)
+    return replace(result, trials=done, stopped=result.stopped or asked.stopped)
 
 
-def proved(found: SearchResult) -> str:
+def proved(result: SearchResult) -> str:
     """Return in words what exact search proved: 'no mix of up to three types is better by more than 0.2 %'."""
-    proof = found.proof
-    uniform = f"{found.uniform:,} clusters of one type were priced, each one"
+    proof = result.proof
+    uniform = f"{result.uniform:,} clusters of one type were priced, each one"
     if proof is None or not proof.complete:
         return uniform
     types = "two" if proof.types == 2 else "up to three"

@@ -43,7 +43,7 @@ HOST_MEMORY_BYTES = 3 * 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """Way in which a device holds its part of a model replica: sharded or not, activations recomputed or not.
+    """Scheme by which a device holds its part of a model replica: sharded or not, activations recomputed or not.
 
     Attributes:
         shards: devices of the machine that share the replica's weights, gradients and optimizer state.
@@ -79,7 +79,7 @@ def blocks_of(described: Counted) -> Blocks:
 
 
 def sharable(model: FittedModel) -> Blocks | None:
-    """Return the blocks by which devices can share a job's model; None: it has none, or a script sees to it."""
+    """Return the blocks by which devices can share a job's model; None: none are known, as of a training script."""
     described, job, memory = model.reference.device.counted, model.profile.job, counted(model)
     if described is not None:
         return blocks_of(described)
@@ -90,7 +90,7 @@ def sharable(model: FittedModel) -> Blocks | None:
 
 
 def schemes(described: Counted | None, devices: int) -> list[Scheme]:
-    """Return the ways to hold a replica on ``devices`` of a machine, the quicker first, the most saving last.
+    """Return the schemes that hold a replica on ``devices`` of a machine, the quicker first, the most saving last.
 
     A task is told what its devices share. A described job is taken to be a script as they are written: weights are
     freed between forward and backward, and layers of a transformer are recomputed where memory asks for it.

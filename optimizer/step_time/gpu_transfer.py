@@ -74,7 +74,7 @@ LEVEL_SD = 3.0
 KINDS: tuple[str, ...] = (*get_args(ModelKind), "other")
 """Of models; the last has what is none of the others."""
 
-Told = Literal["operations", "kind", "nothing"]
+JobFacts = Literal["operations", "kind", "nothing"]
 """What is known of a job beside its steps: the kind of model and its operations, the kind alone, or neither."""
 
 BATCH_GAIN = 0.35
@@ -123,7 +123,7 @@ class Gpu:
     halves_slowly: bool = False
 
     def tflops(self, precision: Precision) -> float:
-        """Return the GPU's peak rate of matrix products in a precision, TFLOP/s, dense."""
+        """Return the GPU's peak dense rate of matrix products, TFLOP/s; 'default': between those of fp32 and TF32."""
         if precision == "fp32":
             return self.fp32_tflops
         if precision == "tf32":
@@ -247,13 +247,13 @@ class Cells:
             likeness=np.tile(np.asarray(likeness, dtype=np.float64), (len(places), 1)),
         )
 
-    def when(self, told: Told) -> Cells:
-        """Return the same cells with what is known of their jobs reduced to ``told``: operations, kind, or nothing."""
-        if told == "operations":
+    def when(self, facts: JobFacts) -> Cells:
+        """Return the same cells with what is known of their jobs reduced to ``facts``: operations, kind, or nothing."""
+        if facts == "operations":
             return self
         likeness = self.likeness.copy()
         likeness[:, 2] = math.nan
-        kind = self.kind if told == "kind" else np.zeros_like(self.kind)
+        kind = self.kind if facts == "kind" else np.zeros_like(self.kind)
         return replace(self, likeness=likeness, kind=kind)
 
     def chosen(self, which: NDArray[np.bool_]) -> Cells:
@@ -261,13 +261,13 @@ class Cells:
         return Cells(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
-def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
-    """Return how alike jobs are, 0 to 1, for all pairs of cells: in step time, and also in FLOP/s, [one, other]."""
-    squares = (((one.likeness[:, None, :2] - other.likeness[None, :, :2]) / LENGTH) ** 2).sum(axis=2)
-    alike = _same(one.kind, other.kind) * np.exp(-squares / 2)
+def alikeness(left: Cells, other: Cells) -> tuple[Array, Array]:
+    """Return how alike jobs are, 0 to 1, for all pairs of cells: in step time, and also in FLOP/s, [left, other]."""
+    squares = (((left.likeness[:, None, :2] - other.likeness[None, :, :2]) / LENGTH) ** 2).sum(axis=2)
+    alike = _same(left.kind, other.kind) * np.exp(-squares / 2)
     # A job is like itself in the rate that nobody counted.
-    away = (one.likeness[:, None, 2] - other.likeness[None, :, 2]) / RATE_LENGTH
-    in_rate = alike * np.where(np.isnan(away), _same(one.job, other.job), np.exp(-(away**2) / 2))
+    away = (left.likeness[:, None, 2] - other.likeness[None, :, 2]) / RATE_LENGTH
+    in_rate = alike * np.where(np.isnan(away), _same(left.job, other.job), np.exp(-(away**2) / 2))
     return alike, in_rate
 
 
@@ -385,7 +385,7 @@ def features_of(places: Sequence[Place]) -> Array:
     ).reshape(len(places), FEATURES)
 
 
-def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
+def save(models: Mapping[JobFacts, GpuModel], path: Path = POSTERIOR) -> None:
     """Write the GPU models to a file that `gpu_model` reads: the measurements once, and the spread of each model."""
     whole = models["operations"]
     cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
@@ -403,27 +403,27 @@ def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
 
 
 @cache
-def gpu_model(told: Told) -> GpuModel:
-    """Return the bundled GPU model for jobs of which ``told`` is known: operations, kind, or nothing. Cached."""
+def gpu_model(facts: JobFacts) -> GpuModel:
+    """Return the bundled GPU model for jobs of which ``facts`` are known: operations, kind, or nothing; cached."""
     with np.load(POSTERIOR) as stored:
-        noise, calibration = stored[f"{told} noise"].tolist()
+        noise, calibration = stored[f"{facts} noise"].tolist()
         cells = {field.name: stored[field.name] for field in fields(Cells)}
         exact = {name: column.astype(np.float64) for name, column in cells.items() if column.dtype == np.float32}
         # Architectures are told apart by their numbers, to a tenth.
         exact["capability"] = exact["capability"].round(1)
         return GpuModel.of(
-            Cells(**{**cells, **exact}).when(told),
+            Cells(**{**cells, **exact}).when(facts),
             stored["throughput"].astype(np.float64),
             Spread(
-                slopes=stored[f"{told} slopes"],
-                parts=stored[f"{told} parts"],
+                slopes=stored[f"{facts} slopes"],
+                parts=stored[f"{facts} parts"],
                 noise=noise,
                 calibration=calibration,
             ),
         )
 
 
-def told_of(measured: Sequence[Measured]) -> Told:
+def facts_of(measured: Sequence[Measured]) -> JobFacts:
     """Return how much is known of a job from its measured steps: 'operations' and kind, 'kind' alone, or 'nothing'."""
     if all(step.kind is None for step in measured):
         return "nothing"
@@ -435,7 +435,7 @@ def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tup
 
     By the bundled model for what is known of the job; see `GpuModel.steps`.
     """
-    return gpu_model(told_of(measured)).steps(measured, asked)
+    return gpu_model(facts_of(measured)).steps(measured, asked)
 
 
 @lru_cache(maxsize=4096)

@@ -51,7 +51,7 @@ class Communication:
 def communication(
     sync: Synchronization, *, dataset_size: int, global_batch_size: int, measured: float | None = None
 ) -> Communication:
-    """Return the share of steps in which a local SGD policy is expected to average, before it has run.
+    """Return the expected share of steps in which a local SGD policy averages, with its spread and a note.
 
     Args:
         sync: the policy; not ``bsp``.
@@ -95,25 +95,25 @@ class LocalOption:
 
     Attributes:
         sync: the policy.
-        told: share of steps in which workers average.
+        communication: share of steps in which workers average.
         penalty: what the policy costs in steps.
         most_workers: that may be planned with.
         counts_steps: whether its cost is paid in steps: to a target it is, a run of fixed length has no more of them.
     """
 
     sync: Synchronization
-    told: Communication
+    communication: Communication
     penalty: Penalty
     most_workers: int
     counts_steps: bool
 
     def stretch(self, workers: Array) -> Array:
         """Return the factor on the steps of synchronous SGD, by number of workers; 1 in runs of fixed length."""
-        return self.penalty.inflation(self.told.share, workers) if self.counts_steps else np.ones_like(workers)
+        return self.penalty.inflation(self.communication.share, workers) if self.counts_steps else np.ones_like(workers)
 
     def stretch_log_sd(self, workers: Array) -> Array:
-        """Return the standard deviation of the log of `stretch`, by number of workers."""
-        return self.penalty.log_sd(self.told.share, workers) if self.counts_steps else np.zeros_like(workers)
+        """Return the standard deviation of the log of `stretch`, [workers]; 0 for runs of a given length."""
+        return self.penalty.log_sd(self.communication.share, workers) if self.counts_steps else np.zeros_like(workers)
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
@@ -136,7 +136,9 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
             if not to_target:
                 most = _most_that_lose_little(penalty, averaging.share, most)
             if most > 1 and gate.objection(sync, averaging.share) is None:
-                yield LocalOption(sync=sync, told=averaging, penalty=penalty, most_workers=most, counts_steps=to_target)
+                yield LocalOption(
+                    sync=sync, communication=averaging, penalty=penalty, most_workers=most, counts_steps=to_target
+                )
 
 
 def asked_option(
@@ -147,7 +149,7 @@ def asked_option(
         sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
     )
     return LocalOption(
-        sync=sync, told=averaging, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
+        sync=sync, communication=averaging, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
     )
 
 

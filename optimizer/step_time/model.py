@@ -109,7 +109,7 @@ class StepTimeModel:
 
 
 def observe_profile(profile: Profile) -> Observed:
-    """Return a profile's timed computation and collectives as measurements for the step-time model.
+    """Return a profile's timed computation and collectives, in its first precision, as the step model reads them.
 
     Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
     one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
@@ -175,15 +175,15 @@ FORWARD_LOGIT_SD = 0.3
 """How far the scatter of steps, and the part of them before backward, may be another elsewhere."""
 
 
-def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | None:
-    """Return a profile's step samples on rentable types, and on those in ``own``, for the model; None: no samples.
+def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed | None:
+    """Return a profile's step samples on rentable types, and on those in ``owned``, for the model; None: no samples.
 
     Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
     """
     kept = [
         sample
         for sample in profile.samples
-        if all(node.type in own or RENTED.fullmatch(node.type) for node in sample.nodes)
+        if all(node.type in owned or RENTED.fullmatch(node.type) for node in sample.nodes)
     ]
     return observe(kept) if kept else None
 

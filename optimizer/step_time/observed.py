@@ -52,7 +52,7 @@ class Observed:
 
 
 def observe(samples: Sequence[StepSample]) -> Observed:
-    """Return step samples of one job as arrays of log seconds; very many are thinned as by `representative`.
+    """Return step samples of one job as arrays of log seconds, thinned as by `representative`; refuse two model kinds.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
@@ -186,7 +186,7 @@ def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Arr
         mode[:parameters],
         where,
         rows,
-        Kinds.own(rows),
+        Kinds.unshared(rows),
         compute_rest=mode[parameters : parameters + points][rows.group_point],
         exchange_rest=mode[parameters + points :][rows.layout],
     )

@@ -147,7 +147,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Configurations as columns; ``group_*`` has one entry for each kind of worker (type, crowd, batch) of a row.
+    """Configurations as columns; ``group_*``: by kind of worker of a row (type, workers on its node, batch size).
 
     Attributes:
         nodes, workers: counts.
@@ -338,7 +338,7 @@ class Kinds:
     compressor: Index
 
     @classmethod
-    def own(cls, rows: Rows) -> Kinds:
+    def unshared(cls, rows: Rows) -> Kinds:
         """Return the mapping in which every machine type and compressor of ``rows`` uses parameters of its own."""
         none = np.zeros(len(rows.types))
         return cls(

@@ -176,16 +176,16 @@ def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
 
 
 def sharing(crowd: ArrayLike, power: float) -> Array:
-    """Return the factor on a hop's time when ``crowd`` workers use a machine's links, over two; power 0: none."""
+    """Return the factor on a hop's time as ``crowd`` workers use a machine's links; 1 for up to two, or at power 0."""
     return np.asarray((np.maximum(np.asarray(crowd, dtype=np.float64), 2.0) / 2) ** power)
 
 
-def slower(one: ArrayLike, other: ArrayLike) -> Array:
-    """Return the time of a ring with two kinds of hops at once: the longer, and a fifth more of equal ones.
+def slower(first: ArrayLike, other: ArrayLike) -> Array:
+    """Return the time of a ring whose hops of two kinds work at once: the longer, up to a fifth more if they are equal.
 
     Stragglers of one kind are not always those of the other, so that neither is quite hidden: a norm of order four.
     """
-    return np.asarray((np.asarray(one, dtype=np.float64) ** 4 + np.asarray(other, dtype=np.float64) ** 4) ** 0.25)
+    return np.asarray((np.asarray(first, dtype=np.float64) ** 4 + np.asarray(other, dtype=np.float64) ** 4) ** 0.25)
 
 
 _GRID = 1801

@@ -103,7 +103,7 @@ class Kinship:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class MeasuredType:
     """Measured machine type with a GPU: its index in the model, and a typical step of one worker.
 
     Attributes:
@@ -118,7 +118,7 @@ class Seen:
     off: float | None = None
 
 
-def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
+def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[MeasuredType, ...]:
     """Return a typical step of one worker of each measured machine type whose GPU the catalogue knows."""
     rows, where, job = model.observed.rows, model.where, model.observed
     steps = []
@@ -131,7 +131,7 @@ def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tup
             step_s = math.exp(fixed) + batch * math.exp(per_sample)
             step = Measured(place=place, step_time_s=step_s, kind=job.model_kind, flops_per_sample=job.flops_per_sample)
             share = math.exp(fixed) / step_s if np.ptp(batches) == 0 else None
-            steps.append(Seen(reference=index, name=name, step=step, share=share))
+            steps.append(MeasuredType(reference=index, name=name, step=step, share=share))
     return _doubted(steps)
 
 
@@ -139,7 +139,7 @@ FAR_OFF = 3.0
 """Standard deviations: of public jobs that were left out, one step in a thousand lies farther off."""
 
 
-def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
+def _doubted(seen: Sequence[MeasuredType]) -> tuple[MeasuredType, ...]:
     """Return the steps, with a ``log_sd`` as large as they are off for GPUs that contradict the job's others.
 
     A GPU with a lower power limit, too hot, shared, or named after another type. Of two, nothing tells which it is.
@@ -174,7 +174,10 @@ def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) ->
 
 
 def relatives(
-    names: Sequence[str], measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
+    names: Sequence[str],
+    measured: Sequence[str],
+    catalog: Mapping[str, InstanceType],
+    seen: Sequence[MeasuredType] = (),
 ) -> tuple[Kinship, ...]:
     """Return how machine types relate to measured ones: by GPU to all of them, by processor to the nearest.
 
@@ -198,7 +201,7 @@ def relatives(
 
 
 def kinship(
-    name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
+    name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[MeasuredType] = ()
 ) -> Kinship:
     """Return how one machine type relates to the measured ones, as `relatives` does for several."""
     return relatives([name], measured, catalog, seen)[0]
@@ -242,7 +245,7 @@ def _kinship(
     return min(near, key=lambda relative: relative.log_sd) if near or by_gpu is None else by_gpu
 
 
-def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> list[Kinship]:
+def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[MeasuredType]) -> list[Kinship]:
     """Return types' relation to all measured GPUs (`gpu_transfer`), with the nearest's batch line or a `BatchPower`."""
     known = tuple(measured.step for measured in seen)
     predictions, sure, powers = [], [], []
@@ -328,7 +331,7 @@ class SampledMachine:
         log_sd: standard deviation of the log of its computation.
         network: one hop between two machines; None where samples say nothing about the network.
         network_log_sd: standard deviation of the log of what a byte takes there.
-        bus: one hop inside the machine; None likewise.
+        bus: one hop inside the machine; None where samples say nothing about it.
     """
 
     fixed_s: float
@@ -401,7 +404,7 @@ class SampledMachines:
         )
 
     @cached_property
-    def _seen(self) -> tuple[Seen, ...]:
+    def _seen(self) -> tuple[MeasuredType, ...]:
         return measured_steps(self.posterior, self.catalog)
 
     def _link(self, place: str, parameters: tuple[str, ...], factor: float) -> LinkModel | None:

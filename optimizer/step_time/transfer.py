@@ -213,7 +213,7 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
 def worker_model(
     model: FittedModel, host: ReferenceHost, instance: InstanceType, exchange: ExchangeMemory = ALONE
 ) -> WorkerModel:
-    """Predict compute time and memory of one worker of a machine type: as measured, or transferred from the profile.
+    """Predict a worker's compute time and memory on a machine type, measured or transferred; raise `Unusable` if not.
 
     Args:
         model: fits of the profile.
@@ -565,7 +565,7 @@ def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel
 
 
 def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
-    """Return the compute time of the worker of which as many equal ones end together with these unlike ones.
+    """Return the compute time of each of as many equal workers that together are as fast as these unlike ones.
 
     Its memory limit is where the first of them reaches its own.
     """

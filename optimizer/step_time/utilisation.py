@@ -138,7 +138,7 @@ def precision_class(precision: Precision) -> str:
 
 
 def save(prior: UtilisationPrior, path: Path = POSTERIOR) -> None:
-    """Write a prior to a JSON file as `utilisation_prior` reads it, each number rounded to three digits."""
+    """Write a prior to a JSON file as `utilisation_prior` reads it, each number rounded to three significant digits."""
 
     def rounded(node: object) -> object:
         if isinstance(node, Mapping):

@@ -60,7 +60,7 @@ def device_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak that `peak_memory_bytes` returns: of this process on a CPU, of torch's allocator on a GPU."""
+    """Reset the peak `peak_memory_bytes` returns: torch's allocator's on a GPU, on a CPU the process's if allowed."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -74,7 +74,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Return the peak bytes since `reset_peak_memory`: of tensors on a GPU, of the process on a CPU; None: unknown.
+    """Return peak bytes since `reset_peak_memory`: a GPU's tensors, or a process less file pages; None: unknown.
 
     Pages of files (libraries, mapped data) are left out: workers of a machine share them, and the kernel takes them
     back where memory is short. How many of them a process touches depends on whether it began as a fork.
@@ -245,7 +245,7 @@ class StepMemoryCount:
         self._updating = max(self._updating, self.tensors.peak_bytes - self._kept_bytes - self._fresh)
         self.tensors.begin_phase()
 
-    def told(self, samples: int) -> TrainingMemory:
+    def result(self, samples: int) -> TrainingMemory:
         """Return the counted memory, bytes by kind of tensor, as that of a step of ``samples`` samples."""
         return TrainingMemory(
             parameter_bytes=bytes_of(self._parameters),
@@ -334,12 +334,12 @@ class AllocatedBytes(nullcontext[None]):
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that are held now."""
+        """Bytes that tensors on the GPU hold now."""
         return int(torch.cuda.memory_allocated(self._device))
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were held at a time since the last `begin_phase`."""
+        """The most bytes that tensors on the GPU held at a time since the last `begin_phase`."""
         return int(torch.cuda.max_memory_allocated(self._device))
 
     def hold(self, tensors: Iterable[Tensor]) -> None:

@@ -43,7 +43,7 @@ class ResidualGains:
             residual.commit(TopK(ratio).encode(prepared, Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
-        """Return the share of energy Top-k would keep of this gradient by ratio; collective: every rank calls it."""
+        """Return by ratio the energy share Top-k would keep of all workers' gradient plus residual; collective."""
         kept, whole = [0.0] * len(self._ratios), [0.0] * len(self._ratios)
         for followed, residual in self._residuals.items():
             places = [i for i, nearest in enumerate(self._nearest) if nearest == followed]
@@ -130,7 +130,7 @@ class ExchangeTrials:
             trial.take(local)
         ended = [trial for trial in self._open if trial.is_over]
         self._open = [trial for trial in self._open if not trial.is_over]
-        results = [(trial.way, trial.found(crew)) for trial in ended]
+        results = [(trial.way, trial.result(crew)) for trial in ended]
         workers = crew.context.world_size
         return tuple(
             ExchangeTrial(compression=way, workers=workers, **measured)
@@ -171,7 +171,7 @@ class _Trial:
         self._exact.run(whole)
         self._add(0.0, energy(local), energy(out - whole), float(out @ whole), energy(whole))
 
-    def found(self, crew: ProbeGroup) -> dict[str, float]:
+    def result(self, crew: ProbeGroup) -> dict[str, float]:
         """Return the gain, or the variance and signal, over all workers; empty where the gradient was zero."""
         kept, local_energy, error, along, exact = crew.total(self._sums)
         if local_energy <= 0:

@@ -47,7 +47,7 @@ UNLIMITED_S = 3600.0
 
 
 def run_probe(context: WorkerContext) -> None:
-    """Measure what the run's ``spec.probe`` asks for, and write it to the event log; every rank calls it.
+    """Measure what the run's ``spec.probe`` asks for and log it, unless asked to stop; every rank calls it.
 
     Raises:
         BadInput: the spec has no probe, or the task or its data cannot be used.

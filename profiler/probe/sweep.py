@@ -40,8 +40,8 @@ FEWEST_SIZES = 2
 """Measured whatever it takes, as a line needs two points; larger sizes are left out when time runs short."""
 
 
-def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> WorkerSteps:
-    """Return a record of steps that just ended, with peak bytes and contention; ``before_s``: yardstick before them.
+def worker_steps(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> WorkerSteps:
+    """Return a record of steps that just ended, peak bytes and contention too; ``before_s``: `yardstick_s` before them.
 
     Args:
         steps: that ended just now; warm-up steps are left out.
@@ -97,7 +97,7 @@ class Replica:
         return replace(self, loss=LossModule(self.loss.model, self.task.loss, precision))
 
     def step(self, batch: Batch, mark: Callable[[], object] = lambda: None) -> None:
-        """Compute one step on ``batch``, optimizer included, without exchange; ``mark`` is called between phases.
+        """Compute one step on ``batch``, updating at learning rate 0, no exchange; call ``mark`` between phases.
 
         Args:
             batch: to compute.
@@ -111,7 +111,7 @@ class Replica:
         self.optimizer.step()
 
     def count(self, batch: Batch, samples: int) -> TrainingMemory:
-        """Take one step, not the first, and return the device memory that it takes, bytes by kind of tensor."""
+        """Take one step, not the first, which makes optimizer state; return its memory, bytes by kind of tensor."""
         count = StepMemoryCount(
             self.device,
             parameters=list(self.loss.model.parameters()),
@@ -125,7 +125,7 @@ class Replica:
         with count.tensors:
             self.step(batch, count.updates)
             count.updated()
-        return count.told(samples)
+        return count.result(samples)
 
 
 class _Stepper:
@@ -250,7 +250,7 @@ def _measure(
         if len(timed) <= 2:
             # The first step also sets up its kernels, so the second knows better how many steps there is time for.
             warmups, steps = steps_within(sweep, allowed_s, step_s)
-    return taken(timed[warmups:], device, before_s)
+    return worker_steps(timed[warmups:], device, before_s)
 
 
 def steps_within(sweep: Sweep, allowed_s: float, step_s: float) -> tuple[int, int]:

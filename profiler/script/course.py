@@ -21,7 +21,7 @@ from hetopt.profiler.probe.facts import (
     without_fused_layers,
 )
 from hetopt.profiler.probe.gradient import ResidualGains
-from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, is_too_large, steps_within, taken, yardstick_s
+from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, is_too_large, steps_within, worker_steps, yardstick_s
 from hetopt.profiler.records import GainMeasured, MemoryCounted, SweepPoint
 from hetopt.profiler.schedule import batch_ladder
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
@@ -166,7 +166,7 @@ class ScriptCourse:
         return True
 
     def _keep(self, size: int, steps: Sequence[TimedStep], before_s: float | None) -> None:
-        workers = (taken(steps, self.observer.device, before_s),)
+        workers = (worker_steps(steps, self.observer.device, before_s),)
         self.points.append(SweepPoint(sweep=self.order.sweep, local_batch_size=size, workers=workers))
 
     def _count_memory(self, size: int) -> Course:
@@ -175,7 +175,7 @@ class ScriptCourse:
         count = self.observer.count()
         yield Wish(factor=factor, count=count)
         step = yield Wish(factor=factor, count=count)
-        self.crew.record(MemoryCounted(sweep=self.order.sweep, memory=count.told(step.samples or size)))
+        self.crew.record(MemoryCounted(sweep=self.order.sweep, memory=count.result(step.samples or size)))
 
     def _train(self) -> Course:
         """Train at the script's own batch size; between steps, take gradients that tell signal from noise."""

@@ -65,7 +65,7 @@ Way: TypeAlias = Literal["", "ddp", "session"]
 """By what a script trains on several workers; empty: by nothing."""
 
 
-class Told(Record):
+class RecordedFacts(Record):
     """Facts of a recorded run of a script beside its gradients: learning rates, batch size, and how it trains."""
 
     rates: tuple[tuple[float, ...], ...] = ()
@@ -119,7 +119,7 @@ class GradientRecorder:
         if code == 0:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
-            facts = Told(
+            facts = RecordedFacts(
                 rates=tuple(map(tuple, self._rates.values())),
                 schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
                 way=way,
@@ -186,10 +186,10 @@ def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
+def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], RecordedFacts]:
     """Return what rank 0 of a recorded run saved: fp64 gradients [optimizers][steps], flat, and facts beside them."""
     gradients, facts = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
-    return gradients, Told(**facts)
+    return gradients, RecordedFacts(**facts)
 
 
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:

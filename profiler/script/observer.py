@@ -166,7 +166,7 @@ class Observer:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """Device of the trained parameters; the CPU while none are known."""
         return self.parameters[0].device if self.parameters else torch.device("cpu")
 
     @property
@@ -176,7 +176,7 @@ class Observer:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all parameters' gradients."""
+        """Bytes of the gradients of all trained parameters."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
     def count(self) -> StepMemoryCount:
@@ -237,7 +237,7 @@ class Observer:
             self._wish.count.tensors.is_paused = True
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
-        """Note the batch that a DataLoader gave the script, with its samples, and stop the clock of waiting."""
+        """Note a batch that a DataLoader gave the script, and stop the clock of waiting; skip one of an evaluation."""
         tensors = list(tensors_in(batch))
         if self._wish.count is not None:
             self._wish.count.tensors.is_paused = False
@@ -283,7 +283,7 @@ class Observer:
         if self._wish.wants_gradient:
             self._seen.gradient = flat_gradient(self.parameters, torch.float32)  # before the script clips it
 
-    def schedules(self) -> bool:
+    def may_schedule(self) -> bool:
         """Return whether a learning-rate schedule may step now: the step learns, or none was taken yet."""
         return self._wish.learns or not self.optimizers  # one that is being made takes its first step at once
 
@@ -301,7 +301,7 @@ class Observer:
         self._opens(UPDATE)
 
     def ended_step(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer's step is over, and restore its learning rates; the first one's ends the step."""
+        """Note an optimizer's step as over, restore its learning rates; raise `Finished` once all is measured."""
         self._meet(optimizer)
         self._closes(UPDATE)
         now = self._stopwatch.mark()
@@ -478,7 +478,7 @@ def _backward(backward: Callable[..., None], heard: Observer) -> Callable[..., N
 
 def _step_of_schedule(step: Callable[..., None], heard: Observer) -> Callable[..., None]:
     def stepped(schedule: LRScheduler, *arguments: Any, **options: Any) -> None:
-        if not heard.schedules():
+        if not heard.may_schedule():
             return
         try:
             step(schedule, *arguments, **options)

@@ -97,7 +97,7 @@ def test_prices_are_those_of_today_with_date_and_source(refresh: Callable[..., O
     # The feeds of all regions say themselves when they changed last.
     assert listing.spot.date == listing.band.date == datetime.date(2026, 11, 19)
     assert listing.band.label == "5-10%"
-    assert own.made.on_demand == own.made.spot == len(FEW)
+    assert own.contents.on_demand == own.contents.spot == len(FEW)
     # What was not asked for stays as it was bundled.
     assert catalog.instance_type("g5.xlarge") == load_catalog().instance_type("g5.xlarge")
     assert catalog.in_region("us-east-1").listings.keys() == load_catalog().listings.keys()
@@ -106,7 +106,7 @@ def test_prices_are_those_of_today_with_date_and_source(refresh: Callable[..., O
 
 def test_the_newest_catalogues_are_kept(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
     first, second = refresh(), refresh()
-    assert second.made.files == first.made.files
+    assert second.contents.files == first.contents.files
     feeds.fill(names=FEW, factor=2)
     third = refresh()
     price = load_catalog(REGION, third.folder).price("g5.xlarge", "on-demand")
@@ -120,12 +120,12 @@ def test_the_newest_catalogues_are_kept(refresh: Callable[..., OwnCatalog], feed
 def test_a_file_whose_connection_breaks_is_read_again(
     packs: bool, refresh: Callable[..., OwnCatalog], feeds: Feeds
 ) -> None:
-    whole = refresh().made.files
+    whole = refresh().contents.files
     feeds.packs = packs
     feeds.fill(names=FEW, version="20261126000000")
     feeds.asked.clear()
     feeds.cuts = [1_000, 5_000]
-    assert refresh().made.files == whole
+    assert refresh().contents.files == whole
     assert statuses(feeds) == [200, 200, 200]
     feeds.fill(names=FEW, version="20261127000000")
     feeds.cuts = [0] * public_file.TRIES

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel, ValidationError
 
-from hetopt.core.artifact import Artifact, PlainText, Record, Told, write_atomically
+from hetopt.core.artifact import Artifact, CleanText, PlainText, Record, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import (
     MissingFile,
@@ -266,7 +266,7 @@ class Named(Record):
 
     name: str = ""
     names: tuple[str, ...] = ()
-    told: Told = ""
+    told: CleanText = ""
     by_name: dict[str, float] | None = None
     nested: dict[str, tuple[str, ...]] | None = None
     anything: Any = None

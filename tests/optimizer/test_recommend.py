@@ -371,7 +371,7 @@ def test_averages_are_priced_as_sums_sent_alike_and_as_rarely(to_target: bool) -
         [summed] = [one for one in offered if one.compression == average.compression and not one.sync.is_local]
         for name in ("messages", "traffic_bytes", "compress_s"):
             price, of_a_sum = (getattr(one, name)[: local.most_workers + 1] for one in (average, summed))
-            assert price == pytest.approx(local.told.share * of_a_sum), name
+            assert price == pytest.approx(local.communication.share * of_a_sum), name
         assert average.stretch == pytest.approx(local.stretch(np.maximum(np.arange(9), 1)) * summed.stretch)
         assert (average.stretch_log_sd >= summed.stretch_log_sd).all()
         assert (average.gain, average.late.tolist()) == (summed.gain, summed.late.tolist())

@@ -113,7 +113,7 @@ def _with_local(model: FittedModel, space: SearchSpace) -> tuple[ExchangeOption,
     """Whole sums, a part gathered, and averages of parameters in an eighth of the steps, for at most 24 workers."""
     local = LocalOption(
         sync=Synchronization(name="selsync", delta=0.3),
-        told=Communication(share=1 / 8, log_sd=0.3, note=""),
+        communication=Communication(share=1 / 8, log_sd=0.3, note=""),
         penalty=Penalty(coefficient=0.3, coefficient_sd=0.2),
         most_workers=24,
         counts_steps=True,

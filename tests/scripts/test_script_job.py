@@ -44,7 +44,7 @@ def profile() -> Profile:
         time_budget_s=2.0,
         seed=0,
         machine_type="local",
-        told=Reporter(),
+        reporter=Reporter(),
     )
 
 

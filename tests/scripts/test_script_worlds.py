@@ -112,7 +112,7 @@ def profiled(folder: Path, text: str, dataset_size: int | None = None) -> tuple[
         time_budget_s=0.5,
         seed=0,
         machine_type="local",
-        told=Reporter(note=notes.append),
+        reporter=Reporter(note=notes.append),
     )
     return profile, " ".join(notes)
 

@@ -44,7 +44,7 @@ STARTERS = {
     "profile": "from pathlib import Path\nfrom hetopt.api.profiling_script import profile_script\n"
     "from hetopt.core.interruption import Reporter\n"
     "print(profile_script(Path('before.py'), dataset_size=None, workers=1, accelerators=0, time_budget_s=1.0, seed=0,"
-    " machine_type='local', told=Reporter()).job.parameters)",
+    " machine_type='local', reporter=Reporter()).job.parameters)",
     "exactness alone": RECORD % "'alone', Path('before.py'), (), {}",
     "local": RUN % "" + "from hetopt.backends.processes import LocalLauncher\nlauncher = LocalLauncher()" + WAIT,
     "rehearsal": RUN % MINIATURE

@@ -49,7 +49,7 @@ def truth_vector(**changes: float) -> np.ndarray:
 
 def true_log_step(configurations: list[Configuration], **changes: float) -> np.ndarray:
     rows = make_rows(configurations)
-    return steps(truth_vector(**changes), Coordinates(types=1, compressors=0), rows, Kinds.own(rows)).log_step
+    return steps(truth_vector(**changes), Coordinates(types=1, compressors=0), rows, Kinds.unshared(rows)).log_step
 
 
 def measured(

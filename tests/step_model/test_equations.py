@@ -23,7 +23,7 @@ def one(asked: Configuration, **changes: float) -> Steps:
     where = Coordinates(types=1, compressors=len(rows.compressors))
     if rows.compressors:
         vector = np.append(vector, math.log(0.004))
-    return steps(vector, where, rows, Kinds.own(rows))
+    return steps(vector, where, rows, Kinds.unshared(rows))
 
 
 @given(layout=LAYOUTS, batch=BATCHES)
@@ -123,7 +123,7 @@ def test_sending_less_exchanges_faster_and_waits_for_the_whole_gradient() -> Non
 
 def test_shares_are_derivatives() -> None:
     rows = make_rows([configuration((2, 2), 32), configuration((1, 1, 1), 64, topk=0.1)])
-    where, kinds = Coordinates(types=1, compressors=1), Kinds.own(rows)
+    where, kinds = Coordinates(types=1, compressors=1), Kinds.unshared(rows)
     vector = np.append(truth_vector(), math.log(0.004))
     here = steps(vector, where, rows, kinds)
     for share, moved in (

@@ -62,7 +62,7 @@ def every_option(model: FittedModel) -> tuple[ExchangeOption, ...]:
         patch.setattr("hetopt.optimizer.search.exchange_menu.drop_beaten", tuple)
         local = LocalOption(
             sync=Synchronization(name="selsync", delta=0.3),
-            told=Communication(share=1 / 8, log_sd=0.3, note=""),
+            communication=Communication(share=1 / 8, log_sd=0.3, note=""),
             penalty=Penalty(coefficient=0.3, coefficient_sd=0.2),
             most_workers=24,
             counts_steps=True,

@@ -31,7 +31,7 @@ from typing import Annotated, ClassVar, Protocol, Self
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
+from hetopt.core.artifact import CleanText, HostName, Record, RecordLeavingOut
 from hetopt.core.batch_partition import spec_of_living, with_hosts_first
 from hetopt.core.errors import CloudRefused
 from hetopt.core.hosts import AddressAmongHosts
@@ -183,7 +183,7 @@ class State(Record):
     time_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
     does: str = Field(pattern=r"^([a-z ]{1,80}|ended with -?[0-9]{1,3})$")
     generation: Generation | None = None
-    reason: Told | None = None
+    reason: CleanText | None = None
 
 
 def checkpoint_name(found: object) -> str | None:

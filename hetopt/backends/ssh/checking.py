@@ -21,7 +21,7 @@ from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.host import entry
 from hetopt.backends.ssh.gpus import places
 from hetopt.backends.ssh.link import SSH, Conversation, Link
-from hetopt.core.artifact import Artifact, HostName, Record, Told
+from hetopt.core.artifact import Artifact, CleanText, HostName, Record
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.formatting import bit_rate, bytes_, listed
 from hetopt.core.hosts import CPU, MOST_HOSTS, AddressAmongHosts, Host, Port
@@ -50,28 +50,28 @@ class Seen(Record):
     """A host's report on itself: Python and packages, processors, memory and disk, GPUs and driver, and its address."""
 
     python: tuple[Count, Count]
-    executable: Told
-    identity: Told
+    executable: CleanText
+    identity: CleanText
     cpus: int = Field(ge=1, le=4096)
     memory_bytes: Count | None
     writable: bool
-    there: Told
+    there: CleanText
     free_bytes: Count
-    packages: dict[Told, Told | None]
-    installs: Told | None = None
-    gpus: tuple[Annotated[tuple[Told, ...], Field(min_length=1)], ...] | Told
-    torch_trouble: Told | None = None
-    left: tuple[Told, ...] = ()
+    packages: dict[CleanText, CleanText | None]
+    installs: CleanText | None = None
+    gpus: tuple[Annotated[tuple[CleanText, ...], Field(min_length=1)], ...] | CleanText
+    torch_trouble: CleanText | None = None
+    left: tuple[CleanText, ...] = ()
     address: AddressAmongHosts | None
     port: Port | None
-    listen_trouble: Told | None
+    listen_trouble: CleanText | None
 
 
 class Ways(Record):
     """A host's links to other hosts: `yes` or why not, and bits a second to and from any that were measured."""
 
-    reached: dict[Told, Told]
-    rates: dict[Told, tuple[Rate, Rate]]
+    reached: dict[CleanText, CleanText]
+    rates: dict[CleanText, tuple[Rate, Rate]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,7 +370,7 @@ class Inventory(Artifact):
 
     hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
     addresses: dict[HostName, AddressAmongHosts] = Field(default_factory=dict)
-    left_out: dict[HostName, Told] = Field(default_factory=dict, description="why a host takes no part")
+    left_out: dict[HostName, CleanText] = Field(default_factory=dict, description="why a host takes no part")
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def host(self, name: str) -> Host:

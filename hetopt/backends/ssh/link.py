@@ -37,7 +37,7 @@ from hetopt.backends.ssh.objects import (
     frame,
     read_frame,
 )
-from hetopt.core.artifact import AnyRecord, Record, Told, parse_from_peer
+from hetopt.core.artifact import AnyRecord, CleanText, Record, parse_from_peer
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.hosts import CPU, Host
 from hetopt.core.paths import expanded
@@ -230,8 +230,8 @@ INSTALL_WITHIN_S = 1800.0
 class Begun(Record):
     """A host's answer once it has the code: the folder that it runs in, or why it refuses."""
 
-    ready: Told | None = None
-    refused: Told | None = None
+    ready: CleanText | None = None
+    refused: CleanText | None = None
 
 
 _MOST_BYTES = 4_000_000

@@ -51,7 +51,7 @@ CODINGS: Mapping[str, str] = MappingProxyType(
 )
 
 LOW_PRECISION = ("identity", "fp16", "bf16", "int8", "int4")
-"""They send everything, in fewer bytes: what averages of parameters can be made with."""
+"""Compressors that send every element in 32 bits or fewer: parameters can be averaged by them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +155,7 @@ _METHODS: dict[str, Method] = {
 }
 
 METHODS: Mapping[str, Method] = MappingProxyType(_METHODS)
-"""All of them by name; `register` adds to it."""
+"""The properties of every compressor by name; `register` adds to it."""
 
 
 def register(name: str, method: Method) -> None:

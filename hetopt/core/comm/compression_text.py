@@ -26,7 +26,7 @@ _UNITS = {"ratio": FRACTION, "floor_ratio": FRACTION}
 
 
 def parse_compression(text: str, *, option: str = "`compression`") -> Compression:
-    """Parse a compression, ``NAME(RATIO, key=value)``, whose ratio may be ``0.01``, ``100x`` or ``1%``.
+    """Parse a compression, ``NAME(RATIO, key=value)``; a compressor that sends a part sends 1 % if no ratio is given.
 
     Keys are fields of `Compression`; without a ratio, a compressor that sends a part sends 1 %.
 
@@ -47,7 +47,7 @@ def parse_wish(text: str) -> Compression | str:
 
 
 def compressor(name: str) -> str:
-    """Return the registry's name of a compressor that a person typed: ``none`` and ``dense`` are ``identity``.
+    """Return the registry's name of a typed compressor: ``none`` and ``dense`` are ``identity``; refuse ``auto``.
 
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.

@@ -67,7 +67,7 @@ def reduces_directly(payload_bytes: float, members: int) -> bool:
 
 
 def gathers_directly(payload_bytes: float, members: int) -> bool:
-    """Return whether ``members`` workers gather a payload by all sending it to each other, as it is so small."""
+    """Return whether ``members`` workers, if above 2, gather a payload by all sending it to all, as it is small."""
     return members > 2 and (members - 1) * payload_bytes <= DIRECTLY_GATHERED_BYTES
 
 

@@ -36,7 +36,7 @@ ones, and of rows of an embedding most of which are zero, it is more."""
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to exchange the gradient, for the workers there are: what the trainer does, and what it costs.
+    """An option to exchange a gradient: its compression, collective operations, time to compress, and retained energy.
 
     Attributes:
         compression: what the trainer does.
@@ -85,7 +85,7 @@ class Option:
 def make_option(
     compression: Compression, *, numel: int, workers: int, compress_s: float, shapes: Shapes | None = None
 ) -> Option:
-    """Return the exchange of a gradient of ``numel`` elements at once by a compression, with its operations.
+    """Return the option that exchanges a whole gradient of ``numel`` elements by a compression, in one bucket.
 
     Args:
         compression: what the trainer does.
@@ -167,7 +167,7 @@ Family = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The ways to exchange one gradient among which a group of workers may choose.
+    """The options to exchange one gradient among which a group of workers may choose.
 
     Attributes:
         asked: compression that the run was asked for; what it names is never departed from.
@@ -346,7 +346,7 @@ def whole_ways() -> tuple[Compression, ...]:
 
 
 def selection(name: str, ratio: float) -> Compression:
-    """Return the compression by a selecting compressor as plans use it: with error feedback, without own momentum.
+    """Return the compression by a selecting compressor as plans use it: error feedback, no momentum correction.
 
     Momentum stays with the optimizer, and is not corrected.
     """

@@ -58,7 +58,7 @@ Whole = TypeVar("Whole", int, "NDArray[np.int64]")
 
 
 def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
-    """Return the elements of a gradient that each worker sums, a multiple of ``group``; last slices may be shorter."""
+    """Return the elements of each worker's slice of a gradient, a multiple of ``group``; last slices may be shorter."""
     elements = -(-numel // workers)
     return -(-elements // group) * group
 

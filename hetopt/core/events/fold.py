@@ -157,7 +157,7 @@ class RunFold:
         clock: of the run.
         roster: who its workers are, and which of them train now.
         training_started_s: when training, or a probe's measuring, first began, seconds since the epoch.
-        last_event_s: likewise.
+        last_event_s: of the newest event, seconds since the epoch.
         first_step: steps of the checkpoint that its first session resumed from.
         furthest_step: the highest so far; ``step`` goes back to a checkpoint.
         latest: the newest logged steps.
@@ -302,7 +302,7 @@ class RunFold:
 
     @property
     def worth(self) -> float:
-        """The steps of the planned batch that one of the newest is worth."""
+        """Number of steps of the planned batch that one of the newest steps is worth, at least 1."""
         return 1.0 if self.latest is None else max(1.0, self.latest.worth)
 
     @property

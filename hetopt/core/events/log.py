@@ -38,7 +38,7 @@ CLOCK_JUMPED, JUMP_S = "clock_jumped", 5.0
 
 
 class LogUnwritable(RunFailed):
-    """The operating system refused to write an event log."""
+    """The error of an event log that the operating system refused to write."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ class EventLog:
             self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append an event with its time as a JSON line, flushed to the operating system; NaN raises ValueError."""
+        """Append an event with its time as a JSON line and flush it; a log without a path does nothing; refuse NaN."""
         if self._stream is None:
             return
         now_s = round(self._clock(), 6)
@@ -117,7 +117,7 @@ def tell_failure(path: Path, reason: str, **fields: Any) -> None:
 
 
 def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
-    """Yield the events of a log's lines as unchecked dictionaries; unfinished lines and no events are skipped."""
+    """Yield a log's events as unchecked dictionaries, up to an unfinished line; skip lines that are no events."""
     for line in lines:
         if line[-1:] not in ("\n", b"\n"):
             return
@@ -196,7 +196,7 @@ class EventReader:
         return list(self.events())
 
     def events(self) -> Iterator[LogEvent]:
-        """Yield the events that the log has gained since the last call; of a line that is too long, no more is kept.
+        """Yield the events that the log has gained since the last call; count lines that are no events in ``unread``.
 
         Raises:
             BadInput: the file cannot be read.

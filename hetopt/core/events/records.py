@@ -204,7 +204,7 @@ class CheckpointSaved(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Remarked(Happened):
-    """An event of which only its reason is told: a checkpoint or audit went wrong, or a rehearsal is slowed.
+    """An event that only gives its reason: a checkpoint or audit went wrong, or a rehearsal is slowed.
 
     A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
     (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
@@ -250,7 +250,7 @@ class ExchangeChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Audited(Happened):
-    """A step whose batch the leader computed whole and the others in shares: relative distance of their gradients."""
+    """A step whose batch the leader computed whole, and the others in parts: relative distance of both gradients."""
 
     event: Literal["audited"]
     step: Count
@@ -337,7 +337,7 @@ class ConditionChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClockJumped(Happened):
-    """A jump of the machine's clock, which was set, or stood still with the machine."""
+    """A jump of the machine's clock by ``by_s`` seconds, as it was set, or stood still with the machine."""
 
     event: Literal["clock_jumped"]
     by_s: Annotated[float, Field(ge=-1e11, le=1e11)]

@@ -30,7 +30,7 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.backends.host.protocol import spec_digest
 from hetopt.core import budget_law
-from hetopt.core.artifact import Artifact, HostName, Record, RunName, Told
+from hetopt.core.artifact import Artifact, CleanText, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BudgetStop
 from hetopt.core.events.records import LogEvent, StepsLogged, TrainingFinished
@@ -376,8 +376,8 @@ class MachineState(Record):
     host: HostName
     address: str = Field(default="", description="among the others")
     instance_type: str
-    state: Told = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
-    reason: Told | None = None
+    state: CleanText = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
+    reason: CleanText | None = None
     ending: Ending | None = None
     zone: str = ""
     extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
@@ -437,7 +437,7 @@ class ClusterState(Artifact):
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
     stop_wished_s: NonNegativeFloat | None = None
-    stop_reason: Told | None = None
+    stop_reason: CleanText | None = None
     given_up: tuple[str, ...] = Field(
         default=(), description="hosts that no machine is rented for again: their boots fail"
     )
