@@ -112,7 +112,7 @@ class FittedDevice:
     compressors: dict[str, CompressorLine]
 
     def time_s(self, local_batch_size: float) -> float:
-        """Return the seconds of a step of ``local_batch_size`` samples: interpolated as measured, beyond by the line.
+        """Return the mean seconds of a whole step without exchange: interpolated as measured, beyond by the line.
 
         Caches make the time of a sample rise and fall with the batch by more than measurements scatter, and a line is
         as far from the one as from the other.

@@ -69,7 +69,7 @@ def as_column(values: tuple[float | None, ...]) -> Column:
 
 
 def over_time(history: RunHistory) -> OverTime:
-    """Return the curves of one run, empty before its first step; time in which nothing of it ran is left out."""
+    """Return a run's curves: medians and bands of at most 300 equal stretches of the time in which it ran; or empty ones."""
     rows = history.steps
     if not rows:
         return OverTime()

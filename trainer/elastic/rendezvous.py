@@ -140,7 +140,7 @@ class Abandoned(Exception):  # not a failure
 
 
 class RendezvousStore(PrefixStore):
-    """Connection to the key-value store in which workers agree on generations, under one attempt's prefix.
+    """Store of the keys of one attempt of torchrun, in which workers agree on generations; `text` reads without waiting.
 
     Its prefix is the attempt of torchrun to start the run: those that share a store know nothing of each other.
     """

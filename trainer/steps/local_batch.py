@@ -216,7 +216,7 @@ class BatchReader:
     ranks: int = 1
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """Return a rank's slice of a global batch as micro-batches, in stream order, as few and equal as rules allow.
+        """Return a rank's slice as few equal micro-batches in stream order; a sharded model's are padded with ones of 0.
 
         One across the end of an epoch is cut there when the data is augmented.
         """

@@ -480,7 +480,7 @@ CHANGES_FILE = "changes.jsonl"
 
 
 def ask_for_change(run_dir: Path, change: Change) -> None:
-    """Ask the rehearsal that runs in ``run_dir`` for a change, which happens within 0.1 s or when it is due.
+    """Ask a rehearsal for a change, within 0.1 s or when due; raise BadInput if it is over or would not survive that.
 
     Raises:
         BadInput: the run is over, or the host cannot change so.
