@@ -94,7 +94,7 @@ exec {_workers(plan)} "$@"
 
 
 def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
-    """Return a SkyPilot task (YAML) that trains on the plan's machines; of several types: a job group on one Kubernetes.
+    """Return a SkyPilot task (YAML) that trains on the plan's machines; of several types: a group on one Kubernetes.
 
     A task has machines of one type. Where the plan mixes types it is a job group with a task for each, which finds its
     machines on one Kubernetes cluster: elsewhere the tasks of a job group do not know each other's addresses.

@@ -69,7 +69,7 @@ def as_column(values: tuple[float | None, ...]) -> Column:
 
 
 def over_time(history: RunHistory) -> OverTime:
-    """Return a run's curves: medians and bands of at most 300 equal stretches of the time in which it ran; or empty ones."""
+    """Return a run's curves: medians and bands of up to 300 equal stretches of the time in which it ran; or none."""
     rows = history.steps
     if not rows:
         return OverTime()

@@ -140,7 +140,7 @@ class Abandoned(Exception):  # not a failure
 
 
 class RendezvousStore(PrefixStore):
-    """Store of the keys of one attempt of torchrun, in which workers agree on generations; `text` reads without waiting.
+    """Store of the keys of one torchrun attempt, in which workers agree on generations; `text` reads without waiting.
 
     Its prefix is the attempt of torchrun to start the run: those that share a store know nothing of each other.
     """

@@ -331,7 +331,7 @@ class WorkerGroup:
         self.close()
 
     def agreed(self, held: CarriedState | None, *, step: int) -> None:
-        """Log that all workers go on from one state: ``held`` in memory, or (None) a checkpoint; not of the first generation.
+        """Log that all go on from one state: ``held`` in memory or (None) a checkpoint; not of the first generation.
 
         Args:
             held: what they took over; None: the newest checkpoint, or nothing.

@@ -139,7 +139,7 @@ class GradientSum:
         return True
 
     def begin(self, sharers: int | None = None, *, wants_norms: bool = False) -> None:
-        """Move ``.grad`` aside before backward; of one that all have already, each adds ``1 / sharers`` (None: all workers).
+        """Move ``.grad`` aside before backward; of one that all have, each adds ``1 / sharers`` (None: all workers).
 
         Args:
             sharers: workers whose gradients are added up, fewer in an audit; None: all. Of a gradient that they have in

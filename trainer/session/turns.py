@@ -126,7 +126,7 @@ class StepMessages(Guard):
             )
 
     def finish(self) -> list[float]:
-        """Wait for all workers' messages; return 64 sums, zeros behind; raise on all if actions differ or a worker is gone.
+        """Wait for all workers' messages; return 64 sums, zeros behind; raise if actions differ or a worker is gone.
 
         Returns:
             As many as a message has, 64: the sums, and zeros behind them; of a single worker its numbers alone.

@@ -216,7 +216,7 @@ class BatchReader:
     ranks: int = 1
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """Return a rank's slice as few equal micro-batches in stream order; a sharded model's are padded with ones of 0.
+        """Return a rank's slice as few equal micro-batches in stream order; a sharded model's padded with empty ones.
 
         One across the end of an epoch is cut there when the data is augmented.
         """

@@ -302,7 +302,7 @@ POLICIES = ("operator_policy", "node_trust", "node_policy", "end_trust", "end_po
 
 
 def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
-    """Return an IAM policy of ``policies.json`` with ``names`` filled in; ``types``: all that it lets be rented; empty: any.
+    """Return an IAM policy of ``policies.json`` with ``names`` filled in; ``types``: all that may be rented; (): any.
 
     Args:
         name: one of `POLICIES`, or ``bucket_policy``.
