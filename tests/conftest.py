@@ -6,6 +6,7 @@ import fcntl
 import gc
 import ipaddress
 import os
+import pickle
 import signal
 import socket
 import tempfile
@@ -78,6 +79,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of rented machines go to one process of tests: each would start a server of its own, for seconds."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/ec2" if nodeid.startswith("tests/ec2/") else super()._split_scope(nodeid)
+
+    return ByServer(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 @pytest.fixture
 def own_leftovers() -> Iterator[None]:
     """What killed rehearsals leave behind is the machine's: no other test leaves any, or sweeps, meanwhile."""
@@ -134,6 +147,22 @@ def _heard_interrupts() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fitted_once() -> Iterator[None]:
+    """Steps of one profile, which most plans of tests are of, are fitted once; who tests the fit calls it itself."""
+    from hetopt.optimizer.step_time import model
+
+    plain, fitted = model.fit, dict[bytes, Any]()
+
+    def fit(*samples: object, **priors: object) -> object:
+        key = pickle.dumps(samples) + repr(priors).encode()
+        return fitted[key] if key in fitted else fitted.setdefault(key, plain(*samples, **priors))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "fit", fit)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

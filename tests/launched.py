@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -36,11 +37,13 @@ def start_elsewhere(launcher: type[ProcessLauncher], spec: RunSpec, run_dir: Pat
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
     """Every living process with the run's folder on its command line, children of tests by `-c` aside."""
+    named = (process for process in psutil.process_iter(["cmdline"]) if str(run_dir) in (process.info["cmdline"] or []))
     found = []
-    for process in psutil.process_iter(["cmdline", "status", "ppid"]):
-        line = process.info["cmdline"] or []
-        if str(run_dir) in line and "-c" not in line and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
+    for process in named:
+        with suppress(psutil.NoSuchProcess):
+            process.info |= process.as_dict(["status", "ppid"])
+            if "-c" not in process.info["cmdline"] and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 

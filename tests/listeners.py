@@ -63,7 +63,7 @@ class Listeners:
 
 
 @contextmanager
-def watched(root: int, every_s: float = 0.1) -> Iterator[Listeners]:
+def watched(root: int, every_s: float = 0.2) -> Iterator[Listeners]:
     """Look at a process and all that it has started, until the block ends and once more at its end.
 
     The last look makes sure that what still listens when the block ends is seen, however slow the looking thread was.

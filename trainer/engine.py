@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -365,7 +365,7 @@ class Engine:
             looks=0 if steering is None else len(steering.looks),
             **reported,
         )
-        *numbers, looked = astuple(row)
+        *numbers, looked = vars(row).values()
         gathering = Gathering([*numbers, *looked], self.context.world_size)
         self.control_s += self.context.clock() - begun_s
         self.log.resume()

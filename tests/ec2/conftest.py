@@ -329,9 +329,8 @@ def objects(cloud: BotoEdge) -> S3Objects:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(cloud: BotoEdge, tmp_path: Path) -> Path:
     """The folder of all runs of whoever types commands."""
-    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "runs"
 
 

@@ -30,7 +30,7 @@ SLOWER = 2.2
 
 def plan_from(profile: Profile, types: tuple[str, ...]) -> Plan:
     goal = Goal(budget_usd=5.0, ends="epochs", amount=20.0)
-    options = Options(batch_size=256, max_workers=4, trials=20, types=types)
+    options = Options(batch_size=256, max_workers=4, trials=0, types=types)
     return recommend(
         PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
     )

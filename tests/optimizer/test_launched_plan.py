@@ -264,7 +264,7 @@ def test_the_least_gain_is_that_of_the_policy() -> None:
 
 @pytest.fixture(scope="module")
 def plan(catalog: Catalog) -> Plan:
-    options = Options(trials=20, batch_size=128, types=("c7a.large", "c7a.xlarge"))
+    options = Options(trials=0, batch_size=128, types=("c7a.large", "c7a.xlarge"))
     return recommend(
         PlanRequest(make_profile(), catalog, Goal(ends="target", budget_usd=5.0), options), seed=0, now=NOW
     )

@@ -126,7 +126,7 @@ def test_pip_installs_it_and_it_runs_from_there(tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     there = tmp_path / "there"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps", "-q"]
-    subprocess.run([*pip, "--target", str(there), f"./{name}[train]"], cwd=tmp_path, check=True)
+    subprocess.run([*pip, "--no-compile", "--target", str(there), f"./{name}[train]"], cwd=tmp_path, check=True)
     told = subprocess.run(
         [
             sys.executable,
@@ -182,7 +182,7 @@ def test_nothing_tells_people_to_install_hetopt_by_name() -> None:
 
 # Plain `hetopt`, installed from the wheel without torch, plans; what needs torch says so in a sentence.
 
-RECORDED = sorted((REPOSITORY / "tests" / "recorded").glob("*.json"))
+DIGITS = REPOSITORY / "tests" / "recorded" / "digits.json"
 HEAVY = ("torch", "scipy", "sklearn", "boto3", "optuna", "numpy", "pydantic", "rich")
 
 
@@ -197,41 +197,6 @@ def hetopt(planning_bin: Path, folder: Path, *arguments: str) -> subprocess.Comp
         text=True,
         check=False,
     )
-
-
-def test_there_is_no_torch_here(planning_bin: Path) -> None:
-    """Otherwise the tests below prove nothing."""
-    code = (
-        "import sys; from importlib.util import find_spec; sys.exit(any(map(find_spec, ('torch', 'boto3', 'sklearn'))))"
-    )
-    assert subprocess.run([str(planning_bin / "python"), "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--help",), "recommend"),
-        (("--version",), "hetopt 0."),
-        (("recommend", "--help"), "--budget"),
-        (("catalog", "show", "g5.xlarge"), "A10G"),
-    ],
-)
-def test_the_command_line_works(planning_bin: Path, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    result = hetopt(planning_bin, tmp_path, *arguments)
-    assert result.returncode == 0, result.stderr
-    assert said in result.stdout
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path != RECORDED[0]), id=path.stem) for path in RECORDED],
-)
-def test_a_recorded_profile_becomes_a_plan(planning_bin: Path, tmp_path: Path, profile: Path) -> None:
-    result = hetopt(planning_bin, tmp_path, "recommend", str(profile), "--budget", "5", "--json")
-    assert result.returncode == 0, result.stderr
-    plan = json.loads(result.stdout)
-    assert plan["kind"] == "plan"
-    assert plan["chosen"]["prediction"]["cost_usd"]["value"] <= 5
 
 
 def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Path, tmp_path: Path) -> None:
@@ -250,7 +215,7 @@ def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Pat
         for arguments in (
             (
                 "recommend",
-                str(RECORDED[0]),
+                str(DIGITS),
                 "--budget",
                 "5",
                 "--epochs",
@@ -260,6 +225,7 @@ def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Pat
                 "--study",
                 "study.jsonl",
             ),
+            ("recommend", "--help"),
             ("catalog", "list", "--json"),
             ("status",),
             ("config",),
@@ -271,7 +237,8 @@ def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Pat
         for folder in folders:
             folder.chmod(0o755)
     assert files() == before
-    assert (tmp_path / "plan.json").exists()
+    plan = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert (plan["kind"], plan["chosen"]["prediction"]["cost_usd"]["value"] <= 5) == ("plan", True)
 
 
 def test_measuring_without_torch_says_what_to_install(planning_bin: Path, tmp_path: Path) -> None:
@@ -283,15 +250,20 @@ def test_measuring_without_torch_says_what_to_install(planning_bin: Path, tmp_pa
 
 
 def test_the_command_line_starts_light(planning_bin: Path, tmp_path: Path) -> None:
-    """`hetopt --help` must be instant, so the face imports no library until a command needs it."""
-    code = f"import sys; import hetopt.cli.main; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    """`hetopt --help` must be instant, so the face imports no library until a command needs it.
+
+    There is no torch here, or else the tests above prove nothing.
+    """
+    code = (
+        "import sys, hetopt.cli.main; from importlib.util import find_spec\n"
+        f"print(*(name for name in {HEAVY!r} if name in sys.modules), *map(find_spec, ('torch', 'boto3', 'sklearn')))"
+    )
     result = subprocess.run(
         [str(planning_bin / "python"), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert result.stdout.split() == []
+    assert result.stdout.split() == ["None"] * 3
 
 
-DIGITS = REPOSITORY / "tests" / "recorded" / "digits.json"
 HERE = sys.version_info[:2]
 
 

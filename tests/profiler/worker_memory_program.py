@@ -189,14 +189,16 @@ def main(rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0"}
     cases: list[dict[str, Any]] = json.loads((folder / "cases.json").read_text())
     join(rank, WORLD_SIZE, folder)
-    told = []
+    told, counts = [], dict[str, TrainingMemory]()
     for number, case in enumerate(cases):
         compression, sync = Compression(**case["compression"]), Synchronization(**case["sync"])
         material = None
         if "task" in case:
             spec = spec_of(case["task"], case["counted"][0], compression, shard=case.get("shard"))
             material = Material.load(spec)
-            memory = counted(material, spec, case["counted"])  # by both, as models are built together
+            if case["task"] not in counts:
+                counts[case["task"]] = counted(material, spec, case["counted"])  # by both: models are built together
+            memory = counts[case["task"]]
         else:
             memory = profiled(Path(case["profile"]))
         gradient = memory.gradient_bytes

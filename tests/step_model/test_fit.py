@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import Configuration, Node, StepSample
@@ -80,7 +80,6 @@ def test_an_interval_is_wide_where_the_samples_are_silent() -> None:
     assert width(one_size, configuration((1,), 256)) > 2 > 1.4 > width(one_size, configuration((1,), 32))
 
 
-@settings(max_examples=25)
 @given(
     most=st.sampled_from([1, 2, 4]),
     nodes=st.integers(1, 3),
@@ -122,7 +121,6 @@ def test_more_gpus_than_a_processor_joins_are_unknown_until_one_such_machine_was
     assert width("g4dn.metal", 1, 2, 4) > 1.5 * width("p4d.24xlarge", 1, 2, 4)
 
 
-@settings(max_examples=25)
 @given(
     latency_s=st.floats(1e-5, 8e-3),
     network=st.floats(-6, 1),
@@ -237,7 +235,6 @@ def test_a_compressor_that_was_measured_is_known_better() -> None:
 LAYOUTS = st.lists(st.integers(1, 16), min_size=1, max_size=5).map(tuple)
 
 
-@settings(max_examples=25)
 @given(
     rows=st.lists(
         st.tuples(LAYOUTS, st.integers(1, 4096), st.floats(1e-3, 10.0), st.sampled_from([None, 0.0, 0.5, 1.0])),

@@ -28,6 +28,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
 )
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.priors import SWITCHED
 from hetopt.optimizer.step_time.tiers import SampledMachines
 from hetopt.optimizer.step_time.utilisation import REFERENCE
@@ -130,7 +131,6 @@ def test_samples_and_queries_say_their_precision() -> None:
     assert elsewhere.step_time_high_s / elsewhere.step_time_low_s > same.step_time_high_s / same.step_time_low_s
 
 
-@settings(max_examples=25, deadline=None)
 @given(step_time_s=st.floats(1e-2, 10), octaves=st.integers(1, 3))
 def test_another_gpu_follows_its_batch_by_a_power(step_time_s: float, octaves: int) -> None:
     """One way as the other, where one batch size was measured; where two were, their line is the job's own."""
@@ -335,6 +335,6 @@ def test_from_a_tenth_of_the_rows(shared_data: Path) -> None:
 def test_ten_times_the_rows_are_fitted_with_little_more_work(shared_data: Path) -> None:
     rows = read(shared_data, "ncf-aws", "answers") + read(shared_data, "ncf-aws", "profile")
     few, many = (observe(rows[:count]) for count in (200, 2000))
-    StepTimeModel.fit(few, {})
-    calls = [calls_of(lambda: StepTimeModel.fit(few, {})), calls_of(lambda: StepTimeModel.fit(many, {}))]
+    fit(few)
+    calls = [calls_of(lambda: fit(few)), calls_of(lambda: fit(many))]
     assert calls[1] < 4 * calls[0]

@@ -409,7 +409,7 @@ def test_a_step_is_worth_at_least_one_and_at_most_its_size_and_grows_with_it(noi
     assert step_worth(noise, given_size, given_size) == 1
 
 
-@given(st.floats(0.1, 10), st.floats(0, 0.5), st.integers(0, 99))
+@given(st.floats(0.1, 10), st.floats(0, 0.35), st.integers(0, 99))
 def test_noise_is_told_from_zero_only_where_it_is_there(scale, spread, seed):
     draw, curve, nothing = random.Random(seed), NoiseCurve(), NoiseCurve()
     for count in range(100):

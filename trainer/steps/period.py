@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from hetopt.core.events.log import Event
 from hetopt.core.training_laws import Moments, pooled_noise
@@ -188,7 +188,7 @@ class Period:
         """True where no number of the exchanges is NaN or infinite."""
         return all(
             math.isfinite(number)
-            for *single, looked in map(astuple, self.rows)
+            for *single, looked in (vars(row).values() for row in self.rows)
             for number in (*single[_OF_EXCHANGES:], *looked)
         )
 
