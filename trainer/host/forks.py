@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -291,6 +292,7 @@ def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], 
         before = dict(os.environ)
         os.environ.clear()
         os.environ.update(request["environment"])
+        tempfile.tempdir = None  # what was found when libraries were loaded, by another environment
         _show(request["arguments"], before)
         while os.getppid() == orphan_of:
             time.sleep(_SOON_S)
