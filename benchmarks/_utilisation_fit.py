@@ -47,14 +47,10 @@ MEASURED = "public throughputs of 2020 to 2025"
 
 
 def _bert(width: int, layers: int) -> ModelCount:
-    """Return the counts of a BERT as NVIDIA's DeepLearningExamples train it, its attention keeping its scores.
-
-    They take ``5 a s^2`` bytes a layer (Korthikanti et al. 2022, equation 1); today's fused kernels do not keep them.
-    """
+    """Return the counts of a BERT as NVIDIA's DeepLearningExamples train it."""
     config = {"model_type": "bert", "vocab_size": 30522, "hidden_size": width, "num_hidden_layers": layers}
-    tokens, heads = 384, width // 64
-    model = of_config({**config, "num_attention_heads": heads, "intermediate_size": 4 * width}, tokens)
-    return replace(model, activation_bytes=model.activation_bytes + 5.0 * layers * heads * tokens**2)
+    shape = {"num_attention_heads": width // 64, "intermediate_size": 4 * width}
+    return of_config({**config, **shape, "architectures": ["BertForQuestionAnswering"]}, 384)
 
 
 def _vit(width: int, layers: int, inner: int, patch: int) -> ModelCount:
@@ -76,7 +72,7 @@ MODELS: Mapping[str, ModelCount] = {
     "bert_large_squad": _bert(1024, 24),
     "cifar-vit_base_patch16_224": _vit(768, 12, 3072, 16),
     "cifar-vit_large_patch16_224": _vit(1024, 24, 4096, 16),
-    "vit-g14-224": _vit(1408, 40, 6144, 14),
+    "vit-g14-224": replace(_vit(1408, 40, 6144, 14), score_bytes=0.0),  # NeMo's attention is fused
     "llama3.1-8b-seq8192": of_config(LLAMA_8B, 8192),
 }
 """By job; those of llm-foundry are counted from their parameters."""

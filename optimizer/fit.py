@@ -34,6 +34,11 @@ SPREAD_ONE_BATCH_SIZE = 0.3
 """Log standard deviation where one batch size was measured, so that fixed and per-sample time cannot be told apart."""
 
 
+THREAD_SCALING = 0.85
+"""Prior of eta in ``t ~ threads^-eta``: small models leave many threads idle."""
+
+THREAD_SCALING_SD = 0.15
+
 LEAST_GROWTH = 0.1
 """Part of a step that must grow with its samples for the slope to be told from what measurements scatter."""
 
@@ -219,6 +224,25 @@ class FittedModel:
     def whole_host(self) -> FittedDevice:
         """The device with the host to itself, or the least divided one."""
         return min(self.devices, key=lambda fitted: fitted.device.workers_per_host)
+
+    @cached_property
+    def thread_scaling(self) -> tuple[float, float]:
+        """Eta in ``time ~ threads^-eta`` and its standard deviation: a prior, updated by CPU steps of the profile.
+
+        Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is,
+        and so do steps that hardly grow with their samples, which tell nothing of how threads share them.
+        """
+        cpus = [fitted for fitted in self.devices if fitted.device.kind == "cpu" and fitted.grows]
+        few = min(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
+        many = max(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
+        if few is None or many is None or few.device.threads_per_worker == many.device.threads_per_worker:
+            return THREAD_SCALING, THREAD_SCALING_SD
+        octaves = math.log(many.device.threads_per_worker / few.device.threads_per_worker)
+        seen = math.log(few.step_time.per_sample_s / many.step_time.per_sample_s) / octaves
+        seen_sd = math.hypot(few.step_time.log_sd, many.step_time.log_sd) / octaves
+        prior, evidence = THREAD_SCALING_SD**-2, seen_sd**-2
+        eta = (prior * THREAD_SCALING + evidence * seen) / (prior + evidence)
+        return min(1.0, max(0.3, eta)), (prior + evidence) ** -0.5
 
     @cached_property
     def losses(self) -> ExchangeLosses:

@@ -32,6 +32,9 @@ from hetopt.core.memory import StepMemory, TrainingMemory
 
 Kind = Literal["transformer", "convolution"]
 
+LOGIT_BYTES = 6
+"""Kept of each entry of a language model's output: itself in 16 bits, and its logarithm in single precision."""
+
 TOKENS_A_PARAMETER = 20
 """Of a training run that makes the best of its operations (Hoffmann et al. 2022, table 3)."""
 
@@ -51,6 +54,9 @@ class ModelCount:
         parameters: all of them.
         forward_flops: of one sample, in its forward pass.
         attention_flops: of these, products of queries, keys and values.
+        logits: of one sample, what its output tells apart at each of its tokens; `LOGIT_BYTES` of the activations each.
+        score_bytes: of one sample, what attention keeps of its scores where it is computed by one operation after the
+            other, as by the published code of encoders; memory is counted without it, as fused kernels need none.
         activation_bytes: of one sample, kept for the backward pass in 16 bits.
         layers: one behind the other.
         sample: what one sample is, in words.
@@ -64,6 +70,8 @@ class ModelCount:
     layers: int
     sample: str
     attention_flops: float = 0.0
+    logits: float = 0.0
+    score_bytes: float = 0.0
 
     @property
     def in_words(self) -> str:

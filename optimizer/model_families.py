@@ -20,7 +20,7 @@ from typing import Any
 
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import shown
-from hetopt.optimizer.model_counts import ACTIVE_ALONE, Fields, Kind, ModelCount, image, sequence
+from hetopt.optimizer.model_counts import ACTIVE_ALONE, LOGIT_BYTES, Fields, Kind, ModelCount, image, sequence
 
 PROMPT_TOKENS = 77
 """Of CLIP's text encoder, which prompts are read by."""
@@ -221,7 +221,7 @@ class Transformer:
         gated: three inner matrices, RMS norms and no biases, as Llama has.
         tied: whether the output multiplies with the embedding, where the configuration does not say.
         places: whether positions are learned.
-        encodes: types of tokens and a pooler, and no output over the vocabulary, as BERT has.
+        encodes: types of tokens and a pooler, as BERT has, and an output over the vocabulary only until it was saved.
         shares: whether all layers have the same parameters, unless the configuration names groups of them.
         mixes: the key of the number of experts among which each layer chooses, and which has to be said.
     """
@@ -236,6 +236,8 @@ class Transformer:
     def __call__(self, fields: Fields, tokens: int | None) -> ModelCount:
         """Return the counts of a model of this family (see `of_config`)."""
         vocabulary = fields.whole("vocab_size")
+        # Encoders that were saved say what for; one that was not is trained from the start, to find words left out.
+        speaks = not self.encodes or "architectures" not in fields.values
         places = fields.whole("max_position_embeddings", "n_positions", "n_ctx", default=512 if self.encodes else 1024)
         body = self.layers(fields)
         copies = 1 if fields.flag("tie_word_embeddings", default=self.tied) else 2
@@ -247,7 +249,7 @@ class Transformer:
         widening = _linear(narrow, body.width) if narrow != body.width else 0
         layers = fields.whole("num_hidden_groups", default=1) if self.shares else body.count
         parameters = embedded * narrow + widening + layers * body.parameters + 2 * body.width + pooler
-        head = 0 if self.encodes else vocabulary * body.width
+        head = (vocabulary + body.width * self.encodes) * narrow if speaks else 0
         name = str(fields.values.get("model_type"))
         if self.places and tokens is not None and tokens > places:
             raise BadInput(
@@ -255,7 +257,12 @@ class Transformer:
                 hint=f"for example `tokens={places}`",
             )
         return body.sample(
-            name, parameters, head, tokens or min(places, MOST_TOKENS), 0 if self.encodes else vocabulary
+            name,
+            parameters,
+            head,
+            tokens or min(places, MOST_TOKENS),
+            vocabulary if speaks else 0,
+            fused=not self.encodes,
         )
 
     def layers(self, fields: Fields) -> Layers:
@@ -287,6 +294,7 @@ class Transformer:
             count=fields.whole("num_hidden_layers", "n_layer", "n_layers"),
             width=width,
             heads=query,
+            number_of_heads=heads,
             inner=chosen * inner + shared_inner,
             gated=self.gated,
             parameters=attention + experts * each_expert + always + beside,
@@ -308,7 +316,7 @@ class Layers:
     Attributes:
         count: how many.
         width: of a token between them.
-        heads: width of all heads together.
+        heads: width of all heads together, and ``number_of_heads`` how many those are.
         inner: width inside, of all that a token passes.
         gated: whether what is inside is gated.
         parameters: of a layer.
@@ -318,16 +326,20 @@ class Layers:
     count: int
     width: int
     heads: int
+    number_of_heads: int
     inner: int
     gated: bool
     parameters: int
     weights: int
 
-    def sample(self, name: str, parameters: int, head: int, tokens: int, vocabulary: int = 0) -> ModelCount:
+    def sample(
+        self, name: str, parameters: int, head: int, tokens: int, vocabulary: int = 0, *, fused: bool = True
+    ) -> ModelCount:
         """Return the counts of a model with these layers, for samples of ``tokens`` tokens; ``head``: output weights.
 
         Activations of a token and layer in 16 bits: 18 bytes for each of its width, 4 (gated: 8) of its inner width
-        (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores).
+        (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores). Scores are 5
+        bytes for each head and pair of tokens (equation 1).
 
         Args:
             name: of the model.
@@ -335,10 +347,11 @@ class Layers:
             head: weights of the output, which each token is multiplied with.
             tokens: of a sample.
             vocabulary: tokens that the output tells apart; 0: none.
+            fused: whether attention is one kernel, which keeps no scores, in the code that the family is trained with.
         """
         weights = self.count * self.weights + head
         attention_flops = 4.0 * tokens**2 * self.heads * self.count
-        activations = self.count * (18 * self.width + (8 if self.gated else 4) * self.inner) + 6 * vocabulary
+        activations = self.count * (18 * self.width + (8 if self.gated else 4) * self.inner) + LOGIT_BYTES * vocabulary
         return ModelCount(
             name=name,
             kind="transformer",
@@ -348,6 +361,8 @@ class Layers:
             activation_bytes=float(tokens * activations),
             layers=self.count,
             sample=sequence(tokens),
+            logits=float(tokens * vocabulary),
+            score_bytes=0.0 if fused else 5.0 * tokens**2 * self.number_of_heads * self.count,
         )
 
 
@@ -377,10 +392,12 @@ def _t5(fields: Fields, tokens: int | None) -> ModelCount:
         forward_flops=2.0 * each * (weights + vocabulary * width) + attention_flops,
         attention_flops=attention_flops,
         activation_bytes=float(
-            each * ((encoder + decoder) * kept + decoder * 5 * width + attentions * 8 * all_heads + 6 * vocabulary)
+            each * ((encoder + decoder) * kept + decoder * 5 * width + attentions * 8 * all_heads)
+            + LOGIT_BYTES * each * vocabulary
         ),
         layers=encoder + decoder,
         sample=f"{each:,} tokens in and as many out",
+        logits=float(each * vocabulary),
     )
 
 
@@ -398,7 +415,7 @@ def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
     norms = (encoder * 13 + decoder * 22 + 6) * width
     attention_flops = 4.0 * width * (encoder * places**2 + decoder * (text**2 + text * places))
     matrices = (listening + reads + hears / 2) * places + (writes + hears / 2 + vocabulary * width) * text
-    kept = encoder * places * 34.0 * width + decoder * text * 52.0 * width + 6 * vocabulary * text
+    kept = encoder * places * 34.0 * width + decoder * text * 52.0 * width + LOGIT_BYTES * vocabulary * text
     return ModelCount(
         name="whisper",
         kind="transformer",
@@ -408,6 +425,7 @@ def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
         activation_bytes=kept,
         layers=encoder + decoder,
         sample=f"30 s of sound and {text:,} tokens",
+        logits=float(vocabulary * text),
     )
 
 
@@ -419,7 +437,7 @@ def _vit(fields: Fields, _: int | None) -> ModelCount:
     body = Transformer().layers(fields)
     embedding = _linear(fields.whole("num_channels", default=3) * patch * patch, body.width)
     parameters = embedding + (patches + 4) * body.width + body.count * body.parameters
-    counted = body.sample("vit", parameters + _linear(body.width, fields.labels), embedding, patches + 1)
+    counted = body.sample("vit", parameters + _linear(body.width, fields.labels), embedding, patches + 1, fused=False)
     return replace(counted, sample=image(pixels))
 
 

@@ -21,7 +21,7 @@ from hetopt.trainer.context import Generators
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
 from hetopt.trainer.failure import reason_of
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
-from hetopt.trainer.task import Task, TaskData, is_judged_by_loss, make_model, make_optimizer, mean_of
+from hetopt.trainer.task import Task, TaskData, make_model, make_optimizer, mean_of
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import TOLERANCE, probe_loss
 
@@ -186,13 +186,13 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
     """Check that evaluation sums double when samples come twice, and that metrics include the target's."""
     model.eval()
     few = list(range(min(SAMPLES, len(dataset))))
-    # Those of a task without its own are its loss's.
-    where = place(task.evaluate, task.loss)
+    evaluate = task.evaluate or task.loss
+    where = place(evaluate, task.loss)
 
     def sums(indices: list[int]) -> dict[str, float]:
         batch = fetch(dataset, indices)
         with torch.no_grad():
-            totals = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
+            totals = run(evaluate, lambda: task.sums(model, batch), "The task's evaluate", where)
         if not isinstance(totals, Mapping) or not totals:
             said = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
             raise Ended(f"The task's evaluate gives {said}.", hint=_SUMS, where=where)
@@ -205,7 +205,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
         for name, value in once.items()
         if not math.isclose(2 * value, twice[name], rel_tol=TOLERANCE, abs_tol=1e-6)
     ]
-    is_known = before.has_drawn(_CPU) or is_judged_by_loss(task)  # random, or said of the loss already
+    is_known = before.has_drawn(_CPU) or task.evaluate is None  # random, or said of the loss already
     if wrong and not is_known:
         yield error(
             text=f"'{wrong[0]}' of evaluate is no sum over samples: the same samples twice over give "

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -98,17 +97,11 @@ def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
 _COUNT = "counted"
 
 
-def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    result = loss(model, batch)
+def _summed_loss(result: Loss, batch: Batch) -> Mapping[str, Tensor]:
     if isinstance(result, tuple):
         summed, count = result
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
     return {"loss": result.double() * samples_in(batch)}
-
-
-def is_judged_by_loss(task: Task) -> bool:
-    """Return whether a task has no ``evaluate`` of its own, and so is evaluated by its training loss."""
-    return isinstance(task.evaluate, partial) and task.evaluate.func is _summed_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +151,8 @@ class Task:
             of layers that normalise by the batch, the run says by how much shares differ from one machine.
         optimizer: builds the optimizer with the learning rate tuned for ``batch_size``.
         evaluate: per-batch SUMS, scalars (for instance how many are correct, the summed loss), so that sums over any
-            partition of the evaluation data add up to the same whole. Runs in eval mode without gradients.
+            partition of the evaluation data add up to the same whole. Runs in eval mode without gradients. None: the
+            summed loss.
         metrics: named metrics from the summed values and the number of samples.
         target: which of those metrics has to reach what; the usual one, a mean loss of at most 0, stands for none:
             such a task is planned for epochs or steps.
@@ -184,7 +178,7 @@ class Task:
     loss: Callable[[nn.Module, Batch], Loss]
     optimizer: OptimizerFactory
     batch_size: int
-    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] = None  # type: ignore[assignment]  # its summed loss
+    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] | None = None
     metrics: Callable[[Mapping[str, float], int], dict[str, float]] = mean_loss
     target: Target = NO_TARGET
     learning_rate_rule: LearningRateRule = "sqrt"
@@ -196,11 +190,10 @@ class Task:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
-        if self.evaluate is None:
-            object.__setattr__(self, "evaluate", partial(_summed_loss, self.loss))
         if not self.name or ":" in self.name:
             raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")
-        for part in ("model", "data", "loss", "optimizer", "evaluate", "metrics", "schedule"):
+        own = ("evaluate",) if self.evaluate is not None else ()
+        for part in ("model", "data", "loss", "optimizer", *own, "metrics", "schedule"):
             if not callable(getattr(self, part)):
                 raise BadInput(
                     f"Task '{self.name}' has a {part} that cannot be called.",
@@ -224,6 +217,10 @@ class Task:
                     hint=f"Choose one of {', '.join(names)}.",
                 )
 
+    def sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the evaluation's sums over a batch, by name: those of ``evaluate``, or else of the loss."""
+        return _summed_loss(self.loss(model, batch), batch) if self.evaluate is None else self.evaluate(model, batch)
+
     def learning_rate_scale(self, batch_size: int) -> float:
         """Return the factor on the tuned learning rate at a global batch of ``batch_size`` samples."""
         return learning_rate_scale(self.learning_rate_rule, batch_size, self.batch_size)
@@ -238,7 +235,7 @@ def evaluation_sums(
     *,
     passes: int = 0,
 ) -> dict[str, float]:
-    """Return ``task.evaluate``'s sums by name over samples ``indices``, in eval mode, in at least ``passes`` batches.
+    """Return a task's evaluation sums by name over samples ``indices``, in eval mode, in at least ``passes`` batches.
 
     Over any partition of the data the results of the parts add up to the result of the whole (to rounding), so workers
     evaluate a part each. Replicas must agree on buffers as well as parameters. The model's mode is restored.
@@ -260,7 +257,7 @@ def evaluation_sums(
             for number in range(max(passes, -(-len(indices) // task.evaluation_batch_size))):
                 start = number * task.evaluation_batch_size
                 part = indices[start : start + task.evaluation_batch_size]
-                sums = task.evaluate(model, to_device(fetch(dataset, part if len(part) else range(1)), device))
+                sums = task.sums(model, to_device(fetch(dataset, part if len(part) else range(1)), device))
                 parts.append({key: float(value) if len(part) else 0.0 for key, value in sums.items()})
             return add_sums(parts)
     finally:

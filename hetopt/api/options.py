@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, pairs, path
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import COUNT, DURATION, FRACTION, NUMBER, SIZE, WHOLE, Unit, arguments, fields, quantity
-from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
+from hetopt.core.option import Option, Options, duration_s, names, options, positive, within, zone
 
 if TYPE_CHECKING:
     import optuna
@@ -441,7 +441,7 @@ class Search(Sought):
             read=partial(within, least=0.0001, most=0.9999, example="0.9", written=FRACTION),
         ),
     ] = None
-    zone: Annotated[str | None, Option(help="Availability zone of all machines, such as us-east-1a.")] = None
+    zone: Annotated[str | None, Option(help="Availability zone of all machines, such as us-east-1a.", read=zone)] = None
     max_machines: Annotated[int | None, Option(help="Most machines in a cluster.", read=workers)] = None
     mixed_types: Annotated[
         int,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hetopt.core.errors import BadInput
-from hetopt.core.option import Option, Options, duration_s, options, positive, within
+from hetopt.core.option import Option, Options, duration_s, options, positive, within, zone
 
 if TYPE_CHECKING:
     from hetopt.core.run_spec import RunSpec
@@ -286,7 +286,7 @@ class Ec2(Machines):
     bucket: Annotated[
         str | None, Option(help="Where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION.")
     ] = None
-    zone: Annotated[str | None, Option(help="Only this availability zone, by name or id.")] = None
+    zone: Annotated[str | None, Option(help="Only this availability zone, by name or id.", read=zone)] = None
     substitutes: Annotated[
         Mapping[str, Sequence[str]],
         Option(

@@ -157,6 +157,7 @@ def main() -> None:
     terminal.prepare()
     code = terminal.finish(_exit_code())
     ignore_signals()
+    gc.freeze()  # or all that was made is looked through once more as the process ends: a tenth of a first answer
     sys.exit(code)
 
 

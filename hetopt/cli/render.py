@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
+from weakref import WeakKeyDictionary
 
 from rich.console import Console
 from rich.markup import escape
@@ -73,19 +74,19 @@ def show(blocks: Iterable[Block]) -> None:
 
 def answer(blocks: Sequence[Block], *, explain: bool) -> None:
     """Print a document's blocks, the most important first: as many as one screen holds, or to ``explain`` all."""
-    room = SCREEN - sum(_lines_above)
+    room = SCREEN - _lines_above.pop(sys.stderr, 0)
     show(blocks if explain else on_one_screen(blocks, console().width, _shown, room=room))
 
 
-_lines_above: list[int] = []
-"""Of each remark that stands on the terminal above an answer."""
+_lines_above: WeakKeyDictionary[IO[str], int] = WeakKeyDictionary()
+"""Lines of the remarks on each terminal that no answer stands below yet."""
 
 
 def _remark(out: Console, text: str) -> None:
     """Print a remark on a console of stderr."""
     out.print(_shown(text), markup=False, style="dim")
     if out.is_terminal:
-        _lines_above.append(len(out.render_lines(_shown(text))))
+        _lines_above[out.file] = _lines_above.get(out.file, 0) + len(out.render_lines(_shown(text)))
 
 
 def line(text: str = "", *, style: Style = "") -> None:

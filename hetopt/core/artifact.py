@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import (
+    VERSION,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -63,10 +64,17 @@ class PlainText(BaseModel):
         return self
 
 
-class Record(PlainText):
-    """A frozen `PlainText` that refuses unknown fields, NaN and infinity."""
+DEFERS = tuple(map(int, VERSION.split(".")[:2])) >= (2, 14)
+"""Whether threads that need the validator of a record first wait for one of them to build it, as of pydantic 2.14."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+class Record(PlainText):
+    """A frozen `PlainText` that refuses unknown fields, NaN and infinity.
+
+    Its validator is built when the first record is made: a command needs a few of all kinds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=DEFERS)
 
 
 class RecordLeavingOut(Record):

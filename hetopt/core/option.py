@@ -27,7 +27,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, WHOLE, Unit, quantity, split
+from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, SIZE, WHOLE, Unit, quantity, split
 from hetopt.core.plain_text import known
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -98,16 +98,31 @@ def changed(record: Options) -> tuple[str, ...]:
 def options(record: type) -> Any:
     """Make a class a frozen, keyword-only dataclass with signature and docstring derived from its fields' `Option`s."""
     decorated: Any = dataclass(frozen=True, kw_only=True)(record)
-    _, *parameters = inspect.signature(decorated.__init__).parameters.values()
-    known_of = options_of(decorated)
-    decorated.__signature__ = inspect.Signature(
+    doc = inspect.cleandoc(record.__doc__ or "")
+    decorated.__signature__ = _WhenAsked(lambda: _signature(decorated))
+    decorated.__doc__ = _WhenAsked(lambda: f"{doc}\n\nAttributes:\n{_described(decorated)}")
+    return decorated
+
+
+class _WhenAsked:
+    """A class attribute that is made when it is first asked for: commands look at few of all records."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = cache(make)
+
+    def __get__(self, record: object, kind: type) -> Any:
+        return self._make()
+
+
+def _signature(record: Any) -> inspect.Signature:
+    _, *parameters = inspect.signature(record.__init__).parameters.values()
+    known_of = options_of(record)
+    return inspect.Signature(
         [
             parameter.replace(annotation=_plain(parameter.annotation, known_of.get(parameter.name)))
             for parameter in parameters
         ]
     )
-    decorated.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n\nAttributes:\n{_described(decorated)}"
-    return decorated
 
 
 def takes(record: Any) -> Callable[[Function], Function]:
@@ -220,8 +235,27 @@ def within(value: Any, name: str, least: float, most: float, *, example: str, wr
     if isinstance(number, kind):
         if least <= number <= most:
             return number
-        rule = f"at least {least:,}" if number < least else f"at most {most:,}"
+        limits = [f"{limit / 1e12:g} TB" if written is SIZE else f"{limit:,}" for limit in (least, most)]
+        rule = f"at least {limits[0]}" if number < least else f"at most {limits[1]}"
     raise BadInput(f"`{name}` must be {rule}, got {value}.", hint=f"for example `{name}={example}`")
+
+
+_ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-f]|[a-z]+\d-az\d")
+"""Names and ids of availability zones. No region has more than six (AWS, "Regions and Availability Zones", 2026)."""
+
+
+def zone(given: str, name: str) -> str:
+    """Return the name or the id of an availability zone, as AWS spells it; errors name the option.
+
+    Raises:
+        BadInput: it is spelled otherwise.
+    """
+    if _ZONE.fullmatch(given) is None:
+        raise BadInput(
+            f"`{name}` must be a region and a letter from a to f, or a zone's id, got {given!r}.",
+            hint=f"for example {setting(name, 'us-east-1a')}",
+        )
+    return given
 
 
 def duration_s(given: str | float, name: str) -> float:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -133,6 +134,7 @@ class PreemptionRatePosterior:
     outages: Outages = Outages()
 
     @classmethod
+    @cache
     def prior(cls, band: str | None) -> PreemptionRatePosterior:
         """Return the belief about an unobserved pool in AWS's interruption band, such as '<5%'; None: unknown."""
         lost = MONTH_LOST.get(band or "", MONTH_LOST_UNKNOWN)

@@ -79,14 +79,16 @@ def startup_s(instance: InstanceType, payload: Payload) -> float:
     if known_s is not None:
         return known_s
     kind, network = image_kind(instance), instance.network_bytes_per_s
-    facts = {name: term.value for name, term in provisioning_facts().items()}
+    facts = provisioning_facts()
     boot = (
-        facts["boot_s"] + (kind == "gpu") * facts["gpu_boot_s"] + bool(instance.bare_metal) * facts["bare_metal_boot_s"]
+        facts["boot_s"].value
+        + (kind == "gpu") * facts["gpu_boot_s"].value
+        + bool(instance.bare_metal) * facts["bare_metal_boot_s"].value
     )
-    download = facts[f"{kind}_packages_gb"] * BYTES_PER_GB / min(facts["download_mb_per_s"] * 1e6, network)
-    unpack = facts[f"{kind}_installed_gb"] * BYTES_PER_GB / (facts["unpack_mb_per_s"] * 1e6)
+    download = facts[f"{kind}_packages_gb"].value * BYTES_PER_GB / min(facts["download_mb_per_s"].value * 1e6, network)
+    unpack = facts[f"{kind}_installed_gb"].value * BYTES_PER_GB / (facts["unpack_mb_per_s"].value * 1e6)
     data = payload.data_bytes / min(VOLUME_BYTES_PER_S, network)
-    foretold = boot + download + unpack + data + facts["join_s"] + payload.job_s
+    foretold = boot + download + unpack + data + facts["join_s"].value + payload.job_s
     return foretold * payload.measured.get(kind, 1.0)
 
 
@@ -94,11 +96,11 @@ def disk_gb(instance: InstanceType, payload: Payload) -> int:
     """Return the size of a machine's boot disk in whole GB: what ``payload`` asks for, else what the run needs."""
     if payload.disk_gb is not None:
         return payload.disk_gb
-    kind, facts = image_kind(instance), {name: term.value for name, term in provisioning_facts().items()}
+    kind, facts = image_kind(instance), provisioning_facts()
     # The one that is being written is beside those that are kept.
     job = (payload.data_bytes + (CHECKPOINTS_KEPT + 1) * payload.checkpoint_bytes) / BYTES_PER_GB
-    more = facts[f"{kind}_packages_gb"] + facts[f"{kind}_installed_gb"] + job
-    return math.ceil(facts[f"{kind}_image_gb"] + MORE * more + facts["reserve_gb"])
+    more = facts[f"{kind}_packages_gb"].value + facts[f"{kind}_installed_gb"].value + job
+    return math.ceil(facts[f"{kind}_image_gb"].value + MORE * more + facts["reserve_gb"].value)
 
 
 def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], payload: Payload) -> dict[str, float]:

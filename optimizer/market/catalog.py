@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import pydantic.dataclasses
 from pydantic import BeforeValidator, Field, PositiveFloat
 
 from hetopt import catalogs
@@ -21,7 +22,7 @@ from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import known, unknown
-from hetopt.optimizer.market.catalog_rows import HINT, Name, Sources, Whole, read_rows, read_sources
+from hetopt.optimizer.market.catalog_rows import FACT, HINT, Name, Sources, Whole, read_rows, read_sources
 from hetopt.optimizer.market.instance_type import (
     Accelerator,
     AcceleratorModel,
@@ -62,7 +63,8 @@ REGION_PRICE_LOG_SD = 0.19
 region and type in skypilot-catalog v7 (in the median of the pairs 0.09)."""
 
 
-class RegionRow(Record):
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
+class RegionRow:
     """One line of a catalogue's regions/REGION.csv: an instance type's zones, prices and interruption band there."""
 
     instance_type: Name
@@ -340,7 +342,7 @@ def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
     if region not in catalog.regions:
         raise unknown_region(region, catalog.regions)
     path = inside(catalog.directory, f"regions/{region}.csv", what="region")
-    columns = list(RegionRow.model_fields)
+    columns = [column.name for column in fields(RegionRow)]
 
     @cache
     def origin(column: str) -> tuple[datetime.date, str]:
@@ -348,7 +350,7 @@ def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
         return source.day, source.title
 
     listings: dict[str, Listing] = {}
-    for where, row in read_rows(path, RegionRow.model_validate, columns=columns, required=1):
+    for where, row in read_rows(path, lambda cells: RegionRow(**dict[str, Any](cells)), columns=columns, required=1):
         instance = catalog.instance_types.get(row.instance_type)
         if instance is None:
             raise BadInput(f"{where}: {row.instance_type} is not in instance_types.csv.", hint=HINT)

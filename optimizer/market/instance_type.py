@@ -55,6 +55,11 @@ TYPE_COLUMNS = (
     "coremark_iterations_per_s",
     "source",
 )
+ACCELERATOR_COLUMNS = {
+    "accelerator": "name",
+    **{f"accelerator_{part}": part for part in ("manufacturer", "count", "fraction", "memory_gib")},
+}
+"""Columns about a machine's accelerators, and the fields of `Accelerator` that they fill."""
 MODEL_COLUMNS = (
     "name",
     "memory_gib",
@@ -253,13 +258,15 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     models = _known_models(directory / REGISTRY)
 
     def typed(cells: Mapping[str, str]) -> InstanceType:
-        fields: dict[str, Any] = {name: cell for name, cell in cells.items() if not name.startswith("accelerator")}
+        fields: dict[str, Any] = {name: cell for name, cell in cells.items() if name not in ACCELERATOR_COLUMNS}
         name = fields.pop("instance_type", "")
         return InstanceType(name=name, accelerator=_accelerator(cells, models), **fields)
 
     types: dict[str, InstanceType] = {}
-    parts = ("manufacturer", "count", "fraction", "memory_gib")
-    called = {"Accelerator": {part: f"accelerator_{part}" for part in parts}, "InstanceType": {"name": "instance_type"}}
+    called = {
+        "Accelerator": {name: column for column, name in ACCELERATOR_COLUMNS.items()},
+        "InstanceType": {"name": "instance_type"},
+    }
     for where, instance in read_rows(directory / "instance_types.csv", typed, columns=TYPE_COLUMNS, called=called):
         if instance.name in types:
             raise BadInput(f"{where}: {instance.name} is listed twice.", hint=HINT)
@@ -314,10 +321,8 @@ def _accelerator(cells: Mapping[str, str], models: Mapping[str, list[Accelerator
     """Return the accelerators of a line; None: it has none."""
     if "accelerator" not in cells:
         return None
-    figures: dict[str, Any] = {
-        name.removeprefix("accelerator_"): cell for name, cell in cells.items() if name.startswith("accelerator_")
-    }
-    accelerator = Accelerator(name=cells["accelerator"], **figures)
+    figures: dict[str, Any] = {name: cells[column] for column, name in ACCELERATOR_COLUMNS.items() if column in cells}
+    accelerator = Accelerator(**figures)
     # One name can stand for several memory sizes (A100): the nearest, as usable memory is a little below nominal.
     same_name = models.get(accelerator.name, [])
     model = min(same_name, key=lambda model: abs(model.memory_gib - accelerator.memory_gib), default=None)

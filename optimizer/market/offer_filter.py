@@ -11,7 +11,6 @@ from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
-from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Listing, Market, Offer, offers
 from hetopt.optimizer.market.catalog_filter import (
     AnyMarket,
@@ -202,17 +201,11 @@ def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
 
 
 def _belongs(catalog: Catalog, zone: str) -> None:
-    """Refuse a zone of another region, or a name that is none."""
-    region = zone[:-1] if zone[-1:].isalpha() and zone[:-1] in catalog.regions else None
-    if region is None:
-        zones = [f"{name}{end}" for name in catalog.regions for end in "abc"]
-        hint = f"a zone is a region and a letter, such as {catalog.region}a"
-        raise unknown(zone, zones, "zone", hint=hint)
-    if region != catalog.region:
+    """Refuse a zone of another region."""
+    if zone[:-1] != catalog.region:
         raise BadInput(
-            f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other: that zone is "
-            f"in {region}.",
-            hint=f"name {setting('region', region)}, or a zone of {catalog.region}",
+            f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other.",
+            hint=f"name the region of that zone, or a zone of {catalog.region}, such as {catalog.region}a",
         )
 
 

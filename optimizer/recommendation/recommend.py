@@ -490,7 +490,8 @@ def space_of(
         )
         candidates += predicted
         left_out.append(refused)
-    usable, excluded = drop_slower_precisions(candidates), left_out[0]
+    usable = drop_slower_precisions(candidates) if len(left_out) > 1 else tuple(candidates)
+    excluded = left_out[0]
     if not usable:
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)

@@ -197,7 +197,7 @@ def machine_options(
     excluded: Counter[str] = Counter()
     only_sampled = precision != model.precision
     like = partial(worker_model, model, host, exchange=exchange)
-    known: dict[str, tuple[WorkerModel, SampledMachine | None] | Unusable] = {}
+    known: dict[str, MachineOption | Unusable] = {}
     for offer in offers:
         instance = offer.instance_type
         if instance.name not in known:
@@ -207,36 +207,33 @@ def machine_options(
                 if only_sampled and (lacking := no_units(instance, precision)):
                     raise Unusable(lacking)
                 samples = model.reference.largest_measured
-                known[instance.name] = _as_sampled(alone, seen, shape, samples, only_sampled=only_sampled), seen
+                worker = _as_sampled(alone, seen, shape, samples, only_sampled=only_sampled)
+                known[instance.name] = MachineOption(
+                    offer=offer,
+                    worker=worker,
+                    network=network_of(model, instance, shape, seen),
+                    bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
+                    if seen is None or seen.bus is None
+                    else in_company(seen.bus, worker.workers, shape.host_sharing.value),
+                    precision=precision,
+                    stretch=loss.stretch,
+                    stretch_log_sd=loss.log_sd,
+                    evaluation_s=evaluation_s * worker.evaluation_factor,
+                    startup_s=startup_s(instance, payload),
+                    disk_gb=disk_gb(instance, payload),
+                )
             except Unusable as refused:
                 known[instance.name] = refused
         outcome = known[instance.name]
         if isinstance(outcome, Unusable):
             excluded[str(outcome)] += 1
             continue
-        worker, seen = outcome
         spot, watched = offer.price.market == "spot", None
         band = offer.band.label if offer.band else None
         if spot and observed is not None:
             watched = observed.watched(instance.name, offer.price.region, zone=zone)
-        usable.append(
-            MachineOption(
-                offer=offer,
-                worker=worker,
-                network=network_of(model, instance, shape, seen),
-                bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
-                if seen is None or seen.bus is None
-                else in_company(seen.bus, worker.workers, shape.host_sharing.value),
-                precision=precision,
-                stretch=loss.stretch,
-                stretch_log_sd=loss.log_sd,
-                evaluation_s=evaluation_s * worker.evaluation_factor,
-                startup_s=startup_s(instance, payload),
-                disk_gb=disk_gb(instance, payload),
-                belief=PreemptionRatePosterior.prior(band).seeing(watched) if spot else None,
-                watched=watched,
-            )
-        )
+        belief = PreemptionRatePosterior.prior(band).seeing(watched) if spot else None
+        usable.append(replace(outcome, offer=offer, belief=belief, watched=watched))
     return tuple(usable), MappingProxyType(dict(excluded))
 
 

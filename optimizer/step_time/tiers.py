@@ -22,7 +22,7 @@ import numpy as np
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.step_samples import IN_PRECISION
-from hetopt.optimizer.fit import LinkModel
+from hetopt.optimizer.fit import THREAD_SCALING, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_time.gpu_transfer import (
@@ -38,7 +38,6 @@ from hetopt.optimizer.step_time.transfer import (
     CROSS_FAMILY_LOG_SD,
     SAME_ACCELERATOR_LOG_SD,
     SAME_FAMILY_LOG_SD,
-    THREAD_SCALING,
 )
 
 LINK_LOG_SD = 0.3

@@ -53,11 +53,6 @@ UNKNOWN_CPU_LOG_SD = 0.45
 SAME_FAMILY_LOG_SD = 0.12
 SAME_ACCELERATOR_LOG_SD = 0.10
 
-THREAD_SCALING = 0.85
-"""Prior of eta in ``t ~ threads^-eta``: small models leave many threads idle."""
-
-THREAD_SCALING_SD = 0.15
-
 FP32_EFFICIENCY = 0.4
 """Share of peak fp32 rate that training reaches, typically 0.25 to 0.6; the rest is in the cross-family spread."""
 
@@ -341,7 +336,7 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
     if instance.coremark_iterations_per_s is None:
         raise Unusable("no CPU benchmark to predict its speed from")
     one_thread = host.coremark_per_vcpu * instance.vcpus / instance.coremark_iterations_per_s
-    eta, eta_sd = thread_scaling(model)
+    eta, eta_sd = model.thread_scaling
     threads = reference.device.threads_per_worker
     factor = one_thread * (threads / instance.vcpus) ** eta
     same_family = instance.family == host.family
@@ -482,25 +477,6 @@ def _with_memory(
     return replace(worker, time=time, room=held)
 
 
-def thread_scaling(model: FittedModel) -> tuple[float, float]:
-    """Return eta in ``time ~ threads^-eta`` and its standard deviation: a prior, updated by CPU steps of the profile.
-
-    Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is, and
-    so do steps that hardly grow with their samples, which tell nothing of how threads share them.
-    """
-    cpus = [fitted for fitted in model.devices if fitted.device.kind == "cpu" and fitted.grows]
-    few = min(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
-    many = max(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
-    if few is None or many is None or few.device.threads_per_worker == many.device.threads_per_worker:
-        return THREAD_SCALING, THREAD_SCALING_SD
-    octaves = math.log(many.device.threads_per_worker / few.device.threads_per_worker)
-    seen = math.log(few.step_time.per_sample_s / many.step_time.per_sample_s) / octaves
-    seen_sd = math.hypot(few.step_time.log_sd, many.step_time.log_sd) / octaves
-    prior, evidence = THREAD_SCALING_SD**-2, seen_sd**-2
-    eta = (prior * THREAD_SCALING + evidence * seen) / (prior + evidence)
-    return min(1.0, max(0.3, eta)), (prior + evidence) ** -0.5
-
-
 def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
     """Return the evaluation time relative to the profiled host's, by the time of the largest measured batch.
 
@@ -510,7 +486,7 @@ def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
     slower = times_as_long(time.time_s, reference.step_time.time_s, reference.largest_measured)
     if reference.device.kind == "cuda":
         return slower
-    eta, _ = thread_scaling(model)
+    eta, _ = model.thread_scaling
     division = reference.device.threads_per_worker / model.profile.host.logical_cpus
     return slower / math.pow(min(1.0, division), eta)
 

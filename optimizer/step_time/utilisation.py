@@ -2,14 +2,15 @@
 
 Of transformers, on any GPU whose data sheet is known (the roofline's two terms, Williams et al. 2009, added):
 
-    t(b) = b (F + (r - 1) F_a) / (u P) + b m A / W + n l
+    t(b) = b (F + (r - 1) F_a) / (u P) + b (m A + v) / W + n l
 
     F, F_a   operations of a sample, forward and backward, and of these attention's: 3 x forward
              (Kaplan et al. 2020, section 2.1; Hoffmann et al. 2022, appendix F)
     r        how many times as long an operation of attention takes
     P, W     the data sheet's peak rate of matrix products in the precision [1/s], and memory bandwidth [B/s]
     u        share of the peak that matrix products reach
-    A        bytes of a sample's activations; ``m`` how often training moves them through memory
+    A, v     bytes of a sample's activations, with the scores that attention keeps where it is not fused; ``m`` how
+             often training moves them through memory; bytes moved for the output over a vocabulary
     n l      kernels of a step, and the launch of one
 
 Three numbers for all transformers, precisions and GPUs: what differs between an A100 and an H100, or between 125
@@ -32,8 +33,13 @@ from functools import cache
 from pathlib import Path
 
 from hetopt.core.profile import Counted
-from hetopt.optimizer.model_counts import FULL, ModelCount, Recipe
+from hetopt.optimizer.model_counts import FULL, LOGIT_BYTES, ModelCount, Recipe
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Precision, is_half
+
+MOVED_LOGIT_BYTES = 40
+"""Of each entry of a language model's output: the product writes it in 16 bits, it is copied to 32 (6 bytes), its
+logarithm (8) and the two gradients of that (16) are made one after the other, copied to 16 (6), and read by two
+products (4)."""
 
 POSTERIOR = Path(__file__).parent / "utilisation.json"
 
@@ -74,9 +80,11 @@ class Roofline:
     def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
         """Return a sample's operations, scaled to run at the peak rate, and the bytes that it moves through memory."""
         flops = model.forward_flops + (self.attention - 1) * model.attention_flops
+        moved = self.passes * (model.activation_bytes + model.score_bytes)
+        moved += (MOVED_LOGIT_BYTES - self.passes * LOGIT_BYTES) * model.logits
         return Counted(
             flops=recipe.slowdown * recipe.passes * flops / self.share,
-            moved_bytes=self.passes * model.activation_bytes * (1 if is_half(precision) else 2),
+            moved_bytes=moved * (1 if is_half(precision) else 2),
             layers=model.layers,
             weight_bytes=recipe.weight_bytes(model.parameters, half=is_half(precision)),
             log_sd=self.log_sd,

@@ -361,7 +361,7 @@ def test_transformers_of_sources_that_were_left_out_are_foretold(data: Path) -> 
 
 def test_published_trainings_are_foretold(data: Path) -> None:
     answers = list(published.answers(data.parent / "published-trainings.jsonl"))
-    assert len(answers) >= 10
+    assert statistics.fmean(abs(answer.log_ratio) <= math.log(1.5) for answer in answers) >= 0.8
     assert statistics.median(abs(answer.log_ratio) for answer in answers) <= math.log(1.25)
     assert statistics.fmean(answer.is_inside for answer in answers) >= 0.8
     assert "MPT-7B 8 H100" in {answer.name for answer in answers}

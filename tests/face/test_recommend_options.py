@@ -45,6 +45,8 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
     [
         (["--gpus", "A10G", "--arch", "arm64"], "fulfils --gpus A10G and --arch arm64"),
         (["--types", "g5.*", "--exclude", "g5.*"], "Nothing that can be rented"),
+        (["--zone", "us-east-1z"], "--zone must be a region and a letter from a to f"),
+        (["--data", "1000TB"], "--data must be at most 16.384 TB, got 1000TB"),
         (["--zone", "eu-west-1a"], "--zone eu-west-1a and --region us-east-1 exclude each other"),
         (["--max-hourly", "0.0001"], "fulfils --max-hourly 0.0001"),
         (

@@ -181,6 +181,9 @@ def test_parameters_are_those_that_are_published(family: str, fields: dict[str, 
         ),
         ("convnext", {**LABELS}, 8.92),
         ("vit", {**bert(0, 768, 12), **LABELS}, 35.1),
+        # 512 tokens x (85 million weights in layers, and 24 million of the output over a vocabulary), and attention's.
+        ("bert", {**bert(30522, 768, 12), "architectures": ["BertForSequenceClassification"]}, 96.7),
+        ("bert", bert(30522, 768, 12), 121.4),
         # 4.5 and 15.4 multiply-adds in the paper.
         ("swin", {**LABELS}, 8.98),
         ("swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], **LABELS}, 30.9),

@@ -68,7 +68,7 @@ def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
         ({"gpus": ("A1OG",)}, "no accelerator"),
         ({"gpus": ("A10G:many",)}, "NAME:COUNT"),
         ({"zone": "us-west-2a"}, '`zone="us-west-2a"` and `region="us-east-1"` exclude'),
-        ({"zone": "us-east-1"}, "no zone"),
+        ({"zone": "us-east-1"}, "exclude each other"),
     ],
 )  # fmt: skip
 def test_what_nothing_fulfils_is_said(wishes: dict[str, Any], said: str) -> None:

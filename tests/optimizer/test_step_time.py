@@ -21,7 +21,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.convergence.convergence import GivenSteps
 from hetopt.optimizer.cost.bill import load_billing
-from hetopt.optimizer.fit import fit, times_as_long
+from hetopt.optimizer.fit import THREAD_SCALING, fit, times_as_long
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
@@ -32,10 +32,8 @@ from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Known
 from hetopt.optimizer.step_time.step_time import Breakdown, expected_latest_s, expected_maximum, step_time, together
 from hetopt.optimizer.step_time.transfer import (
-    THREAD_SCALING,
     WorkerModel,
     reference_host,
-    thread_scaling,
     worker_model,
 )
 from tests.collective_time import collective_time_s
@@ -332,7 +330,7 @@ def test_one_division_is_so_much_slower_than_another_as_was_measured(
 @settings(max_examples=25, deadline=None)
 @given(slope=SLOPES, divided=SLOPES)
 def test_a_flat_profile_tells_nothing_of_threads(slope: float, divided: float) -> None:
-    eta, sd = thread_scaling(fit(_profile(slope, divided)))
+    eta, sd = fit(_profile(slope, divided)).thread_scaling
     if min(slope, divided) < 1e-6:
         assert eta == THREAD_SCALING
     assert 0.3 <= eta <= 1

@@ -18,7 +18,7 @@ from hetopt.optimizer.fit import SPREAD_FLOOR, SPREAD_ONE_BATCH_SIZE, fit, fit_d
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_time.links import SINGLE_FLOW_BYTES_PER_S, between_machines
-from hetopt.optimizer.step_time.transfer import WorkerModel, reference_host, thread_scaling, worker_model
+from hetopt.optimizer.step_time.transfer import WorkerModel, reference_host, worker_model
 
 from .profiles import SIZES, make_device, make_profile
 
@@ -104,10 +104,10 @@ def test_thread_scaling_comes_from_two_divisions_of_the_host() -> None:
     perfect = [make_device(per_sample_s=0.0004), make_device(per_sample_s=0.0008, workers_per_host=2, threads=1)]
     useless = [make_device(per_sample_s=0.0004), make_device(per_sample_s=0.0004, workers_per_host=2, threads=1)]
     noisy = [make_device(per_sample_s=0.0004, noise=1.0), make_device(workers_per_host=2, threads=1, noise=1.0, seed=1)]
-    assert thread_scaling(fit(make_profile(devices=perfect)))[0] == pytest.approx(1, abs=0.03)
-    assert thread_scaling(fit(make_profile(devices=useless)))[0] == pytest.approx(0.3)
-    assert thread_scaling(fit(make_profile(devices=noisy)))[0] == pytest.approx(0.85, abs=0.2)
-    spreads = [thread_scaling(fit(make_profile(devices=some)))[1] for some in (perfect, noisy, perfect[:1])]
+    assert fit(make_profile(devices=perfect)).thread_scaling[0] == pytest.approx(1, abs=0.03)
+    assert fit(make_profile(devices=useless)).thread_scaling[0] == pytest.approx(0.3)
+    assert fit(make_profile(devices=noisy)).thread_scaling[0] == pytest.approx(0.85, abs=0.2)
+    spreads = [fit(make_profile(devices=some)).thread_scaling[1] for some in (perfect, noisy, perfect[:1])]
     assert spreads == sorted(spreads)
 
 

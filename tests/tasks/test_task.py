@@ -273,7 +273,7 @@ def test_classification_metrics_are_what_their_names_say() -> None:
     logits = torch.eye(7)[[0, 1, 2, 3]] * 9 - torch.arange(7) * 0.1  # predicts 0..3; class 6 is never in the top five
     labels = torch.tensor([0, 1, 2, 6])
     metrics = CLASSIFIER.metrics(
-        {name: float(value) for name, value in CLASSIFIER.evaluate(nn.Identity(), (logits, labels)).items()}, 4
+        {name: float(value) for name, value in CLASSIFIER.sums(nn.Identity(), (logits, labels)).items()}, 4
     )
     assert metrics["accuracy"] == 0.75
     assert metrics["top5_accuracy"] == 0.75
@@ -281,7 +281,7 @@ def test_classification_metrics_are_what_their_names_say() -> None:
 
 
 def test_few_classes_have_no_top5() -> None:
-    sums = CLASSIFIER.evaluate(nn.Identity(), (torch.randn(4, 5), torch.zeros(4, dtype=torch.int64)))
+    sums = CLASSIFIER.sums(nn.Identity(), (torch.randn(4, 5), torch.zeros(4, dtype=torch.int64)))
     assert set(sums) == {"loss", "correct"}
 
 
@@ -300,7 +300,7 @@ def test_a_batch_of_another_shape_is_bad_input() -> None:
     with pytest.raises(BadInput, match="two tensors"):
         CLASSIFIER.loss(build_classifier(), {"inputs": torch.zeros(2, 6)})
     with pytest.raises(BadInput, match="two tensors"):
-        CLASSIFIER.evaluate(build_classifier(), torch.zeros(2, 6))
+        CLASSIFIER.sums(build_classifier(), torch.zeros(2, 6))
 
 
 @given(norm=st.floats(0.01, 100), scale=st.floats(0.01, 100))

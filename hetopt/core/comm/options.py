@@ -381,6 +381,7 @@ def has_levels(way: Compression) -> bool:
     return "levels" in METHODS[way.name].options and settled_collective(way) == DENSE
 
 
+@functools.cache
 def timed_as(way: Compression) -> str:
     """Return the name under which a profile keeps the time to compress by a compression; ratios share a name."""
     method = METHODS[way.name]
