@@ -56,8 +56,8 @@ class Contender:
         return self.decides_by_links or self.sync.is_local
 
 
-OWN = Contender(ratio_policy="auto")
-"""hetopt's own choice, of what is exchanged and how."""
+OWN = Contender(ratio_policy="auto", sync=Synchronization(name="local-sgd", every_steps=8))
+"""hetopt's own choice, of what is exchanged and how, and whether gradients are summed or parameters averaged."""
 
 GRAVAC: Settings = {"window": 25}
 """Its published window, 500 steps, is longer than these runs: with this one it has tried its largest factor, 1000x,

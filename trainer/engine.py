@@ -342,7 +342,7 @@ class Engine:
             counts: whether the step is like others; if not, its times are left out.
         """
         self.step += 1
-        if self.synchroniser is not None:
+        if self.synchroniser is not None and self.synchroniser.is_begun:
             trace = self.synchroniser.after(self.step, trace, samples)
         if counts:
             self.log.add(replace(trace, loss_sum=trace.loss_sum / max(1, sum(samples))))
@@ -361,6 +361,7 @@ class Engine:
         steering = self.exchange.steering
         row = self.log.close(
             way=self.exchange.way,
+            averages=steering is not None and steering.candidate.averages,
             dense_bytes=self.exchange.dense_bytes,
             looks=0 if steering is None else len(steering.looks),
             **reported,
@@ -411,6 +412,8 @@ class Engine:
         change = steering.judge(period, step=self.step, epoch=epoch, learning_rate=learning_rate, steps_left=steps_left)
         if change is not None:
             self.exchange.follow()
+            if self.synchroniser is not None and not steering.candidate.averages:
+                self.synchroniser.end()
             self.context.events.write("exchange_changed", step=self.step, **change)
 
     def share(self, period: Period, epoch: int, samples_seen: int = 0) -> bool:

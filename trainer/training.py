@@ -707,8 +707,8 @@ class Training(Engine):
         )
 
     def one_model(self) -> AbstractContextManager[None]:
-        """Average buffers now, or return a context in which local SGD's models are averaged; every worker calls it."""
-        if self.synchroniser is not None:
+        """Average local SGD's models inside, else buffers at once, so that all are equal; every worker calls it."""
+        if self.synchroniser is not None and self.synchroniser.is_begun:
             return self.synchroniser.averaged()
         shares = self.balance.shares
         weight = shares[self.context.rank] / sum(shares)
@@ -771,7 +771,8 @@ class Training(Engine):
             checkpoint_s: when the last checkpoint was saved, on this worker's clock.
         """
         begun_s = self.context.clock()
-        mark = 0 if self.synchroniser is not None else tensors_mark(map(held, parameters_of(self.optimizer)))
+        is_apart = self.synchroniser is not None and self.synchroniser.is_begun
+        mark = 0 if is_apart else tensors_mark(map(held, parameters_of(self.optimizer)))
         self.control_s += self.context.clock() - begun_s
         return self.gather(
             pace_use=self.pace.use(),
@@ -797,9 +798,11 @@ class Training(Engine):
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
         computed = self.feed.sizes  # of every rank, with copies that were handed on
+        synchroniser = self.synchroniser
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
+                drifted = None if synchroniser is None else synchroniser.look(partial(self.computes.gradient, parts))
                 trace = self.computes.run(
                     parts, sum(computed), None if scale is None else scale.value, self.look_at, self.wants_norms
                 )
@@ -807,6 +810,12 @@ class Training(Engine):
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
                 parts = self.feed.learn_bound(half_of(too_many, self.context.rank))
+        if synchroniser is not None and self.computes.is_alone:
+            weight = computed[self.context.rank] / max(1, sum(computed))
+            if self.exchange.steering is not None:
+                synchroniser.begin(weight, self.exchange.steering.candidate.every_steps)
+            if drifted is not None:
+                synchroniser.looked(drifted, self.computes.flat, weight)
         if trace.finite:
             self.optimizer.step()
         if scale is not None:

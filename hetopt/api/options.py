@@ -231,8 +231,8 @@ class Changes(Options):
         Synchronization | None,
         Option(
             help="When workers synchronize: bsp (in every step), 'selsync(0.3)', 'selsync(auto, share=0.2)', "
-            "'local-sgd(8)', 'fedavg(1, 0.25)' or 'auto': bsp until averages of parameters promise to take "
-            "clearly less time. Default: the plan's.",
+            "'local-sgd(8)' or 'fedavg(1, 0.25)'. With compression auto, local-sgd is done where it takes less time "
+            "to the target than sums of gradients. Default: the plan's.",
             names=("hetopt.core.run_spec:SyncName",),
             read=read_by("hetopt.core.run_spec:parse_sync"),
         ),

@@ -18,6 +18,7 @@ from hetopt.core.run_spec import (
     WorkerSpec,
     spell_partition,
     spell_policy,
+    spell_sync,
 )
 from hetopt.reports.document import Block, Facts, Heading, Line, Remarks, Table, columns
 
@@ -205,6 +206,7 @@ def _exchange(spec: RunSpec) -> str:
     spelled = ", ".join([formatting.compression(asked.name, asked.ratio), *spell_options(asked)])
     if spec.ratio_policy == "auto":
         spelled = "auto" if asked == Compression() else f"auto, from {spelled}"
+        spelled += f", or {spell_sync(spec.sync)}" if spec.may_average else ""
     elif spec.ratio_policy != "fixed":
         spelled += f", ratio policy {spell_policy(spec.ratio_policy, spec.ratio_settings)}"
     if spec.collective_policy == "cheapest":

@@ -145,11 +145,11 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 
 def why_not_local(spec: RunSpec) -> str | None:
     """Return why a run cannot average parameters (local SGD) with its other settings, in a sentence; None: it can."""
-    sync = spec.sync
-    return why_not_averaged(spec.compression.name) or first_that_applies(
+    sync, sums_too = spec.sync, spec.may_average
+    return (None if sums_too else why_not_averaged(spec.compression.name)) or first_that_applies(
         {
             f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are.": (
-                spec.ratio_policy != "fixed" or spec.collective_policy != "fixed"
+                (spec.ratio_policy != "fixed" or spec.collective_policy != "fixed") and not sums_too
             ),
             f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16.": (
                 spec.precision == "fp16"
@@ -241,6 +241,8 @@ def check_for_script(spec: RunSpec) -> None:
                 asked = setting(name, value) if isinstance(value, (float, int, str)) else f"`{name}`"
                 raise BadInput(f"{asked} is for tasks: {reason}.", hint=instead)
     unfit = why_not_local(spec) if spec.is_local else None
+    if spec.may_average:
+        unfit = "A script's workers average parameters in the whole run or not at all, so auto cannot choose it."
     if unfit is None and spec.sync.stretch != 1:
         unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch."
     if unfit is not None:

@@ -792,8 +792,13 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_local(self) -> bool:
-        """True where two or more workers apply their own gradients, and average parameters now and then."""
-        return len(self.workers) > 1 and self.sync.is_local
+        """True where two or more workers apply their own gradients, and average parameters, from begin to end."""
+        return len(self.workers) > 1 and self.sync.is_local and not self.may_average
+
+    @property
+    def may_average(self) -> bool:
+        """True where the ratio policy ``auto`` chooses between sums of gradients and local SGD as ``sync`` has it."""
+        return self.ratio_policy == "auto" and self.sync.name == "local-sgd"
 
     @property
     def steers_exchange(self) -> bool:
@@ -813,7 +818,8 @@ class RunSpec(RecordLeavingOut):
         Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
         a checkpoint.
         """
-        alike = not self.is_local and self.partition.name == "global" and self.injection is None and self.stream is None
+        is_summed = not self.sync.is_local
+        alike = is_summed and self.partition.name == "global" and self.injection is None and self.stream is None
         # What NCCL does when a machine is lost was never tried: GPUs start again from a checkpoint.
         by_gloo = all(worker.device == "cpu" for worker in self.workers)
         many_machines = self.miniature is None and len(host_names(self)) > 1 and by_gloo

@@ -111,7 +111,7 @@ def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSamp
         for worker in spec.workers
     ):
         return
-    sync = spell_sync(spec.sync) if spec.is_local else None
+    sync = spell_sync(spec.sync) if spec.sync.is_local else None
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
     nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
     steps = [event for event in events if len(event.compute_s) == len(spec.workers)]
@@ -139,7 +139,7 @@ def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | No
         compression=None
         if exchange is None or exchange.compressor == IDENTITY
         else Compression(name=exchange.compressor, ratio=exchange.ratio, collective=exchange.collective),
-        sync=sync,
+        sync=None if rows[0].sync is None else sync,
         step_time_s=step_time_s,
         sync_time_s=round(min(sync_s, step_time_s), 7),
     )
@@ -158,7 +158,7 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     ways = {(exchange.compressor, exchange.ratio) for exchange in exchanges}
     synced = [event.sync for event in history.steps if event.sync is not None]
     averages = sum(record.synchronised for record in synced)
-    if spec.is_local and (not averages or spec.partition.name != "global"):
+    if bool(averages) != spec.is_local or (averages and spec.partition.name != "global"):
         return None
     batches = {sum(event.local_batch_sizes) for event in history.steps}
     if begun is None or begun.resumed_step or not evaluated or max(len(ways), len(batches)) > 1:

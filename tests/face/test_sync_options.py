@@ -64,6 +64,7 @@ def test_a_plans_compression_gives_way_to_local_steps_but_not_one_that_was_asked
     asked = Changes(sync="selsync(0.3)", compression="int8")
     assert synchronized(asked, rounded).compression.name == "int8"
     assert synchronized(Changes(partition="shards"), planned).compression.name == "topk"
+    assert synchronized(Changes(sync="local-sgd(8)", ratio_policy="auto"), planned).may_average
 
 
 def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import random
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,8 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
+from hetopt.trainer.policies.ratio.auto import AutoRatio
+from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import FusedStep, LossModule, parts_of, switch_between, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
@@ -47,7 +51,8 @@ def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
     memory = json.loads((run_dir / "memory").read_text()) if (run_dir / "memory").exists() else {"rank": -1}
     for variable in ("samples", "after"):
         os.environ[f"TOY_MEMORY_{variable.upper()}"] = str(memory.get(variable, 0)) if memory["rank"] == rank else ""
-    with FailureReport(run_dir, rank):
+    scripted = patch.multiple(AutoRatio, first=lambda policy, network: DENSE_FIRST, decide=in_turns)
+    with FailureReport(run_dir, rank), scripted if (run_dir / "turns").exists() else nullcontext():
         events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
         train(
             WorkerContext(
@@ -61,6 +66,16 @@ def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
             )
         )
         events.close()
+
+
+DENSE_FIRST = RatioDecision(ratio=1.0, option="identity by all_reduce")
+
+
+def in_turns(policy: AutoRatio, state: Any, observation: RatioObservation) -> tuple[Any, RatioDecision]:
+    """Averages and thin exchanges in turns of 14 and 6 steps, whatever was measured."""
+    averages, thin = (next(filter(wanted, policy.options)) for wanted in (lambda o: o.averages, lambda o: o.ratio < 1))
+    chosen = averages if observation.step % 20 < 14 else thin
+    return state, RatioDecision(ratio=chosen.ratio, option=chosen.key)
 
 
 def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], rank: int) -> None:
@@ -194,8 +209,9 @@ def main() -> None:
             if rank == 0:
                 (run_dir / "records").mkdir(parents=True, exist_ok=True)
                 (run_dir / "spec.json").write_text(json.dumps(entry["spec"]))
-                if "memory" in entry:
-                    (run_dir / "memory").write_text(json.dumps(entry["memory"]))
+                for name in ("memory", "turns"):
+                    if name in entry:
+                        (run_dir / name).write_text(json.dumps(entry[name]))
             dist.barrier()
             run_scenario(run_dir, rank, world_size)
             dist.barrier()

@@ -70,6 +70,12 @@ UNEVEN = {
 # Workers that train for themselves and average parameters now and then, on parts of the data, with samples handed on.
 SELSYNC = {"name": "selsync", "delta": 0.15, "window": 5, "max_local_steps": 20}
 ROUNDED = {"sync": {"name": "local-sgd", "every_steps": 7}, "compression": {"name": "int4"}}
+TURNS = {
+    "ratio_policy": "auto",
+    "control_period_steps": 1,
+    "learning_rate_scale": 0.2,
+    "sync": {"name": "local-sgd", "every_steps": 3},
+}
 OUTER = {"name": "local-sgd", "every_steps": 6, "outer_rate": 0.7, "outer_momentum": 0.5}
 SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "selsync-0", "spec": toy_spec(sync={"name": "selsync", "delta": 0})},
@@ -93,8 +99,11 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "outer", "spec": toy_spec("with_buffers", sync=OUTER)},
     {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER, **HALF)},
     {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER)},
+    *(
+        {"name": name, "turns": True, "spec": toy_spec("with_buffers", **TURNS, **stop)}
+        for name, stop in (("turns", {}), ("turns-resumed", HALF), ("turns-resumed", {}))
+    ),
     {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 48}, **UNEVEN)},
-    {"name": "refused", "spec": toy_spec(sync={"name": "local-sgd"}, compression=TOPK)},
     {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"})},

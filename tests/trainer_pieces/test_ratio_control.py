@@ -7,7 +7,6 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetopt.core.run_rules import CONTROLLERS
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
 from hetopt.trainer.policies.ratio.published import (
@@ -22,7 +21,6 @@ from hetopt.trainer.policies.ratio.published import (
     pareto,
     scan,
 )
-from hetopt.trainer.steps.adaptive_controller import choose_ratio_policy
 
 from .ratio_periods import NETWORK, OPTIONS, curve, observe
 
@@ -81,13 +79,6 @@ def test_every_rank_decides_alike_and_a_restart_changes_nothing(name, seen):
         assert len(state.model_dump_json()) < 6000
 
 
-@given(st.sampled_from([None, NETWORK]), st.sampled_from(sorted(CONTROLLERS)))
-@settings(max_examples=20)
-def test_policies_are_chosen_by_name(network, name):
-    policy = choose_ratio_policy(name, ratio=0.01, options=OPTIONS)
-    assert 0.01 <= policy.first(network).ratio <= 1
-
-
 # --- what is observed ---
 
 
@@ -120,12 +111,6 @@ def test_warm_up_is_dgcs():
     assert (decision.ratio, decision.reason) == (0.0625, "warm-up: 6.25 % (16x) from epoch 1.02")
 
 
-@given(st.floats(1e-4, 1), st.floats(0, 10), st.floats(0, 10))
-def test_warm_up_never_sends_less_than_the_ratio_nor_more_later(ratio, one, other):
-    policy, (early, late) = ScheduledRatio(ratio=ratio, schedule=WARM_UP), sorted((one, other))
-    assert policy.at(early) >= policy.at(late) >= ratio
-
-
 # --- Accordion ---
 
 
@@ -152,23 +137,6 @@ def test_the_original_accordion_looks_every_ten_epochs_and_at_the_learning_rate(
     assert found == [0.99] * 20 + [0.25] * 10
     rates = [0.1] * 25 + [0.01] * 5
     assert accordion_ratios(policy, norms, rates=rates) == [0.99] * 20 + [0.25] * 5 + [0.99] * 5
-
-
-@pytest.mark.parametrize(
-    "impossible",
-    [
-        lambda: Accordion(threshold=0),
-        lambda: Gravac(floor=0.5),
-        lambda: Gravac(window=0),
-        lambda: ThresholdRatio(ratio=1.0),
-        lambda: ThresholdRatio(delta=1.5),
-        lambda: ScanRatio(options=()),
-        lambda: ScanRatio(options=OPTIONS, time=-1),
-    ],
-)
-def test_impossible_settings_are_refused(impossible):
-    with pytest.raises(ValueError):  # noqa: PT011 - each has its own sentence
-        impossible()
 
 
 # --- Laws of the policies that search or judge: GraVAC, ScaDLES's threshold, and AR-Topk's choice made exact
@@ -271,12 +239,6 @@ def test_votes_are_combined_as_named(combine, compressed):
     for count in range(5):
         expected = 0.1 if count in compressed else DENSE
         assert votes(policy, (0.9,) * count + (0.5,) * (4 - count)) == expected
-
-
-@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=8))
-def test_delta_of_nothing_is_dense_and_of_one_always_compresses(gains):
-    assert votes(ThresholdRatio(delta=0.0), gains) == DENSE
-    assert votes(ThresholdRatio(delta=1.0), gains) == 0.1
 
 
 # --- AR-Topk's scan ---

@@ -87,16 +87,14 @@ def of_all(**fields) -> Period:
     return Period(rows=(row,) * WORKERS, local_batch_sizes=(8,) * WORKERS)
 
 
-def drive(
-    steering: AdaptiveController, link: LinkSpeed, periods: int, step: int = 0, *, says: str = "harmless"
-) -> tuple[int, list]:
+def drive(steering: AdaptiveController, link: LinkSpeed, periods: int, step: int = 0) -> tuple[int, list]:
     changes = []
     for _ in range(periods):
         seen = period(steering, link, steps=steering.period_steps(10))
         step += seen.exchanges
         change = steering.judge(seen, step=step, epoch=step / 50, learning_rate=0.1)
         if steering.try_ratio is not None:
-            steering.heard(Verdict(ratio=steering.try_ratio, says=says))
+            steering.heard(Verdict(ratio=steering.try_ratio, says="harmless"))
             assert steering.try_ratio is None, "it is asked once"
         if change is not None:
             changes.append(change)
@@ -108,9 +106,6 @@ def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_ar
     slow = AdaptiveController(run, candidates(run, buckets=4), network(SLOW), tries_twins=True)
     drive(slow, SLOW, 30)
     assert slow.candidate.ratio < 0.1
-    careful = AdaptiveController(run, candidates(run, buckets=4), network(SLOW), tries_twins=True)
-    drive(careful, SLOW, 30, says="harmful")
-    assert careful.candidate.ratio == 1
     unasked = AdaptiveController(run, candidates(run, buckets=4), network(SLOW))
     drive(unasked, SLOW, 30)
     assert unasked.candidate.ratio == 1
@@ -239,18 +234,6 @@ def test_wrong_timings_cost_little_more():
     assert max(over) <= 1.1
 
 
-@pytest.mark.parametrize("seed", few(5, range(16)))
-def test_what_no_model_foresees_is_remembered(seed):
-    """Each way takes longer than the network and the timings say, by up to half of a step, each by something else."""
-    rng = random.Random(200 + seed)
-    virtual, policy = any_run(2000 + seed)
-    virtual.unforeseen_s = {
-        option.key: rng.uniform(0, 0.5) * virtual.compute_s for option in policy.options if rng.random() < 0.7
-    }
-    price_s, fixed = raced(virtual, policy)
-    assert virtual.elapsed_s <= 1.05 * min(fixed) + 2 * price_s
-
-
 @pytest.mark.parametrize(
     ("links", "numel", "workers", "compute_s"),
     [
@@ -300,6 +283,42 @@ def over_best_of_phases(links, numel, workers, compute_s, seed, phase=300):
         price_s = TRIAL_STEPS * best_s + (ended_s - begun_s) / 100
         over.append((ended_s - begun_s - price_s) / (best_s * (after - before)))
     return over
+
+
+CELLS = (0.1, 1.0, 5.0, 20.0)
+"""Time of a dense exchange over that of a step's computation."""
+
+
+def cell(rate, local, seed):
+    """A run in which averages every 8 steps may be chosen, besides everything in fewer bits."""
+    virtual = VirtualRun(
+        workers=4, links=[LinkSpeed(latency_s=1e-4, bytes_per_s=1e8)], compute_s=1.0, local=local, noise=0.1, seed=seed
+    )
+    found = options(1_000_000, 4, compress_ns=1.0)
+    bits = [
+        make_option(Compression(name=name), numel=1_000_000, workers=4, compress_s=0.004) for name in ("int8", "bf16")
+    ]
+    averages = replace(bits[0], gain=None, every_steps=8)
+    virtual.compute_s = virtual.exchange_s(found[0]) / rate
+    return virtual, AutoRatio(options=(*found, *bits, averages), most_lost=MOST_LOST), averages
+
+
+@pytest.mark.parametrize("local", [0.02, 0.5, 0.9])
+@pytest.mark.parametrize("rate", CELLS)
+def test_averages_are_used_where_they_save_time_and_left_where_local_steps_are_worth_little(rate, local):
+    """At most 1.03 times dense training's time, and 1.25 times that of the best of all choices, in every cell."""
+    for seed in range(3):
+        virtual, policy, averages = cell(rate, local, seed)
+        used, _ = run(policy, virtual, progress=STEPS)
+        fitting = [o for o in policy.options if o.averages or virtual.slowdown(virtual.settled(o)) <= 1 + MOST_LOST]
+        fixed = {option.key: fixed_s(virtual, option, progress=STEPS) for option in fitting}
+        assert virtual.elapsed_s <= 1.03 * fixed[policy.options[0].key]
+        assert virtual.elapsed_s <= 1.25 * min(fixed.values())
+        late = [key for step, key in used if step > virtual.step / 2]
+        if fixed[averages.key] > 1.25 * min(fixed.values()):
+            assert late.count(averages.key) <= 1, "but for a trial"
+        elif rate == max(CELLS):
+            assert set(late) == {averages.key}
 
 
 def periods(virtual, policy, count, steps=20):
@@ -365,12 +384,18 @@ def test_twins_say_whether_thin_exchanges_may_be_used(seed, turning, says):
         assert 1 + CAUTIOUS_COEFFICIENT * distance(thinnest) <= 1 + 2 * MOST_LOST
 
 
-def test_what_falls_below_the_floor_is_left_at_once():
+def thinned(**changes):
+    """A run that has come to send little of its gradients."""
     virtual, policy = any_run(1, kept=0.1, settling=0.0, noise=0.0)
-    policy = replace(policy, least_gain=0.6)
+    policy = replace(policy, **changes)
     *_, (_, _, state, decision) = periods(virtual, policy, 30)
     by_key = {option.key: option for option in policy.options}
     assert by_key[decision.option].ratio < 1
+    return virtual, policy, by_key, state, decision
+
+
+def test_what_falls_below_the_floor_is_left_at_once():
+    virtual, policy, by_key, state, decision = thinned(least_gain=0.6)
     virtual.kept, network, used = 1.0, virtual.fresh(), [decision.option]
     for _ in range(8):
         observation = virtual.period(by_key[decision.option], decision, network, 20)
@@ -384,10 +409,7 @@ def test_what_falls_below_the_floor_is_left_at_once():
 
 def test_a_loss_that_rises_and_stays_high_ends_thin_exchanges():
     """Error feedback bears smaller learning rates than dense training: whatever it saves, it is not worth the run."""
-    virtual, policy = any_run(1, kept=0.1, settling=0.0, noise=0.0)
-    *_, (_, _, state, decision) = periods(virtual, policy, 30)
-    by_key = {option.key: option for option in policy.options}
-    assert by_key[decision.option].ratio < 1
+    virtual, policy, by_key, state, decision = thinned()
     network, used = virtual.fresh(), []
     for loss in (2.0, 1.0, 2.4, 1.2, 1.0, 1.9, 2.4, 1.1, 1.1):
         observation = virtual.period(by_key[decision.option], decision, network, 20)

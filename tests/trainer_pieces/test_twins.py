@@ -10,14 +10,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from hetopt.core.events.log import EventLog
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.training_laws import MOST_LOST
 from hetopt.trainer.checkpoints.folder import CheckpointSaver
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, PairedTrial
+from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, LEAST_DROP, MOST_STEPS, PairedTrial
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import Training, build_model, try_twins
 
@@ -57,46 +55,6 @@ FLAT = [2.3] * CHUNKS
 )
 def test_what_a_twins_losses_say(whole, thin, verdict):
     assert said(whole, thin) == verdict
-
-
-def test_a_worker_without_memory_for_two_more_models_says_no():
-    trial = PairedTrial(ratio=0.01)
-    rows = [[5.0, 5.0, 8.0], [math.nan, math.nan, 8.0]]
-    assert trial.after(rows) is None
-    verdict = trial.after(rows)
-    assert verdict is not None
-    assert verdict.says == "harmful"
-
-
-@given(
-    drops=st.lists(st.floats(-0.2, 1.0), min_size=CHUNKS, max_size=CHUNKS),
-    lags=st.lists(st.floats(-1.0, 1.0), min_size=CHUNKS, max_size=CHUNKS),
-    scale=st.floats(0.1, 100),
-)
-def test_units_of_the_loss_do_not_matter_and_it_always_ends(drops, lags, scale):
-    whole = [10.0 - sum(drops[:chunk]) for chunk in range(CHUNKS)]
-    thin = [one + lag for one, lag in zip(whole, lags, strict=True)]
-    said_of = said(whole, thin)
-    assert said_of[0] in ("harmless", "harmful", "undecided")
-    scaled = said([scale * one for one in whole], [scale * one for one in thin])
-    near = min(
-        abs((t - w) - part * max(whole[0] - w, LEAST_DROP * 10))
-        for w, t in zip(whole, thin, strict=True)
-        for part in (MOST_LOST, HARMFUL)
-    )
-    if near > 1e-6 and min(abs(whole[0] - w - LEAST_DROP * 10) for w in whole) > 1e-6:
-        assert scaled == said_of
-
-
-@given(losses=st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=3, max_size=3))
-def test_workers_count_by_their_samples(losses):
-    """A worker of 30 samples is three of 10 with its losses."""
-    one, many = PairedTrial(ratio=0.01), PairedTrial(ratio=0.01)
-    for whole, thin in losses:
-        one.after([[whole, thin, 30.0], [5.0, 5.0, 10.0]])
-        many.after([[whole, thin, 10.0]] * 3 + [[5.0, 5.0, 10.0]])
-    assert one.whole == pytest.approx(many.whole)
-    assert one.thin == pytest.approx(many.thin)
 
 
 @pytest.fixture

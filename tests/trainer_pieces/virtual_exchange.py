@@ -40,8 +40,7 @@ class VirtualRun:
     """``links[k]`` holds from the step ``starts[k]`` on; ``slower`` are factors by primitive that nobody was told of.
 
     ``kept`` is the exponent of ``gain = ratio ** kept`` without a residual, ``settling`` what the residual adds to it.
-    ``unforeseen_s`` is what an exchange takes longer, by its option, that no model knows of: cores that workers share.
-    A gradient turns by ``turning`` over a distance of one step.
+    A gradient turns by ``turning`` over a distance of one step. A local step makes ``local`` of a dense one's progress.
     """
 
     workers: int
@@ -51,12 +50,12 @@ class VirtualRun:
     kept: float = 0.1
     settling: float = 0.05
     turning: float = 0.3
+    local: float = 1.0
     noise: float = 0.0
     seed: int = 0
     primitives: Mapping[str, float] = field(default_factory=dict)
     slower: Mapping[str, float] = field(default_factory=dict)
     compress: Mapping[str, float] = field(default_factory=dict)
-    unforeseen_s: Mapping[str, float] = field(default_factory=dict)
     last_step: int | None = None
 
     def __post_init__(self):
@@ -78,8 +77,7 @@ class VirtualRun:
         return self.link.time_s(operation.terms(trainer)) * factor
 
     def exchange_s(self, option):
-        known_s = option.buckets * sum(self.operation_s(operation) for operation in option.operations)
-        return known_s + self.unforeseen_s.get(option.key, 0.0)
+        return option.buckets * sum(self.operation_s(operation) for operation in option.operations)
 
     def compress_s(self, option):
         return option.compress_s * self.compress.get(option.compression.name, 1.0)
@@ -100,6 +98,8 @@ class VirtualRun:
 
     def per_progress_s(self, option):
         """Seconds of a step's worth of dense progress once everything has settled."""
+        if option.averages:
+            return self.step_s(option) / self.local
         return self.step_s(option) * self.slowdown(self.settled(option))
 
     def slowdown(self, gain):
@@ -121,20 +121,23 @@ class VirtualRun:
 
     def take(self, option):
         """One step; its compute, compress and exchange time, and its gain."""
-        if option.gain is None:
+        if option.averages:
+            gain = self.local
+        elif option.gain is None:
             rate = min(1.0, option.ratio * 3)
             self.residual_of = math.exp((1 - rate) * math.log(self.residual_of) + rate * math.log(option.ratio))
         else:
             self.residual_of = 1.0
-        gain = option.gain if option.gain is not None else self.gain(option.ratio, self.residual_of)
+        if not option.averages:
+            gain = option.gain if option.gain is not None else self.gain(option.ratio, self.residual_of)
         times = (
             self.around(self.compute_s),
-            self.around(self.compress_s(option)),
-            self.around(self.exchange_s(option)),
+            self.around(self.compress_s(option)) / option.every_steps,
+            self.around(self.exchange_s(option)) / option.every_steps,
         )
         self.elapsed_s += sum(times)
-        backlog = (1 - gain) * (1 + self.backlog)
-        self.progress += self.backlog - backlog + 1 / self.slowdown(gain)
+        backlog = 0.0 if option.averages else (1 - gain) * (1 + self.backlog)
+        self.progress += self.backlog - backlog + (gain if option.averages else 1 / self.slowdown(gain))
         self.backlog = backlog
         self.step += 1
         return (*times, gain)
@@ -213,5 +216,5 @@ def alone(virtual):
         primitives=virtual.primitives,
         slower=virtual.slower,
         compress=virtual.compress,
-        unforeseen_s=virtual.unforeseen_s,
+        local=virtual.local,
     )

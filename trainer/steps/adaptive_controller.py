@@ -54,6 +54,9 @@ from hetopt.trainer.policies.ratio.published import (
 )
 from hetopt.trainer.steps.period import Period
 
+RARER = (1, 4)
+"""Times as many local steps as the run names, between averages that `auto` chooses among."""
+
 LOOKED_STEPS = 3
 """Of a period that looks at gains while gradients travel in buckets, at least."""
 
@@ -96,7 +99,12 @@ class AdaptiveController:
             coefficient=spec.slowdown_coefficient,
             most_lost=MOST_LOST,
             # Samples have to be drawn ahead, and gradients must not need scaling.
-            tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
+            tries_twins=tries_twins
+            and spec.stream is None
+            and spec.injection is None
+            and spec.precision != "fp16"
+            # Averages save nearly as much, and what they cost is seen while they are made.
+            and not spec.may_average,
         )
         self._state: Record = self._policy.initial()
         self._verdict: Verdict | None = None
@@ -112,6 +120,11 @@ class AdaptiveController:
                 ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
             )
         return wish
+
+    @property
+    def summing(self) -> Compression:
+        """The compression by which gradients are summed in the next step that sums them."""
+        return (self.candidates.dense if self.candidate.averages else self.candidate).compression
 
     @property
     def look_at(self) -> Sequence[float]:
@@ -173,9 +186,14 @@ class AdaptiveController:
             self._decision = replace(self._decision, measure_gain=False)
             return None
         before, first_row = self.candidate, period.rows[0]  # gains of levels are alike on all workers
+        if before.averages and not all(row.sync_s and row.energy for row in period.rows):
+            return None  # no average was made, or none is known by now
         compute_s = max(row.way_compute_s for row in period.rows)
         # A step is as long on all workers.
         step_s = max(statistics.median(row.way_step_s for row in period.rows), compute_s)
+        if before.averages:
+            average_s = max(row.compress_s for row in period.rows) + min(row.sync_s for row in period.rows)
+            step_s = max(row.way_step_s for row in period.rows) + average_s / before.every_steps
         observation = RatioObservation(
             step=step,
             steps=min(period.exchanges, step),
@@ -334,7 +352,7 @@ class ExchangeConfig:
     def follow(self) -> None:
         """Switch to the controller's chosen exchange from the next step on; does nothing without a controller."""
         if self.steering is not None and self.exchange is not None:
-            self.exchange.use(self.steering.candidate.compression)
+            self.exchange.use(self.steering.summing)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
         """Restore the controller's state of a checkpoint (None: it has none), and switch to the exchange it chose.
@@ -350,6 +368,8 @@ class ExchangeConfig:
         steering, rows = self.steering, period.rows
         if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}
+        if steering is not None and steering.candidate.averages:
+            return {}  # the synchronizer tells of them
         looked: Event = {}
         if steering is not None and steering.slowdown_coefficient is not None:
             looked["slowdown_coefficient"] = round(steering.slowdown_coefficient, 4)
@@ -431,6 +451,7 @@ def make_exchange(
             workers=len(spec.workers),
             shapes=shapes,
             buckets=buckets,
+            every_steps=tuple(times * spec.sync.every_steps for times in RARER) if spec.may_average else (),
         )
         seen = Network.of(timings, len(spec.workers)) if timings else None
         if seen is not None and spec.weighs_ways:

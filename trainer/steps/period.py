@@ -286,11 +286,14 @@ class PeriodLog:
         self._steps.append((trace, (self._resumed, now)))
         self._resumed = now
 
-    def close(self, *, way: str = "", dense_bytes: int = 0, looks: int = 0, **reported: float) -> ControlRow:
-        """Return and forget the row of all steps since the last call, with fields ``reported``; waits for the device.
+    def close(
+        self, *, way: str = "", averages: bool = False, dense_bytes: int = 0, looks: int = 0, **reported: float
+    ) -> ControlRow:
+        """Return and forget the row of the steps since the last call, at least one; waits for the device.
 
         Args:
             way: only the exchanges of steps that exchanged in this way count.
+            averages: whether that is by averages of parameters: their time is told by itself, of those that were made.
             dense_bytes: what a worker contributed where everything was summed under backward.
             looks: ratios at which runs look at gains.
             **reported: fields of the worker besides its steps.
@@ -306,6 +309,9 @@ class PeriodLog:
         median_s = statistics.median(self._judged_s)
         alike = [(trace, span) for trace, span in steps if trace.way == way]
         stats = [self._waited_for(trace, dense_bytes) for trace, _ in alike]
+        averaging_s = [exchange.compress_s + exchange.sync_s if averages else 0.0 for exchange in stats]
+        if averages:
+            stats = [exchange for exchange in stats if exchange.sync_s]
         gains = [exchange.level_gains for exchange in stats if exchange.level_gains is not None]
         norms = [trace.norms for trace in traces if trace.norms is not None]
         looked = next(
@@ -325,7 +331,9 @@ class PeriodLog:
             compute_spread_s=1.4826 * statistics.median(abs(time_s - median_s) for time_s in self._judged_s),
             loss_sum=sum(float(trace.loss_sum) for trace in traces),
             exchanges=len(alike),
-            way_step_s=statistics.median(_or_zero(seconds(*span) for _, span in alike)),
+            way_step_s=statistics.median(
+                _or_zero(seconds(*span) - extra_s for (_, span), extra_s in zip(alike, averaging_s, strict=True))
+            ),
             way_compute_s=statistics.median(_or_zero(seconds(trace.start, trace.backward_end) for trace, _ in alike)),
             compress_s=statistics.median(_or_zero(exchange.compress_s for exchange in stats)),
             sync_s=statistics.median(_or_zero(exchange.sync_s for exchange in stats)),

@@ -406,16 +406,16 @@ def half_of(samples: int, rank: int) -> int:
     return samples // 2
 
 
-Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
-"""Says what sums buckets in the next step, if anything does, and the name of the way whose times the step has; told
-whether the step looks at gains."""
+Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str, bool]]
+"""Says what sums buckets in the next step, if anything does, the name of the way whose times the step has, and whether
+each worker trains for itself; told whether the step looks at gains."""
 
 
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
     """Return a function that decides at each step whether gradients are summed whole or in buckets, and by what.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
-    so is every step that looks at gains.
+    so is every step that looks at gains. Nor do workers train for themselves before their residuals are sent.
 
     Args:
         exchange: of whole gradients, whose compression changes.
@@ -423,14 +423,14 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
         present: the candidate in use, the same on all workers.
     """
 
-    def now(looks: bool) -> tuple[BucketSum | None, str]:
+    def now(looks: bool) -> tuple[BucketSum | None, str, bool]:
         candidate = present()
-        if not candidate.in_buckets:
-            return None, candidate.key
-        if looks or exchange.has_residual:
+        if not (candidate.in_buckets or candidate.averages):
+            return None, candidate.key, False
+        if exchange.has_residual or (looks and candidate.in_buckets):
             # Whole gradients are exceptions: nobody should compare their times with those of the others.
-            return None, ""
-        return buckets[candidate.compression.name], candidate.key
+            return None, "", False
+        return None if candidate.averages else buckets[candidate.compression.name], candidate.key, candidate.averages
 
     return now
 
@@ -465,6 +465,7 @@ class FusedStep:
     Attributes:
         way: as above; it may change between steps, on all workers alike.
         in_buckets: likewise.
+        is_alone: whether a step's gradient stays this worker's own; likewise.
         flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all; of a sharded model the part
             that this device holds.
         proven: samples of the largest micro-batch that is known to fit.
@@ -494,7 +495,7 @@ class FusedStep:
         self._wants_energy, self._norms = norms, GradientNorms()
         self._switch = switch
         self._reader = reader
-        self._is_counted, self._is_alone = counts != "unused", counts == "alone"
+        self._is_counted, self.is_alone = counts != "unused", counts == "alone"
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
@@ -550,11 +551,11 @@ class FusedStep:
                 micro-batch larger than ``proven``.
         """
         if self._switch is not None:
-            self.in_buckets, self.way = self._switch(bool(look_at))
+            self.in_buckets, self.way, self.is_alone = self._switch(bool(look_at))
         self._norms.ask(wants_norms)
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
-        global_batch_size = max(1, samples) if self._is_alone else global_batch_size
+        global_batch_size = max(1, samples) if self.is_alone else global_batch_size
         self._pace.begin(samples)
         self.flat.zero_()
         self._take_gradients()
@@ -566,7 +567,7 @@ class FusedStep:
             self._computed = self._stopwatch.mark()
         if self._counted is not None:  # and so nothing is on its way yet
             total = self._counted.to("cpu")  # of all workers, that the step's losses are means over
-            if not self._is_alone and dist.is_initialized():
+            if not self.is_alone and dist.is_initialized():
                 dist.all_reduce(total)
             by_samples = global_batch_size / (float(total) or 1.0)
             self.flat.mul_(by_samples)
@@ -596,7 +597,7 @@ class FusedStep:
             if finite:
                 self._norms.add_own([self.flat], first=True)
                 alone = ExchangeStats(sent_bytes=0)
-                stats = alone if self._exchange is None else self._exchange.run(self.flat, look_at)
+                stats = alone if self._exchange is None or self.is_alone else self._exchange.run(self.flat, look_at)
         if finite:
             self._norms.add_summed([self.flat])
         return StepTrace(
@@ -611,6 +612,20 @@ class FusedStep:
             gradient_energy=square,
             norms=self._norms.take(samples),
         )
+
+    def gradient(self, parts: Sequence[MicroBatch]) -> Tensor:
+        """Return this worker's mean gradient of some samples, 1-D fp32; nothing else is changed.
+
+        Raises:
+            DoesNotFit: memory ran out.
+        """
+        samples = max(1, sum(map(len, parts)))
+        self._take_gradients()
+        self.flat.zero_()
+        restore = remembered(self._module.model, self._device)
+        self._accumulated(parts, 1 / samples, restore)
+        restore()
+        return self.flat * (samples / (float(self._counted) or 1.0) if self._counted is not None else 1.0)
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
         """Accumulate the gradient; send its buckets as they are made, unless a micro-batch may be too large."""

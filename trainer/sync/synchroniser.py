@@ -15,6 +15,19 @@ own, downhill. With the rate ``r`` and Nesterov's momentum ``m``::
 With ``r`` 1 and ``m`` 0 that is the average: local SGD. Every worker does the same to the same numbers, so that nothing
 more is sent.
 
+Under the ratio policy ``auto`` averages begin and end while a run goes on. They begin when all workers hold the same
+parameters and optimizer states, and end with the averages of both.
+
+**What local steps are worth.** Where workers have gone astray from each other their gradients no longer point where the
+gradient of their mean does. After some averages each worker computes the gradient of its next samples twice: where it
+had come by itself, ``g_i(x_i)``, and at the mean, which it trains on by. A step then makes
+
+    sum_{i != j} g_i(x_i) g_j(x)  /  sum_{i != j} g_i(x) g_j(x)
+
+of the progress of a step on summed gradients: samples of different workers share the signal, and no noise. The sums are
+read off sketches of a few kilobytes (Charikar et al. 2002). With a small LSTM on characters and four workers this told
+of 8 and 32 local steps 1.07 and 1.16 times the steps, which took 1.08 to 1.16 and 1.15 to 1.32 times as many.
+
 When workers that train for themselves average their parameters: pure functions of what all of them know.
 
 ``(state, observation) -> (state, decision)`` over values that all ranks hold alike, as of the batch policies. Asked
@@ -44,9 +57,11 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from hetopt.core.artifact import Record
+from hetopt.core.comm.options import AVERAGED
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_rules import steps_of_epochs, why_not_local
@@ -333,6 +348,39 @@ def outer_step(update: Tensor, velocity: Tensor, *, rate: float, momentum: float
     update.mul_(rate)
 
 
+SKETCH = 4096
+"""Numbers that a sketch of a gradient has: inner products are off by a 64th of the vectors' norms."""
+
+LEAST_SIGNAL = 0.25
+"""Part of the summed gradient's energy that its signal is taken to be at least: in noise progress cannot be told."""
+
+LOOKS_EVERY = 16
+"""Averages from one look at what local steps are worth to the next; more often after the first ones."""
+
+
+def sketched(vectors: Tensor, width: int = SKETCH) -> Tensor:
+    """Return vectors, [n, elements], in ``width`` numbers each, whose inner products are those of the vectors, about.
+
+    Elements are added up with random signs, the same on every worker.
+    """
+    numel = vectors.shape[1]
+    signs = 2 * torch.randint(2, (numel,), dtype=torch.int8, generator=torch.Generator().manual_seed(numel)) - 1
+    padded = functional.pad(vectors * signs.to(vectors.device), (0, -numel % width))
+    return padded.view(len(vectors), -1, width).sum(1)
+
+
+def progress_of(products: Sequence[float]) -> float:
+    """Return what a local step makes of the progress of a step on summed gradients; the module has the formula.
+
+    Args:
+        products: of the summed gradients at the mean with themselves, and with those where the workers had come; and
+            the sums of the same of each worker's own.
+    """
+    whole, across, own, own_across = products
+    signal, turned = whole - own, across - own_across
+    return 1 + (turned - signal) / max(signal, LEAST_SIGNAL * whole, 1e-60)
+
+
 class Synchronizer:
     """One worker's side of averaging parameters among local SGD workers.
 
@@ -346,6 +394,10 @@ class Synchronizer:
         sync: what happens at an average.
         policy: says when.
         compression: how updates are rounded.
+        is_chosen: whether averages begin and end as the ratio policy says, and looks tell what they are worth.
+
+    Attributes:
+        is_begun: whether workers train for themselves now.
     """
 
     def __init__(
@@ -358,7 +410,12 @@ class Synchronizer:
         sync: Synchronization,
         policy: SyncPolicy,
         compression: Compression,
+        is_chosen: bool = False,
     ) -> None:
+        self._is_chosen, self.is_begun = is_chosen, not is_chosen
+        self._drifted: Tensor | None = None  # parameters before the last average, where the next step looks
+        self._looked = (0.0, 0.0)  # weights of looks, and what they told, weighted
+        self._rounds = 0
         self._sync = sync
         self._policy = policy
         self._state: Any = policy.initial()
@@ -381,6 +438,85 @@ class Synchronizer:
             deque()
         )  # step, bytes sent, divergence where it averaged
 
+    def begin(self, weight: float, every_steps: int) -> None:
+        """Have this worker train for itself, from parameters that all have alike; every worker must call it.
+
+        Where it does so already, only the number of steps may change.
+
+        Args:
+            weight: of this worker's buffers in their mean, where all begin.
+            every_steps: from one average to the next.
+        """
+        self._policy = Periodic(every_steps=every_steps, workers=self._workers)
+        if self.is_begun:
+            return
+        self._base = self._vector.read()
+        buffers = self._base[self._vector.parameters :]
+        if buffers.numel():
+            self._channel().all_reduce(buffers.mul_(weight))
+            self._vector.write(self._base)
+        self._velocity.zero_()
+        self.is_begun, self._rounds, self._looked = True, 0, (0.0, 0.0)
+
+    def end(self) -> None:
+        """Leave all workers with the averages of their parameters and optimizer states, bit for bit; all must call it.
+
+        What rounding held back is in them, and is owed no longer.
+        """
+        if not (self._is_chosen and self.is_begun):
+            return
+        weight, channel = weights_by_samples(self._samples)[self._rank], self._channel()
+        parameters = self._vector.read()
+        average_parameters(parameters, self._base, weight, channel, self._rounded, exactly=True)
+        self._vector.write(parameters)
+        for owed in {} if self._rounded is None else self._rounded.residual.kept().values():
+            owed.zero_()
+        kept = [
+            value
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if key != "step" and isinstance(value, Tensor) and value.is_floating_point()
+        ]
+        if kept:
+            flat = torch.cat([value.reshape(-1).float() for value in kept]).mul_(weight)
+            channel.all_reduce(flat)
+            for value, mean in zip(kept, torch.split(flat, [value.numel() for value in kept]), strict=True):
+                value.copy_(mean.view(value.shape))
+        self.is_begun, self._drifted = False, None
+        self._samples, self._local_steps = (0,) * self._workers, 0
+
+    def look(self, gradient: Callable[[], Tensor]) -> Tensor | None:
+        """Return the gradient where this worker had come before the last average; None: no look is due.
+
+        Args:
+            gradient: computes it, [elements], for the parameters that the model has then.
+        """
+        if self._drifted is None:
+            return None
+        mean = self._vector.read()
+        self._vector.write(self._drifted)
+        try:
+            return gradient()
+        finally:
+            self._vector.write(mean)
+
+    def looked(self, drifted: Tensor, gradient: Tensor, weight: float) -> None:
+        """Learn what local steps are worth from a worker's two gradients of the same samples; all must call it.
+
+        Args:
+            drifted: the gradient where this worker had come, [elements].
+            gradient: that at the mean of all, likewise.
+            weight: of this worker in the sum.
+        """
+        pair = torch.stack([gradient, drifted]).mul_(weight)
+        message = torch.cat([sketched(pair).reshape(-1), pair @ pair[0]])
+        self._channel().all_reduce(message)
+        summed = message[:-2].view(2, -1)
+        told = progress_of([*(summed @ summed[0]).tolist(), *message[-2:].tolist()])
+        self._looked = self._looked[0] / 2 + 1, self._looked[1] / 2 + told
+        self._drifted = None
+
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
         """Vote after a step, average parameters if it is time, and return the step's trace with that; all must call it.
 
@@ -397,6 +533,7 @@ class Synchronizer:
         self._state, ranks = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
+        (weight, told), is_known = self._looked, ranks is not None and self._looked[0] > 0
         if ranks is not None:
             channel = self._channel()
             begun_s = channel.now()
@@ -405,7 +542,13 @@ class Synchronizer:
             work_s = channel.now() - begun_s - sync_s
             sent_bytes += sum(message.payload_bytes for message in channel.messages)
         self._unreported.append((step, sent_bytes, divergence))
-        stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=work_s, sync_s=sync_s)
+        stats = ExchangeStats(
+            sent_bytes=sent_bytes,
+            compress_s=work_s,
+            sync_s=sync_s,
+            energy=weight if is_known else None,
+            kept_energy=told if is_known else None,
+        )
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
@@ -424,6 +567,9 @@ class Synchronizer:
     def _synchronise(self, channel: Channel, ranks: Sequence[int]) -> float:
         """Average the parameters of some workers; return the divergence of all workers before that."""
         parameters = self._vector.read()
+        self._rounds += 1
+        if self._is_chosen and (self._rounds % LOOKS_EVERY == 0 or self._rounds & (self._rounds - 1) == 0):
+            self._drifted = parameters.clone()
         weight = weights_by_samples(self._samples, ranks)[channel.rank]
         divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=self._step)
         self._vector.write(parameters)
@@ -473,7 +619,12 @@ class Synchronizer:
         return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: this worker's model, optimizer, residual, and votes, once these are in."""
+        """Return the state for a checkpoint: this worker's model, optimizer, residual, and votes, once these are in.
+
+        It is empty where all workers have the same.
+        """
+        if not self.is_begun:
+            return {}
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
@@ -487,6 +638,9 @@ class Synchronizer:
             "mean": self._change.mean,
             "change": self._change.change,
             "votes": None if self._votes is None else self._votes(),
+            "rounds": self._rounds,
+            "looked": list(self._looked),
+            "drifted": self._drifted,
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -495,6 +649,8 @@ class Synchronizer:
         if state.get("policy") != self._sync.name:
             return
         self._state = type(self._policy.initial()).model_validate(state["policy_state"])
+        self.is_begun, self._rounds = True, int(state["rounds"])
+        self._looked, self._drifted = (state["looked"][0], state["looked"][1]), state["drifted"]
         self._vector.write(state["own"].to(self._base))
         self._base = state["base"].to(self._base)
         self._velocity.copy_(state["outer"])
@@ -520,6 +676,8 @@ def make_synchroniser(
 ) -> Synchronizer | None:
     """Make the parameter averaging of a run; None where gradients are summed in every step (``bsp``).
 
+    Where the ratio policy chooses whether it is done, averages are rounded to 8 bits.
+
     Args:
         spec: of the run.
         model: this worker's; now the same on all of them.
@@ -532,7 +690,7 @@ def make_synchroniser(
     Raises:
         BadInput: the run wants something besides that needs gradients to be exchanged.
     """
-    if not spec.is_local:
+    if not (spec.is_local or spec.may_average) or len(spec.workers) == 1:
         return None
     reason = why_not_local(spec)
     if reason is not None:
@@ -551,5 +709,6 @@ def make_synchroniser(
         stopwatch=stopwatch,
         sync=spec.sync,
         policy=policy,
-        compression=spec.compression,
+        compression=Compression(name=AVERAGED[-1]) if spec.may_average else spec.compression,
+        is_chosen=spec.may_average,
     )

@@ -46,6 +46,7 @@ class Option:
         gain: retained gradient energy where it needs no measurement: 1 of what loses nothing to speak of, the ratio of
             a random choice. Absent: read off the gain curve that Top-k gives.
         buckets: 1: the whole gradient at once, after the backward pass; more: beside it.
+        every_steps: above 1 workers train for themselves, and after so many steps average their parameters.
     """
 
     compression: Compression
@@ -54,6 +55,12 @@ class Option:
     compress_s: float = 0.0
     gain: float | None = None
     buckets: int = 1
+    every_steps: int = 1
+
+    @property
+    def averages(self) -> bool:
+        """True where parameters are averaged now and then, and no gradients are summed."""
+        return self.every_steps > 1
 
     @property
     def ratio(self) -> float:
@@ -68,7 +75,8 @@ class Option:
     @functools.cached_property
     def key(self) -> str:
         """Name of the option among its peers; cached, as every decision asks for it a hundred times."""
-        return way_name(self.compression) + (f" in {self.buckets} buckets" if self.in_buckets else "")
+        rarely = f" every {self.every_steps} steps" if self.averages else ""
+        return way_name(self.compression) + (f" in {self.buckets} buckets" if self.in_buckets else rarely)
 
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
         """Return the seconds of a step whose gradient buckets travel while backward computes and compresses the rest.
@@ -79,6 +87,8 @@ class Option:
             compress_s: see the attribute; another value where it was measured since.
             exchange_s: of all buckets.
         """
+        if self.averages:
+            return compute_s + (compress_s + exchange_s) / self.every_steps
         return compute_s - backward_s + pipelined_s(backward_s + compress_s, exchange_s, self.buckets)
 
 
@@ -179,6 +189,7 @@ class Candidates:
         compress: measured times of families; those that are not there count as free.
         rounded_s: measured times to exchange everything in fewer bits, without the network; absent: not measured.
         bf16_in_buckets: whether the bf16 of them can be under the backward pass as well.
+        every_steps: averages of parameters after so many steps are among the candidates, in 8 bits; none: no averages.
     """
 
     asked: Compression
@@ -190,6 +201,7 @@ class Candidates:
     compress: Mapping[Family, CompressTime] = field(default_factory=dict)
     rounded_s: Mapping[str, float] = field(default_factory=dict)
     bf16_in_buckets: bool = False
+    every_steps: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -231,7 +243,7 @@ class Candidates:
             for collective in self._collectives
             for coding in self._codings
         ]
-        return (self.dense, *self._rounded, *selected)
+        return (self.dense, *self._rounded, *self._averaged, *selected)
 
     def find(self, key: str) -> Option | None:
         """Return the candidate whose key, as event logs have it, is ``key``; None: there is none."""
@@ -285,6 +297,14 @@ class Candidates:
             )
             options.append(replace(part, buckets=buckets))
         return tuple(options)
+
+    @property
+    def _averaged(self) -> tuple[Option, ...]:
+        """The averages of parameters, what rounding leaves of one going with the next."""
+        name = AVERAGED[-1]
+        time_s = self.rounded_s.get(name, 0.0)
+        part = make_option(Compression(name=name), numel=self.numel, workers=self.workers, compress_s=time_s)
+        return tuple(replace(part, gain=None, every_steps=steps) for steps in self.every_steps)
 
     def _selected(self, ratio: float, collective: str, coding: str) -> Option:
         time = self.compress.get((self.name, collective, coding))

@@ -1,23 +1,26 @@
 """hetopt's own ratio policy: tries the most promising exchanges for a few steps each, and commits to the best.
 
-An arm is an option (compressor, collective, ratio; dense among them). What an arm is worth is J, the time of one dense
-step's progress:
+An arm is an option (compressor, collective, ratio; dense among them, and averages of parameters every so many steps
+where the run may make them). What an arm is worth is J, the time of one dense step's progress:
 
     J = step_time / (1 / slowdown(gain) - what is held back more at the end / steps left)
 
 - `step_time` is as timed in training (`StepTimes`), or as predicted and corrected by what was timed:
   computation, and what backward does not hide of (longer x own work, longer x exchange). ``longer`` is by how much
-  others by the same collective took longer than predicted. A way whose steps take another time than they did, twice in
-  a row, shows that something has changed: what was timed before is forgotten.
+  others by the same collective took longer than predicted. Two cumulative sums (Page 1954) of how far steps are from
+  what they took, in units of how far they usually are, tell noise from a change: then what was timed is forgotten.
 - `gain` is what was kept while the option was in use. Before that it is read off the gain curve that one Top-k yields,
   less what thicker options turned out to keep less than that.
 - `slowdown` is the law of `hetopt.core.training_laws`. How much a task minds what comes late is not known: its
-  coefficient is taken to be large until twins (`PairedTrial`) have shown that it is not.
+  coefficient is taken to be large until twins (`PairedTrial`) have shown that it is not. Of averages it is one over
+  what local steps are worth, which is measured while they are made (`hetopt.trainer.sync.synchroniser`); before, it is
+  the published mean, `LOCAL`.
 
 **Explore.** Of the options that keep enough, that one is tried next whose J would be least if what it takes beyond its
 computation were as much less as a prediction may be wrong (`UNTRIED`): optimism in the face of uncertainty (Lai and
 Robbins 1985). A trial is a period of `TRIAL_STEPS`. Those that would take twice as long as the best wait. Dense
-training is tried once, whatever is thought of it: never to lose to it by more than a trial is a promise.
+training is tried once, whatever is thought of it: never to lose to it by more than a trial is a promise. Averages are
+tried for two rounds, where the rest of the run would save more by them than those two take, should they be for nothing.
 
 **Commit** to the least J; it is left for what saves `LEAST_SAVING` of it. Only options count that keep `least_gain`,
 and that by the law cost at most `most_lost` more steps. Where the loss rises far above what it was in the periods
@@ -70,6 +73,10 @@ LEAST_DROP = 0.05
 HARMFUL = 3 * MOST_LOST
 """Part of what was learned, or of `LEAST_DROP`, that a twin is behind when it is clear that it will not catch up."""
 
+LOCAL = 0.25
+"""Cost of averages that were not measured yet, over the root of the local steps between two: the mean of ten published
+runs (2307.07950, table I; `hetopt.optimizer.convergence.compression_penalty`)."""
+
 _LEAST_DELIVERY = 0.02  # of a step, in dense steps: less is not told apart
 
 
@@ -111,8 +118,12 @@ class PairedTrial:
 BACKWARD = 2 / 3
 """Part of a step's computation that makes gradients: backward computes two products for each one forwards."""
 
-ANOTHER, IN_A_ROW = 1.25, 2
-"""Times as long, or as short, and periods in a row that show a change: one may have been disturbed."""
+NOISE, NEWEST = 0.05, 0.1
+"""Least standard deviation of the log of a period's step time, and the weight of a new period in its variance."""
+
+MOST_ERROR, SLACK, ALARM = 4.0, 1.0, 5.5
+"""In standard deviations: what a period counts for at most, what each is allowed, and the sum that shows a change. One
+period alone never does, two far off do, and noise does once in a thousand."""
 
 
 class Timing(Record):
@@ -125,33 +136,50 @@ class Timing(Record):
 
 
 class StepTimes(Record):
-    """Measured step seconds of exchange options, by key, since speeds last changed, and signs of another change."""
+    """Measured step seconds of exchange options, by key, since speeds last changed, and signs of another change.
+
+    Attributes:
+        timings: by option.
+        compute_s: mean of a step's computation.
+        steps: over which that is.
+        variance: of the log of a period's step time about its option's.
+        slower, quicker: cumulative sums of periods that took longer, and shorter, than their options' usual time.
+    """
 
     timings: dict[str, Timing] = Field(default_factory=dict)
     compute_s: NonNegativeFloat = 0.0
     steps: NonNegativeFloat = 0.0
-    strikes: NonNegativeInt = 0
+    variance: PositiveFloat = NOISE**2
+    slower: NonNegativeFloat = 0.0
+    quicker: NonNegativeFloat = 0.0
 
     @property
     def is_suspect(self) -> bool:
-        """True where the last period took another time than usual, and only the next will tell whether that stays."""
-        return self.strikes > 0
+        """True where the last periods took another time than usual, and only the next will tell whether that stays."""
+        return max(self.slower, self.quicker) > ALARM / 2
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Return the times with a period's median step time; one far off is ignored, but repeated replaces them all."""
-        before = self.timings.get(option.key)
-        # The first step of a way is slower than those that follow, and tells nothing alone.
-        if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):
-            if self.strikes + 1 < IN_A_ROW:
-                return self.model_copy(update={"strikes": self.strikes + 1})
-            return StepTimes().after(option, network, step_s=step_s, compute_s=compute_s, steps=steps)
+        """Return the times with a period's median added; where speeds have changed it replaces them all."""
+        before, noise = self.timings.get(option.key), {"variance": self.variance}
         known_s, known = (before.step_s, before.steps) if before is not None else (step_s, 0.0)
+        if known > 1:  # the first step of a way is slower than those that follow, and tells nothing alone
+            error = math.log(step_s / known_s) / math.sqrt(self.variance)
+            error = max(-MOST_ERROR, min(MOST_ERROR, error))
+            noise["variance"] = max(NOISE**2, self.variance * (1 + NEWEST * (error * error - 1)))
+            noise["slower"] = max(0.0, self.slower + error - SLACK)
+            noise["quicker"] = max(0.0, self.quicker - error - SLACK)
+            if max(noise["slower"], noise["quicker"]) > ALARM:
+                fresh = StepTimes(variance=noise["variance"])
+                return fresh.after(option, network, step_s=step_s, compute_s=compute_s, steps=steps)
+            step_s = known_s * math.exp(error * math.sqrt(self.variance))
         step_s = known_s + steps / (known + steps) * (step_s - known_s)
         compute_s = self.compute_s + steps / (self.steps + steps) * (compute_s - self.compute_s)
         longer = _longer(option, network.exchange_s(option), step_s, compute_s)
         timing = Timing(collective=option.collective, step_s=step_s, steps=known + steps, longer=longer)
         timings = {**self.timings, option.key: timing}
-        return StepTimes(timings=timings, compute_s=compute_s, steps=self.steps + steps)
+        return self.model_copy(
+            update={**noise, "timings": timings, "compute_s": compute_s, "steps": self.steps + steps}
+        )
 
     def step_s(self, option: Option, network: Network) -> float:
         """Return the seconds of a step with an option: as measured, or as predicted if it was not tried."""
@@ -177,7 +205,7 @@ class StepTimes(Record):
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
     """Return measured over predicted time of compression and exchange; None where backward hides them."""
     predicted_s = option.compress_s + exchange_s
-    took_s = max(step_s - compute_s, 0.01 * step_s)
+    took_s = max(step_s - compute_s, 0.01 * step_s) * option.every_steps
     if option.buckets > 1:  # the inverse of `hetopt.core.comm.cost.pipelined_s`
         backward_s = BACKWARD * compute_s
         produce_s = backward_s + option.compress_s
@@ -195,6 +223,7 @@ class AutoState(Record):
         times: of steps, by option.
         points: the newest gain curve; empty before the first look.
         gain: of what is in use.
+        local: more steps that averages take, over the root of the local steps between two; None: it was not measured.
         kept: gain over what the curve said of it, of ratios that were ever in use.
         backlog: steps' worth of gradient that is held back.
         loss: mean of the periods before, the newer the more.
@@ -207,6 +236,7 @@ class AutoState(Record):
     times: StepTimes = StepTimes()
     points: tuple[tuple[float, float], ...] = ()
     gain: PositiveFloat = 1.0
+    local: NonNegativeFloat | None = None
     kept: dict[float, PositiveFloat] = Field(default_factory=dict)
     backlog: NonNegativeFloat = 0.0
     loss: float | None = None
@@ -264,7 +294,7 @@ class AutoRatio:
     def first(self, network: Network | None) -> RatioDecision:
         """Return a decision for dense exchange, or for the largest ratio with a gain curve if that is faster."""
         starts = [self.dense]
-        if looking := [option for option in self.options if option.gain is None]:
+        if looking := [option for option in self.options if is_thin(option)]:
             largest = max(option.ratio for option in looking)
             starts += [option for option in looking if option.ratio == largest]
         chosen = starts[0]
@@ -284,7 +314,8 @@ class AutoRatio:
         assert used is not None and network is not None  # noqa: PT018  # whoever asks has both
         state = _learned(state, used, observation, network)
         keep = RatioDecision(ratio=used.ratio, option=used.key, measure_gain=not state.points)
-        if state.times.is_suspect or state.rises == 1:  # disturbed, or changed: the next few steps tell
+        begins = state.times.timings[used.key].steps <= 1  # the first step of a way is slower than the others
+        if begins or state.times.is_suspect or state.rises == 1:  # disturbed, or changed: the next few steps tell
             return state, replace(keep, look_after_steps=TRIAL_STEPS)
         outlook = Outlook(self, state, network)
         now, usable = outlook.judged(used), outlook.usable()
@@ -297,12 +328,12 @@ class AutoRatio:
             if state.sends_all:
                 why = "the loss has risen far above what it was"
             return state, _changed(keep, now, min(usable, key=_per_progress_s), why)
-        if (ratio := outlook.worth_trying(best)) is not None:
+        if (ratio := outlook.worth_trying()) is not None:
             return state, replace(keep, try_ratio=ratio, look_after_steps=1)
         if chosen := outlook.trial(best):
             return state, _changed(keep, now, chosen, _told(now, chosen, "tried out, it may be the best"))
         saving = 1 - best.per_progress_s / now.per_progress_s
-        if saving < LEAST_SAVING:
+        if saving < LEAST_SAVING or not outlook.is_borne(best, now.per_progress_s - best.per_progress_s):
             return state, keep
         return state, _changed(keep, now, best, _told(now, best, f"{100 * saving:.0f} % less time to the target"))
 
@@ -337,6 +368,8 @@ class Outlook:
         state = self.state
         if option.gain is None and state.sends_all:
             return False
+        if option.averages:
+            return True
         verdict = state.verdict
         if verdict is not None and verdict.says == "harmless" and option.ratio >= verdict.ratio:
             return True
@@ -353,9 +386,12 @@ class Outlook:
         step_s = at_best_s = self.state.times.step_s(option, self.network)
         if not self.is_tried(option):
             at_best_s -= UNTRIED * max(0.0, step_s - self.state.times.compute_s)
-        steps = self._steps_per_progress(gain, self.coefficient if coefficient is None else coefficient)
+        steps = hoped = self._steps_per_progress(gain, self.coefficient if coefficient is None else coefficient)
+        if option.averages:
+            soonest = all(option.every_steps <= other.every_steps for other in self.policy.options if other.averages)
+            steps, hoped = 1 / gain, 1.0 if self.state.local is None and soonest else 1 / gain
         return RatedOption(
-            option=option, gain=gain, step_s=step_s, per_progress_s=steps * step_s, hoped_s=steps * at_best_s
+            option=option, gain=gain, step_s=step_s, per_progress_s=steps * step_s, hoped_s=hoped * at_best_s
         )
 
     def is_tried(self, option: Option) -> bool:
@@ -363,32 +399,47 @@ class Outlook:
         return option.key in self.state.times.timings
 
     def gain(self, option: Option) -> float | None:
-        """Return the fraction of gradient energy that an option keeps in the long run; None where nothing is known."""
+        """Return the fraction of gradient energy that an option keeps in the long run; None where nothing is known.
+
+        Of averages it is the progress of a local step.
+        """
         state = self.state
+        if option.averages:
+            known = LOCAL * (1 - 1 / option.operations[0].members) if state.local is None else state.local
+            return 1 / (1 + known * math.sqrt(option.every_steps - 1))
         if option.gain is not None or option.key == state.option:
             return state.gain if option.gain is None else option.gain
         expected = state.expected_gain(option.ratio)
-        if expected is None:
+        if expected is None or self._averages:  # nobody sees what gradients are like meanwhile
             return None
         # What kept less than its curve said tells of everything thinner.
         return max(1e-6, min(1.0, expected, *(expected * s for r, s in state.kept.items() if r >= option.ratio)))
 
-    def worth_trying(self, best: RatedOption) -> float | None:
+    @property
+    def _averages(self) -> bool:
+        return any(option.key == self.state.option for option in self.policy.options if option.averages)
+
+    @property
+    def steps_left(self) -> float:
+        """The steps to the end; a run of unknown length is taken to last as long again as it has, and a trial more."""
+        known = self.state.steps_left
+        return max(TWINS_AGAIN_AFTER, self.state.step) if known is None else known
+
+    def worth_trying(self) -> float | None:
         """Return the ratio to test in a paired trial, if that could save more time than it takes; else None."""
         state, policy = self.state, self.policy
         is_told = state.verdict is not None and state.verdict.says != "undecided"
         if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
             return None
+        best = min(self.usable(), key=_per_progress_s)
         judged = [self.judged(option, coefficient=0.0) for option in policy.options]
         chosen = min(
             (candidate for candidate in judged if candidate and candidate.gain >= policy.least_gain),
             key=_per_progress_s,
         )
         saving_s = best.per_progress_s - chosen.per_progress_s
-        # A run of unknown length is taken to last as long again as it has, and for one more trial.
-        steps_left = max(TWINS_AGAIN_AFTER, state.step) if state.steps_left is None else state.steps_left
-        pays = saving_s * steps_left >= 2 * MOST_STEPS * state.times.compute_s / PART
-        worth = pays and saving_s >= LEAST_SAVING * best.per_progress_s and chosen.option.gain is None
+        pays = saving_s * self.steps_left >= 2 * MOST_STEPS * state.times.compute_s / PART
+        worth = pays and saving_s >= LEAST_SAVING * best.per_progress_s and is_thin(chosen.option)
         return chosen.option.ratio if worth else None
 
     def trial(self, best: RatedOption) -> RatedOption | None:
@@ -400,10 +451,23 @@ class Outlook:
             candidate
             for candidate in self.usable()
             if not self.is_tried(candidate.option)
+            and self.is_borne(candidate, best.per_progress_s - candidate.hoped_s)
             and candidate.per_progress_s <= 2 * best.per_progress_s
             and (is_dense(candidate.option) or candidate.hoped_s <= (1 - LEAST_SAVING) * best.per_progress_s)
         ]
         return min(hopeful, key=lambda candidate: candidate.hoped_s, default=None)
+
+    def is_borne(self, candidate: RatedOption, saving_s: float) -> bool:
+        """Return whether an option could save what it may take in vain, by seconds that it saves of each dense step's.
+
+        Of averages that were never measured these are two rounds, until a look; of what ends averages, their end: two
+        dense exchanges, and a third that sends what was held back before the next.
+        """
+        averages = candidate.option.averages
+        price_s = 2 * candidate.option.every_steps * candidate.step_s if averages and self.state.local is None else 0.0
+        if not averages and self._averages:
+            price_s = 3 * self.network.exchange_s(self.policy.dense)
+        return price_s == 0 or saving_s * self.steps_left >= price_s
 
     def _steps_per_progress(self, gain: float, coefficient: float) -> float:
         """Return the steps for one dense step's progress, over the steps left: residuals at the end are lost."""
@@ -416,6 +480,11 @@ class Outlook:
 def is_dense(option: Option) -> bool:
     """Return whether an option sends every element and loses next to no energy."""
     return option.ratio >= DENSE and option.gain == 1
+
+
+def is_thin(option: Option) -> bool:
+    """Return whether an option holds gradients back, so that what it keeps is read off the gain curve."""
+    return option.gain is None and not option.averages
 
 
 def _learned(state: AutoState, used: Option, observation: RatioObservation, network: Network) -> AutoState:
@@ -434,13 +503,15 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
             changes["loss"] = loss if mean is None else mean + FOLLOWS * (loss - mean)
     if times.is_suspect:
         return state.model_copy(update=changes)
-    gain = used.gain if used.gain is not None else max(1e-6, observation.gain)
+    gain = max(1e-6, observation.gain) if is_thin(used) else used.gain or 1.0
+    if used.averages:
+        changes["local"] = (1 / max(1e-6, observation.gain) - 1) / math.sqrt(used.every_steps - 1)
     backlog = backlog_after(state.backlog, gain, observation.steps)
     changes |= {"option": used.key, "gain": gain, "backlog": backlog}
     if observation.gain_curve is not None:
         changes["points"] = observation.gain_curve.points()
     state = state.model_copy(update=changes)
-    expected = state.expected_gain(used.ratio) if used.gain is None else None
+    expected = state.expected_gain(used.ratio) if is_thin(used) else None
     if expected is None:
         return state
     return state.model_copy(update={"kept": {**state.kept, used.ratio: max(1e-6, gain / expected)}})
@@ -455,10 +526,16 @@ def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: st
         return keep
     reason = f"{way_in_words(chosen.option.key)} instead of {way_in_words(now.option.key)}: {why}"
     name, ratio = chosen.option.key, chosen.option.ratio
-    return RatioDecision(ratio=ratio, option=name, reason=reason, look_after_steps=TRIAL_STEPS)
+    looks_after = 2 * chosen.option.every_steps if chosen.option.averages else TRIAL_STEPS
+    return RatioDecision(ratio=ratio, option=name, reason=reason, look_after_steps=looks_after)
 
 
 def _told(now: RatedOption, chosen: RatedOption, why: str) -> str:
+    if chosen.option.averages:
+        return (
+            f"a local step makes about {100 * chosen.gain:.0f} % of the progress, "
+            f"{1e3 * chosen.step_s:.3g} instead of {1e3 * now.step_s:.3g} ms a step; {why}"
+        )
     return (
         f"{percent(chosen.option.ratio)} sent, about {100 * chosen.gain:.0f} % of the energy kept, "
         f"{1e3 * chosen.step_s:.3g} instead of {1e3 * now.step_s:.3g} ms a step; {why}"
