@@ -13,9 +13,9 @@ from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import cluster, count, counted, duration, round_up_s, round_up_usd, usd
-from hetopt.core.memory import Precision
+from hetopt.core.memory import Precision, Sharding
 from hetopt.core.profile import LearningRateRule, Profile
-from hetopt.core.run_spec import Compression, RunSpec, Settings, Sharding, StopRule, Synchronization
+from hetopt.core.run_spec import Compression, RunSpec, Settings, StopRule, Synchronization
 
 Market = Literal["spot", "on-demand"]
 

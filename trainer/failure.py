@@ -198,7 +198,14 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
     place = ", ".join(part for part in (who, "" if lines is None else lines.of(error)) if part)
     said, hint = reason_of(error), "see that it runs by itself with these arguments"
     if is_out_of_memory(error):
-        hint = "lower max_local_batch_size of this worker in the plan's run spec"
+        hint = (
+            "lower max_local_batch_size of this worker in the plan's run spec, or let the devices of a machine share "
+            'the model (`shard="full"`)'
+        )
+    elif "mixed torch.Tensor and DTensor" in said:
+        hint = (
+            "call a model that devices share, or a block of it, itself (`model(x)`): a method of it sees shards alone"
+        )
     elif not torch.cuda.is_available() and any(word in said.lower() for word in ("cuda", "nccl")):
         hint = "torch sees no GPU here: give it its options for the CPU and the backend gloo, or machines with GPUs"
     elif any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT)):

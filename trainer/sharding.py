@@ -23,7 +23,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from hetopt.core.errors import BadInput
-from hetopt.core.memory import memory_limit_bytes
+from hetopt.core.memory import Sharding, memory_limit_bytes
+from hetopt.core.run_rules import why_not_sharded
+from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.agreement import gather_numbers, gather_texts, take_parameters
 
 if TYPE_CHECKING:  # a second of every worker's start
     from torch.distributed.device_mesh import DeviceMesh
@@ -155,7 +158,7 @@ def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.
     if chosen is None or chosen not in modules:
         named = "that occurs twice" if kind is None else f"of class {kind.__name__}"
         raise BadInput(
-            f"The task's model has no block {named}, by which it could be sharded.",
+            f"The model has no block {named}, by which it could be sharded.",
             hint="name the class of its blocks with `blocks`, or leave `shard` out",
         )
     return modules[chosen]
@@ -167,11 +170,31 @@ def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[s
     Empty where the model has no blocks.
     """
     try:
-        blocks = blocks_of(model, kind)
+        return _facts_of(blocks_of(model, kind), model)
     except BadInput:
         return {}
+
+
+def _facts_of(blocks: Sequence[nn.Module], model: nn.Module) -> dict[str, Any]:
     weights = [sum(parameter.nbytes for parameter in module.parameters()) for module in (*blocks, model)]
     return {"blocks": len(blocks), "block_share": max(weights[:-1]) / weights[-1]}
+
+
+def facts_of_own_shards(modules: Iterable[nn.Module]) -> dict[str, Any]:
+    """Return what a script that calls ``fully_shard`` shares: ``shard``, and `block_facts` of the modules it named.
+
+    Empty where none of ``modules``, all of the process, was sharded.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = [module for module in modules if isinstance(module, FSDPModule)]
+    if not parts:
+        return {}
+    model = max(parts, key=lambda part: sum(parameter.numel() for parameter in part.parameters()))
+    blocks = [part for part in parts if part is not model] or [model]
+    groups = [part._get_fsdp_state()._fsdp_param_group for part in blocks]  # torch has no other way to ask
+    frees = any(group is not None and group.post_forward_mesh_info is not None for group in groups)
+    return {"shard": "full" if frees else "grads", **_facts_of(blocks, model)}
 
 
 def recompute(blocks: Iterable[nn.Module]) -> None:
@@ -206,7 +229,7 @@ class Shards:
             whole: whether weights stay sharded between forward and backward as well; else gradients and optimizer
                 state alone are sharded from then on.
         """
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp._fully_shard import fully_shard  # as it is: scripts are given another
 
         mesh = replica_mesh(hosts, device.type)
         for module in (*reversed(blocks), model):  # from the inside out
@@ -234,6 +257,100 @@ def device_bytes(device: torch.device, sharing: int) -> int:
     return memory_limit_bytes(total, workers=1 if is_cuda else sharing, fraction=0.9)
 
 
+def wish_of(spec: RunSpec, otherwise: Sharding) -> Sharding:
+    """Return what devices share of a model, by the run or else ``otherwise``; "none" where a replica has one device."""
+    return "none" if replica_devices([worker.host for worker in spec.workers]) == 1 else spec.shard or otherwise
+
+
+def share(
+    model: nn.Module,
+    wish: Sharding,
+    spec: RunSpec,
+    rank: int,
+    device: torch.device,
+    kind: type[nn.Module] | None = None,
+) -> Shards:
+    """Shard a model in place as a run wishes, and return the layout, `WHOLE` where it stays; all workers must call it.
+
+    It stays where a run wishes "none", and under "auto" where every device holds a replica.
+
+    Args:
+        model: the same on all workers.
+        wish: what devices share of it, see `wish_of`.
+        spec: of the run.
+        rank: of this worker.
+        device: of this worker.
+        kind: class of the blocks, see `blocks_of`.
+
+    Raises:
+        BadInput: something in the run does not go with a sharded model, or the model has no blocks.
+    """
+    hosts = [worker.host for worker in spec.workers]
+    if wish == "auto":
+        fits = replica_bytes(model) <= device_bytes(device, hosts.count(hosts[rank]))
+        if all(row[0] for row in gather_numbers([float(fits)], len(hosts))):
+            return WHOLE
+    if wish == "none":
+        return WHOLE
+    if (reason := why_not_sharded(spec)) is not None:
+        raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
+    releases = gather_texts(torch.__version__.partition("+")[0], len(hosts))
+    if len(set(releases)) > 1:
+        each = ", ".join(f"worker {rank} has {release}" for rank, release in enumerate(releases))
+        raise BadInput(f"Devices that share a model need one torch: {each}.", hint="install one version everywhere")
+    blocks = blocks_of(model, kind)
+    if (tied := tied_apart(model, blocks)) is not None:
+        raise BadInput(
+            f"Parameter {tied} is in several blocks, or in one and outside, and would be sharded once for each.",
+            hint='name `blocks` that hold all its places, or train with `shard="none"`',
+        )
+    return Shards.of(model, blocks, hosts, device, whole=wish != "grads")
+
+
+def tied_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> str | None:
+    """Return the name of a parameter that has places in two of ``blocks``, or in one and outside; None: none has."""
+    numbers = {id(block): number for number, block in enumerate(blocks, start=1)}
+    named = model.named_modules(remove_duplicate=False)
+    starts = [(f"{name}.", numbers[id(module)]) for name, module in named if id(module) in numbers]
+    places: dict[int, int] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        # Of blocks inside each other, the inner one has it.
+        _, place = max(((len(start), number) for start, number in starts if path.startswith(start)), default=(0, 0))
+        if places.setdefault(id(parameter), place) != place:
+            return path
+    return None
+
+
+def share_trained(
+    model: nn.Module, optimizer: Optimizer, wish: Sharding, spec: RunSpec, rank: int, kind: type[nn.Module] | None
+) -> Shards:
+    """Shard a model that has its optimizer already, which then steps by the shards; all workers must call it.
+
+    Arguments and errors are as of `share`; rank 0's values count.
+    """
+    if wish == "none":
+        return WHOLE
+    take_parameters([*model.parameters(), *model.buffers()])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    shards = share(model, wish, spec, rank, next(model.parameters()).device, kind)
+    parameters = dict(model.named_parameters())
+
+    def shard_of(parameter: Tensor) -> Tensor:
+        return parameters.get(names.get(id(parameter), ""), parameter)
+
+    states = {
+        (part := shard_of(parameter)): tree_map_only(Tensor, partial(cut_like, reference=part), state)
+        for parameter, state in optimizer.state.items()
+    }
+    for group in optimizer.param_groups:
+        group["params"] = list(map(shard_of, group["params"]))
+    optimizer.state.clear()
+    optimizer.state.update(states)
+    if shards is not WHOLE:
+        optimizer.register_step_post_hook(lambda *_: refuse_whole_states(optimizer))
+    return shards
+
+
 def reshard(model: nn.Module) -> None:
     """Free the weights that a sharded model has gathered for a forward pass without backward; else do nothing."""
     for module in model.modules():
@@ -241,11 +358,17 @@ def reshard(model: nn.Module) -> None:
             free()
 
 
-def whole_states(optimizer: Optimizer) -> list[str]:
-    """Return the names of optimizer states that are whole tensors though their parameter is sharded; empty: none."""
-    return [
-        name
-        for parameter, state in optimizer.state.items()
-        for name, value in state.items()
-        if is_sharded([parameter]) and isinstance(value, Tensor) and value.numel() > 1 and not is_sharded([value])
-    ]
+def refuse_whole_states(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that keeps whole tensors of sharded parameters, once it has stepped.
+
+    Raises:
+        BadInput: it does.
+    """
+    for parameter, state in optimizer.state.items() if is_sharded(optimizer.state) else ():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.numel() > 1 and is_sharded([parameter]) and not is_sharded([value]):
+                raise BadInput(
+                    f"{type(optimizer).__name__} keeps {name} of whole parameters, which the devices that share a "
+                    "model hold in parts.",
+                    hint='take an optimizer of torch.optim, or train with `shard="none"`',
+                )

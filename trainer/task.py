@@ -25,8 +25,8 @@ from torch.optim import Optimizer
 
 from hetopt.core.batch_partition import largest_remainder, minimum_local_batch
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.memory import Sharding
 from hetopt.core.profile import LearningRateRule
-from hetopt.core.run_spec import Sharding
 from hetopt.core.training_laws import learning_rate_scale
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device

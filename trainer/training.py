@@ -38,8 +38,7 @@ from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import conditions_in
-from hetopt.core.run_rules import why_not_sharded
-from hetopt.core.run_spec import Compression, RunSpec, Sharding
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
 from hetopt.trainer.comm.channel import Channel
@@ -67,15 +66,13 @@ from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.sharding import (
     WHOLE,
     Shards,
-    blocks_of,
     cut_states,
-    device_bytes,
     gathered,
     held,
     is_sharded,
-    replica_bytes,
-    replica_devices,
-    whole_states,
+    refuse_whole_states,
+    share,
+    wish_of,
 )
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
 from hetopt.trainer.steps.local_batch import BatchReader, Injector, SampleFeed, samples_of_step
@@ -324,31 +321,16 @@ def make_feed(context: WorkerContext, dataset: MapDataset, *, is_sharing: bool =
     )
 
 
-def shard_wish(spec: RunSpec, task: Task) -> Sharding:
-    """Return what devices share of a task's model, by run or else task; "none" where a replica has one device."""
-    wish = spec.shard or task.shard
-    return "none" if replica_devices([worker.host for worker in spec.workers]) == 1 else wish
-
-
 def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards]:
     """Return the task's model, sharded if run or task say so, and the layout of its shards; every worker must call it.
 
     Raises:
         BadInput: something in the run does not go with a sharded model.
     """
-    spec, wish = context.spec, shard_wish(context.spec, task)
-    hosts = [worker.host for worker in spec.workers]
-    if wish == "none":
-        return build_model(task, context.device, spec.seed), WHOLE
-    model = build_model(task, torch.device("cpu"), spec.seed)
-    if wish == "auto":
-        own_bytes = device_bytes(context.device, hosts.count(context.worker.host))
-        if all(row[0] for row in gather_numbers([float(replica_bytes(model) <= own_bytes)], context.world_size)):
-            return model.to(context.device), WHOLE
-    if (reason := why_not_sharded(spec)) is not None:
-        raise BadInput(reason, hint='leave it out, or train with `shard="none"`')
-    blocks = blocks_of(model, task.blocks)
-    return model, Shards.of(model, blocks, hosts, context.device, whole=wish != "grads")
+    spec, wish = context.spec, wish_of(context.spec, task.shard)
+    model = build_model(task, context.device if wish == "none" else torch.device("cpu"), spec.seed)
+    shards = share(model, wish, spec, context.rank, context.device, task.blocks)
+    return (model.to(context.device) if shards is WHOLE else model), shards
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
@@ -822,12 +804,8 @@ class Training(Engine):
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
         self.after(trace, computed)
-        if self.shards.devices > 1 and self.step == 1 and (names := whole_states(self.optimizer)):
-            raise BadInput(
-                f"{type(self.optimizer).__name__} keeps {names[0]} of whole parameters, which the devices that share a "
-                "model hold in parts.",
-                hint='take an optimizer of torch.optim, or train with `shard="none"`',
-            )
+        if self.shards.devices > 1 and self.step == 1:
+            refuse_whole_states(self.optimizer)
 
     def close(self) -> None:
         """End the thread that reads samples ahead."""

@@ -343,7 +343,7 @@ def _work_among_changing(
     from hetopt.trainer.elastic.rendezvous import Abandoned
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
-    from hetopt.trainer.training import shard_wish
+    from hetopt.trainer.sharding import wish_of
 
     material = Material.load(spec)
     group = WorkerGroup(
@@ -362,7 +362,7 @@ def _work_among_changing(
             context = group.join()
             stop_wish.listen()
             # Devices that share a model lose a part of it with one of them: all start again from a checkpoint.
-            train(context, group if shard_wish(spec, material.task) == "none" else None, material)
+            train(context, group if wish_of(spec, material.task.shard) == "none" else None, material)
         except Abandoned as why:
             if why.args:
                 print(f"this process ends: {why}", file=sys.stderr)

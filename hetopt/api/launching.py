@@ -177,6 +177,12 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
     facts = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=facts)
     profiled, planned = plan.profile.job, Path(plan.run.script[0])
+    if changes.shard is not None and profiled.shard not in ("auto", changes.shard):
+        shares = "nothing" if profiled.shard is None else f'`shard="{profiled.shard}"`'
+        raise BadInput(
+            f"A script says itself what devices share of its model: {planned.name}, as it was profiled, {shares}.",
+            hint='give its session `shard="auto"`, or call torch\'s `fully_shard` in it, and profile it again',
+        )
     another = (
         ()
         if path.name in (planned.name, converted_script(planned).name)

@@ -17,8 +17,8 @@ from hetopt.core.option import Option, Options, duration_s, names, options, posi
 if TYPE_CHECKING:
     import optuna
 
-    from hetopt.core.memory import Precision
-    from hetopt.core.run_spec import Compression, Injection, Partition, Settings, Sharding, Stream, Synchronization
+    from hetopt.core.memory import Precision, Sharding
+    from hetopt.core.run_spec import Compression, Injection, Partition, Settings, Stream, Synchronization
     from hetopt.optimizer.model_counts import Method, Optimizer
 
     Policy = tuple[str, Settings]
@@ -264,9 +264,9 @@ class Changes(Options):
     shard: Annotated[
         Sharding | None,
         Option(
-            help="Tasks: what devices of a machine share of the model: none, grads (gradients and optimizer state), "
-            "full (weights as well) or auto (full where one device cannot hold it). Default: the plan's or task's.",
-            names=("hetopt.core.run_spec:Sharding",),
+            help="What devices of a machine share of the model: none, grads (gradients and optimizer state), full "
+            "(weights as well) or auto (full where one device cannot hold it). Default: the plan's, or the job's.",
+            names=("hetopt.core.memory:Sharding",),
         ),
     ] = None
     steps: Annotated[

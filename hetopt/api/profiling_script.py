@@ -26,6 +26,7 @@ from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
 from hetopt.core.profile import Host, Job, Profile
+from hetopt.core.run_folder import OUTPUT_VARIABLE
 from hetopt.core.run_spec import CompressorProbe, ProbeSchedule
 from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.profiler.collect import collect
@@ -307,7 +308,7 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
                         stdin=STDIN,
                         stdout=said,
                         stderr=subprocess.STDOUT,
-                        env=_environment(order, rank, accelerators=accelerators),
+                        env=_environment(order, rank, accelerators=accelerators) | {OUTPUT_VARIABLE: str(place)},
                         start_new_session=True,
                     )
                 )

@@ -233,6 +233,10 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 """``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's Ampere and later, ``bf16`` and ``fp16`` its
 autocast, the latter with a loss scale."""
 
+Sharding = Literal["none", "grads", "full", "auto"]
+"""What the devices of a machine share of a model: nothing; gradients and optimizer state; weights as well; or all that
+where one device cannot hold a replica."""
+
 
 _ROUNDS = 30
 _COLLINEAR = 1e-12  # of the product of both squared lengths

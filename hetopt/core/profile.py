@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Artifact, CleanText, Record, RecordLeavingOut
-from hetopt.core.memory import Precision, TrainingMemory
+from hetopt.core.memory import Precision, Sharding, TrainingMemory
 from hetopt.core.step_samples import ModelKind, StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
@@ -53,6 +53,7 @@ class Job(RecordLeavingOut):
         "counts_epochs",
         "model_kind",
         "parameter_shapes",
+        "shard",
         "blocks",
         "block_share",
     )
@@ -97,6 +98,11 @@ class Job(RecordLeavingOut):
     )
     parameter_shapes: tuple[tuple[PositiveInt, ...], ...] = Field(
         default=(), description="of all parameters, in the order of the gradient; empty: not known"
+    )
+    shard: Sharding | None = Field(
+        default=None,
+        description="what a task or a script's session lets devices share of the model (`auto`: what memory asks for), "
+        "or a script that calls `fully_shard`; absent: it says nothing, so that a task is told",
     )
     blocks: PositiveInt | None = Field(
         default=None, description="modules of one class, by which devices can share the model; absent: there are none"

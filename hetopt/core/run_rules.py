@@ -218,7 +218,6 @@ OF_TASKS = (
         "plan without `learning_rate_rule`, and start the script with its own option for the rate",
     ),
     (("partition", "injection", "stream"), "a script reads its own data", "leave out `partition`, `inject`, `stream`"),
-    (("shard",), "a script shards its model itself", "call torch's `fully_shard` in the script"),
     (("precision",), "a script says itself what it computes in", "plan without `precision`"),
     (("micro_batch_size",), "a script computes its part of a batch at once", "plan with a smaller `batch_size`"),
     (("prefetch",), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),

@@ -43,7 +43,7 @@ from hetopt.core.artifact import HostName, Record, RecordLeavingOut, faults
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.hosts import AddressAmongHosts
-from hetopt.core.memory import Precision
+from hetopt.core.memory import Precision, Sharding
 from hetopt.core.plain_text import known
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 
@@ -52,10 +52,6 @@ SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
 
 Votes = Literal["any", "majority", "quantile"]
 """How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
-
-Sharding = Literal["none", "grads", "full", "auto"]
-"""What the devices of a machine share of a task's model: nothing; its gradients and optimizer state, and its weights
-between steps; its weights between forward and backward, too; or all that, where one device cannot hold a replica."""
 
 PartitionName = Literal["global", "shards", "seldp", "labels"]
 """Each is explained in `hetopt.trainer.data.cursor`."""

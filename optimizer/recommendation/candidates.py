@@ -238,7 +238,7 @@ def run_spec(
         collective_policy="cheapest" if selects else "fixed",
         sync=chosen.sync,
         precision=chosen.precision,
-        shard=None if shares == "none" or profile.is_counted else shares,
+        shard=None if (shares == "none" and job.shard != "auto") or profile.is_counted else shares,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
         learning_rate_scale=learning_rate_scale(rule, chosen.global_batch_size, job.batch_size),
         stop=_stop(goal, chosen, as_many=equal_progress and chosen.global_batch_size != job.batch_size),

@@ -112,7 +112,7 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     least, memory = model.profile.job.least_local_batch_size, counted(model) if on_gpu else None
     device_bytes, usable = usable_bytes(largest)
     if memory is not None and blocks is not None:
-        held = (way.held(memory, blocks) for way in schemes(described, largest.cuda_devices))
+        held = (way.held(memory, blocks) for way in schemes(described, largest.cuda_devices, model.profile.job.shard))
         memory = min(held, key=lambda held: held.peak_bytes(least))
     line = model.reference.memory
     need = memory.peak_bytes(least) if memory is not None else line.peak_bytes(least) if line is not None else 0.0
@@ -126,11 +126,12 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
         f"No machine {place} holds a training step of {samples}: it needs {bytes_(need)} of {device}{parts}, and the "
         f"largest, {largest.name}, has {bytes_(device_bytes)} ({_device(largest)}), of which training may use "
         f"{bytes_(max(0, usable))}.",
-        hint=f"{_SMALLER_STEP if described is None else _SMALLER_JOB}, or allow machines with more memory: "
-        "`hetopt gpus --sort memory --reverse`",
+        hint=f"{'' if blocks else _SHARED}{_SMALLER_STEP if described is None else _SMALLER_JOB}, or allow machines "
+        "with more memory: `hetopt gpus --sort memory --reverse`",
     )
 
 
+_SHARED = "let GPUs of a machine share the model (torch's `fully_shard`, a session's `shard`, blocks of a task), "
 _SMALLER_STEP = (
     "compute in bf16, recompute activations in the backward pass (gradient checkpointing, torch.utils.checkpoint), or "
     "train a smaller model"

@@ -297,7 +297,7 @@ def _table(
     """Return the forecast columns of rows, given when the slowest worker of each has computed."""
     option, count, exchange = rows.option, rows.count, rows.exchange
     present = count > 0
-    messages, traffic, compress = (values[exchange, workers] for values in wire)
+    messages, traffic, compress = (values[exchange, _members(columns, rows, workers)] for values in wire)
     # Of a box, `most` of its machines: what the least of so many workers or more would take.
     steps = (columns.stretch, columns.stretch_log_sd) if most is None else columns.fewest_steps
     stretch, stretch_log_sd = (values[exchange, workers] for values in steps)
@@ -347,6 +347,16 @@ def _table(
         disk_gb=worst(columns.disk_gb[option]),
         open_parts=_open_parts(columns, rows) if most is None else np.ones((len(rows), columns.open.shape[1])),
     )
+
+
+def _members(columns: Columns, rows: ClusterRows, workers: Integers) -> Integers:
+    """Return how many sum each row's gradient, [rows]: its ``workers``; of a shared model one for each machine.
+
+    A device sums its shard with its counterparts, at the same time as the others of its machine do: the machine's link
+    carries what it would if one worker summed the whole gradient, and nobody's messages wait for another's.
+    """
+    shared = ((rows.count > 0) & columns.shares_model[rows.option]).any(axis=1)
+    return np.where(shared, rows.count.sum(axis=1), workers)
 
 
 def _open_parts(columns: Columns, rows: ClusterRows) -> Array:
@@ -404,6 +414,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     """
     workers_of = rows.count * columns.workers[rows.option]
     workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
+    members = _members(columns, rows, workers)
     batches, which = columns.batches.astype(np.float64)[:, None], rows.batch
     whole, gain = np.ones(1), columns.gain[None, :]
     steps = job.steps.steps(batches, gain)
@@ -421,7 +432,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     best, least = np.full(len(rows), -1, dtype=np.intp), np.full(len(rows), np.inf)
     for exchange in np.argsort(~columns.is_plain, kind="stable").tolist():
         latency, s_per_byte = links[columns.collective[exchange]]
-        messages, traffic_bytes, compress_s = (values[exchange, workers] for values in columns.wire)
+        messages, traffic_bytes, compress_s = (values[exchange, members] for values in columns.wire)
         exchange_s = messages * latency + traffic_bytes * s_per_byte * more_traffic
         step_s = computed_s + exchange_s * np.exp(Z90 * columns.share_log_sd[exchange])
         if (beside := _beside(columns, rows, exchange) > 0).any():

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 
 from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
-from hetopt.core.memory import ALONE, Blocks, ExchangeMemory, TrainingMemory
+from hetopt.core.memory import ALONE, Blocks, ExchangeMemory, Sharding, TrainingMemory
 from hetopt.core.profile import Counted
-from hetopt.core.run_spec import Compression, Sharding, Synchronization
+from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType
 
@@ -79,7 +79,7 @@ def blocks_of(described: Counted) -> Blocks:
 
 
 def sharable(model: FittedModel) -> Blocks | None:
-    """Return the blocks by which devices can share a job's model; None: none are known, as of a training script."""
+    """Return the blocks by which devices can share a job's model; None: it has none, or a script shares nothing."""
     described, job, memory = model.reference.device.counted, model.profile.job, counted(model)
     if described is not None:
         return blocks_of(described)
@@ -89,14 +89,22 @@ def sharable(model: FittedModel) -> Blocks | None:
     return Blocks(number=job.blocks, share=job.block_share, weight_bytes=memory.parameter_bytes)
 
 
-def schemes(described: Counted | None, devices: int) -> list[Scheme]:
+def schemes(described: Counted | None, devices: int, asked: Sharding | None = None) -> list[Scheme]:
     """Return the schemes that hold a replica on ``devices`` of a machine, the quicker first, the most saving last.
 
-    A task is told what its devices share. A described job is taken to be a script as they are written: weights are
-    freed between forward and backward, and layers of a transformer are recomputed where memory asks for it.
+    A task that says nothing is told what its devices share, and so is a job that leaves it open; one that says how does
+    so on every machine. A described job is taken to be a script as they are written: weights are freed between forward
+    and backward, and layers of a transformer are recomputed where memory asks for it.
+
+    Args:
+        described: the job, where it was counted; None: it was measured.
+        devices: of the machine.
+        asked: what the job lets them share (`Job.shard`).
     """
-    shared = [Scheme(shards=devices, shard="grads"), Scheme(shards=devices, shard="full")] if devices > 1 else []
-    ways = [REPLICATED, *(shared if described is None else shared[1:])]
+    open_to: tuple[Sharding, ...] = ("grads", "full") if described is None else ("full",)
+    offered = [shard for shard in open_to if asked in (None, "auto", shard)] if devices > 1 else []
+    shared = [Scheme(shards=devices, shard=shard) for shard in offered]
+    ways = shared if asked in offered else [REPLICATED, *shared]
     if described is not None and described.moved_bytes is not None:  # a transformer: layers that are all alike
         ways += [replace(scheme, recomputes=True) for scheme in ways]
     return ways
@@ -114,7 +122,7 @@ def scheme_of(model: FittedModel, memory: TrainingMemory, blocks: Blocks, device
         devices: of the machine, which may share the replica.
         usable_bytes: of one device, for training.
     """
-    job, ways = model.profile.job, schemes(model.reference.device.counted, devices)
+    job, ways = model.profile.job, schemes(model.reference.device.counted, devices, model.profile.job.shard)
     most = max(1, job.batch_size // devices)
     fits = {scheme: scheme.held(memory, blocks).largest_micro_batch(usable_bytes) for scheme in ways}
     fitting = [scheme for scheme, samples in fits.items() if samples is None or samples >= job.least_local_batch_size]

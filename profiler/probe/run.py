@@ -147,6 +147,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         flops_per_sample=apart.flops / len(part) or None,
         model_kind=model_kind(replica.loss.model.modules()),
         parameter_shapes=replica.shapes,
+        shard=None if task.shard == "none" else task.shard,
         **block_facts(replica.loss.model, task.blocks),
     )
 

@@ -40,9 +40,9 @@ from hetopt.profiler.script.observer import Course, Finished, Observer, be_alone
 from hetopt.profiler.script.order import MEETING_FILE, ORDER_FILE, ScriptOrder
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.failure import FailureReport, Lines, is_out_of_memory, reason_of
+from hetopt.trainer.script.batches import shared_by_script
 from hetopt.trainer.task import LEAST_SAMPLES, NO_TARGET
 
-MEETING_TIMEOUT_S = 120.0
 STREAM_BATCHES = 10_000
 """Batches that stand for an epoch where nothing tells how long one is."""
 
@@ -183,7 +183,7 @@ class ScriptProbe:
                 store=FileStore(str(self._folder / MEETING_FILE), order.concurrent_workers),
                 rank=self._rank,
                 world_size=order.concurrent_workers,
-                timeout=datetime.timedelta(seconds=MEETING_TIMEOUT_S),
+                timeout=datetime.timedelta(minutes=2),
             )
         crew, measured = self._crew(order.concurrent_workers), self._measured
         if crew.context.is_leader:
@@ -226,6 +226,7 @@ class ScriptProbe:
             operators_per_step=max(1, measured.operators),
             flops_per_sample=measured.flops_per_sample,
             model_kind=model_kind(training.modules),
+            **shared_by_script(training.modules),
         )
 
 

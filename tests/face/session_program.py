@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec, parse_sync
 from hetopt.trainer.comm import network as network_measurement
 from hetopt.trainer.session import Session, session
-from hetopt.trainer.session.weights import Weight
 
 SAMPLES, FEATURES, BATCH = 101, 6, 16
 """A prime number of samples: the last batch of an epoch has five, and with three workers somebody gets one."""
@@ -40,81 +39,27 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index], self.targets[index]
 
 
-class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        points = Points()
-        return (points[index] for index in range(SAMPLES))
-
-
-class Half(nn.Module):
-    """A part of it takes part in no step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(FEATURES, 1), nn.Linear(3, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.used(inputs)
-
-
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
-
-
-def as_dictionary(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """What a person's script looks like."""
 
-    model: Callable[[], nn.Module] = network
-    data: Callable[[], Dataset[tuple[Tensor, Tensor]]] = Points
-    collate: Callable[[list[tuple[Tensor, Tensor]]], object] | None = None
-    readers: int = 0
     groups: bool = False
-    clip: float | None = None
     accumulate: int = 1
-    autocast: bool = False
     own_backward: bool = False
     drop_last: bool = False
     wide_weight_decay: float = 0.0
-    shuffle: bool = True
     loss_scale: float | None = None
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.mse_loss
-    weight: Callable[[Tensor], Weight] | None = None
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether the loss is the mean over samples, so that its mean over workers by samples is that of the batch."""
-        return self.loss is nn.functional.mse_loss
-
-
-def chosen(found: Tensor, targets: Tensor) -> Tensor:
-    """The mean over some of the samples, unequally many on the workers."""
-    return (found - targets).square()[targets > 0].mean()
-
-
-def many(targets: Tensor) -> float:
-    """How many samples are chosen."""
-    return float((targets > 0).sum())
-
-
-def summed(found: Tensor, targets: Tensor) -> Tensor:
-    """The sum over samples."""
-    return 0.05 * nn.functional.mse_loss(found, targets, reduction="sum")
 
 
 SCRIPTS = {
     "plain": Script(),
-    "groups, dictionaries, no rest": Script(groups=True, wide_weight_decay=0.1, collate=as_dictionary, drop_last=True),
-    "autocast": Script(autocast=True),
-    "readers": Script(readers=1),
-    "a stream, a part unused": Script(data=Stream, shuffle=False, model=Half, wide_weight_decay=0.5),
+    "groups, no rest": Script(groups=True, wide_weight_decay=0.1, drop_last=True),
     "own backward, scaled": Script(own_backward=True, loss_scale=2.0**8),
-    "sum accumulated": Script(loss=summed, weight=lambda targets: "sum", accumulate=2),
-    "chosen, clipped": Script(loss=chosen, weight=many, clip=0.1),
+    "accumulated": Script(accumulate=2),
 }
 """Traits that have nothing to do with each other share a script; `tests/trainer/cases` has more forms."""
 
@@ -122,17 +67,15 @@ SCRIPTS = {
 def train(script: Script, wrap: Callable[..., Session] | None, epochs: int = EPOCHS) -> tuple[list[float], Tensor]:
     """The losses of the steps, over all workers, and the parameters at the end; ``wrap`` None: the script as it was."""
     torch.manual_seed(0)
-    model = script.model()
+    model = network()
     parameters = list(model.parameters())
     groups = [{"params": parameters[:2], "lr": 0.05}, {"params": parameters[2:]}] if script.groups else parameters
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=script.wide_weight_decay)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
     loader = DataLoader(
-        script.data(),
+        Points(),
         batch_size=BATCH,
-        shuffle=script.shuffle,
-        collate_fn=script.collate,
-        num_workers=script.readers,
+        shuffle=True,
         drop_last=script.drop_last,
     )
     losses = []
@@ -141,21 +84,17 @@ def train(script: Script, wrap: Callable[..., Session] | None, epochs: int = EPO
     with nullcontext() if wrap is None else wrap(model, optimizer, **options) as run:
         loader = loader if run is None else run.loader(loader)
         for _ in range(epochs):
-            for number, batch in enumerate(loader):
-                inputs, targets = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+            for number, (inputs, targets) in enumerate(loader):
                 if number % script.accumulate == 0:
                     optimizer.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16) if script.autocast else nullcontext():
-                    loss = script.loss(model(inputs), targets)
+                loss = nn.functional.mse_loss(model(inputs), targets)
                 scaled = scaler.scale(loss / script.accumulate)
                 if run is None or script.own_backward:
                     scaled.backward()
                 else:
-                    run.backward(scaled, weight=None if script.weight is None else script.weight(targets))
+                    run.backward(scaled)
                 if run is not None and script.own_backward:
                     run.sync(weight=len(inputs))
-                if script.clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), script.clip)
                 if (number + 1) % script.accumulate == 0 or number + 1 == len(loader):
                     scaler.step(optimizer)
                     scaler.update()

@@ -36,11 +36,9 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Crew:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_three_unequal_workers_compute_what_one_machine_does(name: str, crew: Crew) -> None:
     losses, parameters = train(SCRIPTS[name], None)
-    tolerance = 3e-2 if SCRIPTS[name].autocast else 2e-6
     for told in crew[1]:
-        if SCRIPTS[name].is_mean:
-            assert told[name][0] == pytest.approx(losses, rel=tolerance, abs=tolerance)
-        assert torch.allclose(told[name][1], parameters, rtol=tolerance, atol=tolerance)
+        assert told[name][0] == pytest.approx(losses, rel=2e-6, abs=2e-6)
+        assert torch.allclose(told[name][1], parameters, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", [*EXCHANGES, *ALONE, "overflow", "skipped alone"])
@@ -104,7 +102,6 @@ def test_a_session_leaves_events_and_step_times_behind(crew: Crew) -> None:
     [
         ({"compression": "topkk"}, "topkk"),
         ({"compression": "topk:lots"}, "compression: ratio must be a fraction, got 'lots'"),
-        ({"accumulate": 0}, "accumulate"),
         ({"sync": "asp"}, "no synchronisation called 'asp'"),
         ({"sync": "local-sgd(0)"}, "sync: every must be greater than 0"),
         ({"sync": "local-sgd(8,stretch=1.5)"}, "sets its own learning rates"),
@@ -124,8 +121,3 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
         (batch,) = [next(iter(run.loader(DataLoader(Points(), batch_size=8))))]
         with pytest.raises(BadInput, match="scalar"):
             run.backward(model(batch[0]))
-
-
-def test_a_script_that_is_unlike_its_plan_has_its_own_result() -> None:
-    """Guards the comparison itself: another script gives other numbers."""
-    assert train(Script(clip=0.1), None)[0] != train(Script(), None)[0]

@@ -1,9 +1,12 @@
 """A loop over a model that `fully_shard` shards over all workers, as scripts of torch do it.
 
-``sharded_script.py transformer|experts|adapters|frozen|mesh BATCH``: of all workers together.
+``sharded_script.py transformer|experts|adapters|frozen|mesh BATCH``: of all workers together. ``session`` does it by a
+session, which saves after each step, goes on from there, and after STEPS steps ends as if it were killed.
 """
 
+import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -69,6 +72,29 @@ class Language(nn.Module):
         return self.head(x)
 
 
+def by_session(model: nn.Module, data: TensorDataset, batch: int) -> None:
+    """The same steps, clipped and in two micro-batches, by the loop of one process."""
+    from hetopt.trainer.session import session
+    from tests.integrations.worker import spec
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    folder, steps = Path(os.environ["FOLDER"]), int(os.environ.get("STEPS", "-1"))
+    options = {"shard": os.environ["SHARD"], "accumulate": 2}
+    with session(model, optimizer, spec=spec(__file__), folder=folder, **options) as run:
+        loader = run.loader(DataLoader(data, batch_size=batch // 2))
+        for _ in range(run.resume(), 1):
+            for number, (texts,) in enumerate(loader):
+                loss = cross_entropy(model(texts[:, :-1]).flatten(0, 1), texts[:, 1:].flatten())
+                run.backward(loss / 2)
+                if number % 2:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    run.checkpoint()
+                if number + 1 == 2 * steps:
+                    return
+
+
 def main() -> None:
     kind, batch = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo")
@@ -76,6 +102,9 @@ def main() -> None:
     torch.manual_seed(0)
     tokens = torch.randint(WORDS, (batch * 6, LENGTH + 1))
     model = Language(kind)
+    if kind == "session":
+        by_session(model, TensorDataset(tokens), batch)
+        return
     if kind == "frozen":
         model.blocks[0].requires_grad_(requires_grad=False)
     mesh = init_device_mesh("cpu", (workers,)) if kind == "mesh" else None

@@ -71,6 +71,20 @@ def test_devices_of_unequal_machines_take_the_steps_of_one_process(
     assert load_file(folder / "model.safetensors")["words.weight"].shape == (19, 12)
 
 
+@pytest.mark.parametrize("shard", ["full", pytest.param("grads", marks=pytest.mark.slow)])
+def test_a_session_shards_as_it_says(shard: str, tmp_path: Path) -> None:
+    """Stopped after two steps, on two devices of each of two machines, it goes on with those of one."""
+    (alone,), _ = trained(tmp_path / "alone", "plain", SCRIPT, "transformer", "32", ranks=1)
+    told = {"FOLDER": str(tmp_path / "run"), "SHARD": shard}
+    begun, _ = trained(
+        tmp_path / "four", "shares", SCRIPT, "session", "32", ranks=4, SHARES=TWO_OF_TWO, STEPS="2", **told
+    )
+    ended, _ = trained(tmp_path / "two", "shares", SCRIPT, "session", "32", SHARES="a:20,a:12", **told)
+    for steps, right in ((begun, alone[:2]), (ended, alone[2:])):
+        assert all(float((own - right).abs().max()) < 1e-6 for own in steps)
+    assert load_file(tmp_path / "run" / "checkpoint" / "step-6" / "rank-0.safetensors")
+
+
 def test_counterparts_of_a_shard_exchange_it_compressed(in_shares: InShares) -> None:
     dense, *others = (
         in_shares("transformer", TWO_OF_TWO, compression)[0]

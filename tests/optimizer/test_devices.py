@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
@@ -30,7 +31,9 @@ from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, SearchProblem, recommend, search_problem
 from hetopt.optimizer.search.asked_steps import AskedSteps
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.search import Effort, search
+from hetopt.optimizer.search.search_space import Cluster
 from hetopt.optimizer.step_time.device_memory import exchange_memory, room
 
 from .conftest import NOW
@@ -293,10 +296,25 @@ SHARING = ("g5.xlarge", "g5.12xlarge", "g5.48xlarge", "g4dn.12xlarge")
 """One A10G, four and eight, and four T4."""
 
 
-def planned_to_share(catalog: Catalog, kept_gib: float, *, blocks: int | None = 24, **more: object) -> Plan:
-    options = Options(trials=0, max_workers=16, types=SHARING, **more)  # type: ignore[arg-type]
-    request = PlanRequest(heavy(kept_gib, 0.5, blocks=blocks), catalog, STEPS, options)
-    return recommend(request, seed=0, now=NOW)
+def planned_to_share(
+    catalog: Catalog, kept_gib: float, *, blocks: int | None = 24, shard: str | None = None, **more: object
+) -> Plan:
+    options = Options(trials=0, max_workers=16, **{"types": SHARING, **more})  # type: ignore[arg-type]
+    profile = heavy(kept_gib, 0.5, blocks=blocks, script=shard is not None)
+    profile = profile.model_copy(update={"job": profile.job.model_copy(update={"shard": shard})})
+    return recommend(PlanRequest(profile, catalog, STEPS, options), seed=0, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("shard", "kept_gib", "planned"),
+    [("auto", 4, ("none",)), ("auto", 40, ("grads", "full")), ("full", 4, ("full",)), ("grads", 4, ("grads",))],
+)
+def test_a_script_is_planned_as_it_shares(
+    shard: str, kept_gib: int, planned: tuple[str, ...], catalog: Catalog
+) -> None:
+    plan = planned_to_share(catalog, kept_gib, shard=shard, types=SHARING[1:], batch_size=16)
+    assert plan.run.shard in planned
+    assert "shares the model over" in str(plan.chosen.groups[0].memory_in_words) or planned == ("none",)
 
 
 @pytest.mark.parametrize("kept_gib", [24, 40, 60])
@@ -327,6 +345,15 @@ def test_a_task_that_one_device_does_not_hold_is_shared_by_those_of_a_machine(ca
     assert synchronized(Changes(), plan.run) == plan.run
     with pytest.raises(BadInput, match="works on whole matrices"):
         synchronized(Changes(), plan.run.model_copy(update={"compression": Compression(name="powersgd")}))
+
+
+def test_a_machine_whose_devices_share_a_model_exchanges_as_one_worker() -> None:
+    profile, options = heavy(40, 0.5, blocks=24), Options(trials=0, max_workers=64, types=("g5.12xlarge",))
+    columns = Columns(problem(profile, STEPS, options).space)
+    clusters = ClusterRows.of([Cluster.of([(0, machines)], 0, 0) for machines in range(1, 9)])
+    machines = np.arange(1, 9)
+    traffic_bytes = tabulate_rows(columns, clusters)[1].traffic_bytes
+    assert traffic_bytes == pytest.approx(2 * (machines - 1) / machines * 4 * profile.job.parameters)
 
 
 def test_what_one_device_holds_is_shared_by_none(catalog: Catalog) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from hetopt.backends.emulation import namespaces as networks
 from hetopt.backends.emulation.namespaces import (
+    LINK,
     EmulatedNetwork,
     NetworkRefused,
     find_leftovers,
@@ -26,6 +27,7 @@ from hetopt.backends.emulation.namespaces import (
     pids_in,
     remove,
 )
+from hetopt.core.comm.cost import Operation
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Terminated
 from hetopt.core.run_spec import EmulatedHost
@@ -33,6 +35,7 @@ from hetopt.trainer.host.forks import ForkServer
 from tests.disturbance import PATIENCE_S
 
 from .programs import SEND, least_s, receive, send
+from .sharded_program import BYTES
 
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """
@@ -79,6 +82,28 @@ def test_a_link_carries_what_was_said_in_both_directions(box: None, mbit: int) -
                 return max(took_s)
 
             assert least_s(longer_s, most * 0.5) < most * 0.5
+
+
+@pytest.mark.timed
+def test_counterparts_of_shards_share_the_link_of_their_machine(box: None, tmp_path: Path) -> None:
+    """As plans price it (`cluster_rows._members`): as if one worker of each machine had the whole gradient."""
+    rate = 40e6
+    with EmulatedNetwork.create(hosts(2, rate), owner="a test") as network:
+        program = [sys.executable, "-m", "tests.rehearsal.sharded_program"]
+        devices = [
+            network.popen(
+                rank // 2, [*program, str(rank), str(tmp_path)], env=os.environ | {"GLOO_SOCKET_IFNAME": LINK}
+            )
+            for rank in range(4)
+        ]
+        assert [device.wait(PATIENCE_S) for device in devices] == [0] * 4
+    took_s = max(float((tmp_path / f"took-{rank}").read_text()) for rank in range(4))
+    by_machine, by_device = (
+        Operation(primitive="all_reduce", payload_bytes=BYTES, members=members).terms().traffic_bytes * 8 / rate
+        for members in (2, 4)
+    )
+    assert took_s == pytest.approx(HEADERS * by_machine, rel=0.2)
+    assert by_device == 1.5 * by_machine
 
 
 @pytest.mark.timed

@@ -94,7 +94,7 @@ FIELDS: Mapping[str, Field] = {
     "shard": Field(
         value="full",
         task=Hosted(test="tests/trainer/test_sharded_tasks.py::test_a_run_decides_what_devices_share"),
-        script=Refused(sentence="a script shards its model itself"),
+        script=Hosted(test="tests/integrations/test_sharded_scripts.py::test_a_session_shards_as_it_says"),
     ),
     "precision": Field(value="bf16", task="parameters", script=Refused(sentence="says itself what it computes in")),
     "prefetch": Field(value="on", task=FEED, script=Refused(sentence=READS)),

@@ -66,6 +66,18 @@ kept_whole = replace(transformer, optimizer=lambda model: Whole(model.parameters
 lone = replace(transformer, model=lambda: nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)))
 
 
+def _tied() -> nn.Module:
+    """Its blocks share a layer."""
+    model = Language("transformer")
+    model.blocks[1].inner.weight = model.blocks[0].inner.weight
+    return model
+
+
+tied = replace(transformer, model=_tied)
+outside = replace(transformer, loss=lambda model, batch: model.words(batch[0]).mean())
+"""Computes by a part of the model, whose shards nobody has gathered."""
+
+
 class Normalised(Language):
     """Has running statistics, of which every device has all."""
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hetopt.api.changes import synchronized
 from hetopt.api.options import Changes
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState
 from hetopt.trainer.sharding import block_facts, blocks_of
 from tests.integrations.sharded_script import Language
+from tests.launched import over, wait_for, worker_processes
 
 from .scenarios import Crew, run_crew, toy_spec
 
@@ -40,6 +49,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "partitioned": ("transformer", {"partition": {"name": "shards"}}, "read one stream of samples"),
     "kept whole": ("kept_whole", {}, "Whole keeps kept of whole parameters"),
     "lone": ("lone", {}, "no block that occurs twice"),
+    "tied": ("tied", {}, "blocks.1.inner.weight is in several blocks"),
+    "outside": ("outside", {}, "mixed torch.Tensor and DTensor"),
 }
 RUNS: dict[str, Any] = {
     **{task: spec(task) for task in LAWFUL},
@@ -137,6 +148,47 @@ def test_what_does_not_go_with_shards_is_refused(name: str, sentence: str, crew:
     assert last["event"] == "run_failed"
     assert sentence in last["reason"]
     assert last["hint"]
+
+
+def killed(folder: Path, moments: list[int], draw: random.Random) -> list[Event]:
+    """The log of a run of two devices of each of two machines, of which one is killed at these steps."""
+    folder.mkdir()
+    more = {
+        "stop": {"max_steps": 60},
+        "checkpoint_every_s": 0.1,
+        "control_period_steps": 2,
+        "max_restarts": len(moments),
+    }
+    launcher, log = LocalLauncher(), folder / "events.jsonl"
+    handle = launcher.start(RunSpec.model_validate(spec("adam", shard="full", **more)), folder, {})
+
+    def trains(start: int, step: int) -> bool:
+        events = [event for event in read_events(log) if event["event"] in ("run_started", "step")]
+        begun = sum(event["event"] == "run_started" for event in events)
+        return begun == start and events[-1].get("step", 0) >= step
+
+    try:
+        for start, moment in enumerate(moments, start=1):
+            wait_for(partial(trains, start, moment), folder)
+            time.sleep(draw.random() / 10)  # somewhere in a step
+            for device in [worker_processes(folder, rank)[-1] for rank in (2, 3)]:
+                with suppress(psutil.NoSuchProcess):  # ended with the other
+                    device.kill()
+        assert over(launcher, folder).state is RunState.FINISHED
+    finally:
+        launcher.stop(handle)
+    return read_events(log)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_machine_that_is_killed_at_random_moments_changes_no_bit(kills: int, tmp_path: Path) -> None:
+    """All start again from the newest checkpoint, and so nothing is lost or learned from twice."""
+    draw = random.Random(kills)
+    calm = killed(tmp_path / "calm", [], draw)
+    disturbed = killed(tmp_path / "disturbed", sorted(draw.randint(2, 30) for _ in range(kills)), draw)
+    saved = {event["step"] for event in disturbed if event["event"] == "checkpoint_saved"}
+    assert {event["resumed_step"] for event in disturbed if event["event"] == "run_started"} <= {0, *saved}
+    assert disturbed[-1]["parameters_sha256"] == calm[-1]["parameters_sha256"]
 
 
 def test_blocks_are_the_largest_class_that_repeats() -> None:

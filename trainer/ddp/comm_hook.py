@@ -30,7 +30,7 @@ checkpoints, its clipping and its policies of precision.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -296,6 +296,12 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
     return state.reduce(bucket)
 
 
+def part_of(memory: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors of ``memory`` that one exchange of several kept: those whose keys end in ``#name``."""
+    tail = f"#{name}"
+    return {key.removesuffix(tail): tensor for key, tensor in memory.items() if key.endswith(tail)}
+
+
 class ShardedState(GradientState):
     """The state of a sharded model's gradient exchange: each device averages its shard of the gradient over replicas.
 
@@ -308,12 +314,14 @@ class ShardedState(GradientState):
     Attributes:
         dtype: of the parameters.
         sums: whether the gradient is averaged over replicas here.
+        exchanges: of the parts of the model that had a gradient, by their names.
+        memory: what exchanges held back before an interruption, see `part_of`; each takes its own as it begins.
     """
 
     def __init__(
         self, module: nn.Module, *, spec: RunSpec, replicas: dist.ProcessGroup | None, reach: Callable[[float], None]
     ) -> None:
-        self._spec, self._reach = spec, reach
+        self._spec, self._reach, self._module = spec, reach, module
         self._replicas = replicas
         self.sums = replicas is not None and replicas.size() > 1
         parameters = [held(parameter) for parameter in module.parameters() if parameter.requires_grad]
@@ -322,7 +330,8 @@ class ShardedState(GradientState):
         )
         super().__init__(exchange)
         self.dtype = next(module.parameters()).dtype
-        self._exchanges: dict[str, Exchange] = {}
+        self.exchanges: dict[str, Exchange] = {}
+        self.memory: Mapping[str, Tensor] = {}
         self._parts = self._parts_before = 0
         if self.sums:
             for name, part in module.named_modules():
@@ -335,6 +344,22 @@ class ShardedState(GradientState):
             self._reach(1.0)
         self._parts, self._parts_before = 0, self._parts or self._parts_before
 
+    def backward(self, loss: Tensor, *, sums: bool, **options: Any) -> list[ExchangeStats]:
+        """Run the backward pass of a loss times its weight in that of the batch, and return the costs of its exchange.
+
+        FSDP takes the mean over the devices of a replica, and the exchange the mean over replicas.
+
+        Args:
+            loss: of this device's samples, weighted.
+            sums: whether gradients are summed now, with those of passes before; else each device keeps its own.
+            options: of `torch.autograd.backward`.
+        """
+        self._module.set_requires_gradient_sync(sums)  # type: ignore[operator]  # of an FSDPModule
+        torch.autograd.backward(loss * dist.get_world_size(), **options)
+        self.ended()
+        stats = self.take_stats()
+        return [] if stats is None else [stats]
+
     def _sum(self, name: str, shard: Tensor) -> None:
         """Replace the gradient of a part's shard, 1-D, by its mean over the replicas."""
         assert self._replicas is not None
@@ -344,13 +369,14 @@ class ShardedState(GradientState):
             self._reach(done)
         flat, group = shard.float(), self._replicas  # the same tensor, where it is in single precision
         flat.div_(group.size())
-        if name not in self._exchanges:
-            seed = self._spec.seed + len(self._exchanges)
-            self._exchanges[name] = Exchange(
-                self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group
-            )
+        if name not in self.exchanges:
+            seed = self._spec.seed + len(self.exchanges)
+            made = Exchange(self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group)
+            if before := part_of(self.memory, name):
+                made.load_state(before)
+            self.exchanges[name] = made
         if self.exchange.is_dense or all_finite(flat, group):
-            stats = self._exchanges[name].run(flat)
+            stats = self.exchanges[name].run(flat)
             self.stats.append(stats)
             self.waited_s += stats.sync_s if done < 1 else 0.0
         else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step

@@ -302,7 +302,16 @@ class DdpRun:
     # What the script does.
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Register a DDP module, whose gradients hetopt exchanges from its first training pass on."""
+        """Register a DDP module, whose gradients hetopt exchanges from its first training pass on.
+
+        Raises:
+            BadInput: the plan has devices share the model, and DDP gives each all of it.
+        """
+        if self._spec.shard not in (None, "none"):
+            raise BadInput(
+                "The plan lets the devices of a machine share the model, and the script gives each of them all of it.",
+                hint="call torch's `fully_shard` in place of DistributedDataParallel, or plan again",
+            )
         self._modules.append((ddp, CommState(ddp, spec=self._spec, reach=self.reach)))
 
     def attach_sharded(self, module: nn.Module, replicas: dist.ProcessGroup | None) -> None:
@@ -699,7 +708,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
             runs.append(LoneRun(spec, run_dir, 0, 1))
         if runs:
             runs[0].stepped(optimizer)
-        elif len(spec.workers) > 1:
+        elif len(spec.workers) > 1 and not REGISTRY.open:
             _refuse_other_ways(optimizer)
 
     def joined(

@@ -22,19 +22,20 @@ The session of this process that is open, if there is one; and how a script ends
 from __future__ import annotations
 
 import math
+import os
 import random
 import socket
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hetopt.core import formatting
@@ -56,6 +57,7 @@ from hetopt.core.run_spec import (
 )
 from hetopt.trainer.context import States
 from hetopt.trainer.engine import tensors_mark
+from hetopt.trainer.sharding import facts_of_own_shards
 
 _SEED_STRIDE = 7919
 _NUMPY_SEEDS = 2**32
@@ -435,13 +437,15 @@ def make_spec(
     """
     if spec is None:
         auto, host = compression == AUTO, host_name(socket.gethostname())
+        together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine
         if isinstance(compression, str):
             compression = Compression() if auto else parse_compression(compression, option="compression")
         checked(compression)
         return RunSpec(
             task=OF_SESSIONS,
             workers=tuple(
-                WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
+                WorkerSpec(host=f"{host}-{rank // together}", type="local", local_batch_size=1)
+                for rank in range(world_size)
             ),
             compression=compression,
             ratio_policy="auto" if auto else "fixed",
@@ -468,10 +472,12 @@ class Registry:
     Attributes:
         open: a tuple of the open session; empty: none is.
         begun: sessions that have ever begun in this process.
+        shares: what devices are to share of the last one's model, and its blocks; empty: nothing.
     """
 
     open: tuple[Any, ...] = ()
     begun: int = 0
+    shares: dict[str, Any] = field(default_factory=dict)
 
     def enter(self, session: object) -> None:
         """Register a session that begins; raise BadInput while another is open."""
@@ -484,6 +490,15 @@ class Registry:
 
 
 REGISTRY = Registry()
+
+
+def shared_by_script(modules: Iterable[nn.Module]) -> dict[str, Any]:
+    """Return what a script's devices are to share of its model (``shard``), and its blocks; empty: nothing.
+
+    Args:
+        modules: of the process.
+    """
+    return REGISTRY.shares or facts_of_own_shards(modules)
 
 
 class Stopped(BaseException):

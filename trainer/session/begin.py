@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
 from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.memory import Sharding
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import Compression, RunSpec, Synchronization, spell_sync
@@ -24,9 +25,10 @@ from hetopt.trainer.agreement import join_group
 from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord, make_spec
+from hetopt.trainer.script.batches import REGISTRY, ROUNDING, Audit, AuditRecord, make_spec
 from hetopt.trainer.session.guards import inspect_model, inspect_optimizers
 from hetopt.trainer.session.run import Session
+from hetopt.trainer.sharding import block_facts, share_trained, wish_of
 
 BatchNormWay: TypeAlias = Literal["own", "synchronized"]
 
@@ -47,6 +49,8 @@ def session(
     audit: Audit = "warn",
     audit_tolerance: float = ROUNDING,
     timeout_s: float | None = None,
+    shard: Sharding = "none",
+    blocks: type[nn.Module] | None = None,
 ) -> Session:
     """Join the script's other workers, and return the session that shares batches and sums gradients; all must call it.
 
@@ -75,13 +79,15 @@ def session(
             the run ends (``"stop"``), or there are no audits (``"off"``).
         audit_tolerance: relative distance of the two gradients that is accepted.
         timeout_s: a worker that is later than this is lost; absent: the plan's, or 300 s.
+        shard: what the devices of a machine share of the model, by torch's ``fully_shard``: ``none``; ``grads``:
+            gradients and optimizer state; ``full``: weights as well; ``auto``: everything where one device cannot hold
+            a replica. The model is sharded in place, and the optimizer steps by its shards. A plan may say otherwise.
+        blocks: class of the modules that the model is sharded by; None: the class that holds most parameters among
+            those that occur several times.
 
     Raises:
         BadInput: something cannot be used, or does not fit the number of workers.
     """
-    for name, number in (("accumulate", accumulate), ("steps", steps)):
-        if number is not None and number < 1:
-            raise BadInput(f"`{name}` must be at least 1, got {number}.", hint="leave it out, or see hetopt.session")
     audits = AuditRecord(mode=audit, tolerance=audit_tolerance)
     if batch_norm not in get_args(BatchNormWay):
         raise BadInput(
@@ -116,13 +122,21 @@ def session(
             "batch_norm='synchronized' normalises by the batch of all workers, and these train for themselves.",
             hint="leave out sync, or batch_norm",
         )
+    wish = wish_of(run_spec, shard)
+    if not wish == shard == "none":
+        REGISTRY.shares = {"shard": shard, **block_facts(whole, blocks)}
+        if len(models) + len(given) > 2 or scaler is not None:
+            raise BadInput(
+                "A session shards one model that has one optimizer, and no GradScaler.",
+                hint="leave out `shard`, or the others: autocast in bf16 needs no GradScaler",
+            )
     store, leave = join(whole, rank, world_size, timeout_s or run_spec.exchange_timeout_s)
     if world_size > 1:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
         policies = f"ratio policy {run_spec.ratio_policy}, collective {run_spec.collective_policy}"
         meet(
             f"{way_name(run_spec.compression)}, {policies}, shares {run_spec.batch_policy}, sync "
-            f"{spell_sync(run_spec.sync)}, {accumulate} backward passes a step, batch norm {batch_norm}"
+            f"{spell_sync(run_spec.sync)}, {accumulate} backward passes a step, batch norm {batch_norm}, shard {wish}"
         )
     return Session(
         whole,
@@ -137,6 +151,7 @@ def session(
         folder=Path(said) if (said := folder or os.environ.get(RUN_VARIABLE)) else None,
         audit=audits,
         synchronizes_norms=batch_norm == "synchronized",
+        shards=share_trained(whole, given[0], wish, run_spec, rank, blocks),
         leave=leave,
     )
 
@@ -145,12 +160,9 @@ def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return (rank, number of workers) of the script's process group, or else of torchrun's variables; without: 0, 1.
 
     Raises:
-        BadInput: they are no numbers, or the group has another number of workers than torchrun started.
+        BadInput: the group has another number of workers than torchrun started.
     """
-    try:
-        rank, workers = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-    except ValueError:
-        raise BadInput("RANK and WORLD_SIZE must be whole numbers.", hint="start the script with torchrun") from None
+    rank, workers = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     if not dist.is_initialized():
         return rank, workers
     if "WORLD_SIZE" in environment and workers != dist.get_world_size():

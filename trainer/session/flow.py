@@ -35,6 +35,7 @@ from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators, States
+from hetopt.trainer.ddp.comm_hook import ShardedState
 from hetopt.trainer.engine import parameters_of
 from hetopt.trainer.script.batches import (
     LEAST_WORKERS,
@@ -49,16 +50,12 @@ from hetopt.trainer.script.batches import (
 )
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
-from hetopt.trainer.session.guards import (
-    check_replicas,
-    inspect_loader,
-    inspect_wrappers,
-    replica_marks,
-)
+from hetopt.trainer.session.guards import check_replicas, inspect_loader, replica_marks
 from hetopt.trainer.session.loaders import SessionLoader, Splits
 from hetopt.trainer.session.turns import StepMessages
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.session.whole_batch import WholeBatch
+from hetopt.trainer.sharding import Shards, is_sharded, reshard
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, make_exchange
 from hetopt.trainer.steps.stopwatch import FORWARD, Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser
@@ -119,6 +116,7 @@ class Flow:
         folder: Path | None,
         audit: AuditRecord,
         synchronizes_norms: bool,
+        shards: Shards,
         leave: Callable[[], None],
     ) -> None:
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
@@ -129,13 +127,17 @@ class Flow:
         named = [named_parameters(optimizer, self._names) for optimizer in optimizers]
         for parameters in (*named, self._trained):
             self.device = check_parameters(parameters)
-        self._trains_alone = spec.is_local and world_size > 1
+        self._trains_alone, self._devices = spec.is_local and world_size > 1, shards.devices
         self._is_joint = not self._trains_alone and (world_size > 1 or spec.compression.name != "identity")
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._exchange = ExchangeConfig(
             compression=spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in self._trained)
         )
-        if self._is_joint:
+        self._sharded: ShardedState | None = None
+        if shards.devices > 1:  # gradients are summed as backward makes them
+            self._sharded = ShardedState(model, spec=spec, replicas=shards.counterparts, reach=self._reach)
+            self._exchange = self._sharded.exchange
+        elif self._is_joint:
             # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
             overlaps = len(self._sides) == 1 and can_overlap(self.device, world_size)
             for side, parameters in zip(self._sides, named, strict=True):
@@ -152,7 +154,13 @@ class Flow:
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
-        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint and not keeps_equal(spec)
+        self._audits = (
+            world_size >= LEAST_WORKERS
+            and audit.mode != "off"
+            and self._is_joint
+            and self._sharded is None
+            and not keeps_equal(spec)
+        )
         self._tells_batches: bool | None = None  # whether a step is of the batches given for it; None: none was made
         # What brings together workers that train for themselves, from the first batch on; between epochs the model is
         # the average of all of them.
@@ -176,7 +184,11 @@ class Flow:
         known = set(map(id, model.parameters()))
         self._others = [parameter for parameter in every if id(parameter) not in known]  # which only optimizers know
         if world_size > 1:
-            take_parameters([*model.parameters(), *model.buffers(), *every])
+            take_parameters(
+                tensor
+                for tensor in (*model.parameters(), *model.buffers(), *every)
+                if not is_sharded([tensor])  # whose values were taken before
+            )
             draw_by_rank(rank)
         self._whole = WholeBatch(rank, lambda: self._gate, audits=self._audits)
         if synchronizes_norms and world_size > 1:
@@ -297,8 +309,6 @@ class Flow:
             entries: of the table in a checkpoint; None: there is none.
             varies: whether ``size`` is only that of the first batch.
         """
-        if self.world_size > 1:
-            inspect_wrappers(self._model)
         self._varies, self._shared = varies, source
         before, restored = self._periods.engine, self._restored
         table = self._periods.begin(
@@ -462,7 +472,7 @@ class Flow:
                     taken,
                     loss_sum=self._loss_sum,
                     stats=summed(self._stats),
-                    hidden=first is not None and first.was_hidden,
+                    hidden=self._sharded is not None or (first is not None and first.was_hidden),
                     waited_s=self._waited_s,
                     # A gradient that a GradScaler did not apply was not finite.
                     energy=math.inf if self._energy is None and self._between is not None else self._energy,
@@ -527,6 +537,8 @@ class Flow:
     def _backward_jointly(self, loss: Tensor, part: Part, weight: Weight | None, options: dict[str, Any]) -> None:
         """Run the backward pass, and sum complete gradients: inside this worker's message, under backward, or after it.
 
+        The gradients of a sharded model are summed as they are made, so that its loss is weighted before.
+
         The word is sent before backward where gradients, or rows of the whole batch, travel meanwhile; after it where
         it carries the gradient, or tells which of several optimizers' parameters got one.
         """
@@ -539,11 +551,16 @@ class Flow:
         if whole.groups or (len(sides) == 1 and not rides):
             gate.begin("summed gradients", self._newest, self._loss_counts)
         if whole.groups:
-            whole.weight = self._weigh()
+            whole.weight = self._weigh() if self._sharded is None else 1.0
         if only is not None and not rides:
             only.expect(self._weigh, self._reach)
         try:
-            torch.autograd.backward(loss, **options)
+            if self._sharded is None:
+                torch.autograd.backward(loss, **options)
+            else:
+                with gate:
+                    weighted = loss * self._weigh()
+                    self._stats += self._sharded.backward(weighted, sums=self._completes(sides[0], part), **options)
         finally:
             whole.weight = None
         self._note_computed()
@@ -668,6 +685,11 @@ class Flow:
         self._sync(self._sides, weight)
 
     def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
+        if self._sharded is not None:
+            raise BadInput(
+                "The gradients of a sharded model were made before anybody knew how much each worker's loss counts.",
+                hint="call run.backward(loss) in place of loss.backward()",
+            )
         held = [side for side in sides if side.sum is not None and side.sum.is_pending]
         part, own_weight = self._part if len(held) == len(sides) else self._take_part(), 0.0
         if part is not None and self._is_joint:
@@ -734,7 +756,7 @@ class Flow:
         if self._is_joint and (is_early or side.steps % CHECKED_STEPS == 0):
             marks = replica_marks(named_parameters(side.optimizer, self._names), side.optimizer)
             self._gate.take("called optimizer.step()", self._newest, mark=len(marks))
-            check_replicas(marks, self._gate.step, self.world_size)
+            check_replicas(marks, self._gate.step, self.world_size, self._devices)
         return None
 
     def _before_inner_step(self, optimizer: Optimizer) -> None:
@@ -759,6 +781,8 @@ class Flow:
     def _begin_step(self, side: Side) -> None:
         """Give an optimizer the gradient of all workers to step by."""
         side.backwards, self._is_within = 0, False
+        if self._sharded is not None:
+            reshard(self._model)  # what an evaluation has gathered would not follow the step
         is_held = side.sum is not None and side.sum.is_pending
         if not side.is_summed or is_held:
             self._sync([side])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence
 from functools import reduce
@@ -20,10 +19,7 @@ from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.ddp.script import rank_holder
 from hetopt.trainer.engine import CLOSE, options_of, parameters_of, tensors_mark
-
-_WRAPPERS = (DistributedDataParallel, DataParallel)
-_SUMS_ITSELF = "sums or shards gradients itself"
-_PLAIN = "a script that uses DistributedDataParallel needs no session: launch it as it is; or give the plain module"
+from hetopt.trainer.sharding import held, is_sharded
 
 
 def inspect_model(model: object, world_size: int) -> None:
@@ -44,26 +40,19 @@ def inspect_model(model: object, world_size: int) -> None:
                 f"Parameter {name} has no values yet ({'a lazy module' if is_lazy(parameter) else 'the meta device'}).",
                 hint="run one batch through the model, or load its weights, before the optimizer is made",
             )
-        if world_size > 1 and _is_a(parameter, "DTensor"):
+        if world_size > 1 and is_sharded([parameter]):
             raise BadInput(
                 f"Parameter {name} is a DTensor, spread over several workers already.",
-                hint="leave out fully_shard, parallelize_module and distribute_tensor",
+                hint='leave out fully_shard, parallelize_module and distribute_tensor, or let shard="full" do it',
             )
     for name, module in model.named_modules() if world_size > 1 else ():
-        if isinstance(module, _WRAPPERS) or _is_a(module, "FullyShardedDataParallel"):
+        is_fsdp = any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
+        if isinstance(module, (DistributedDataParallel, DataParallel)) or is_fsdp:
             where = f"Module {name}" if name else "The model"
-            raise BadInput(f"{where} is a {type(module).__name__}, which {_SUMS_ITSELF}.", hint=_PLAIN)
-
-
-def inspect_wrappers(model: nn.Module) -> None:
-    """Raise BadInput if the script has wrapped the model in DataParallel or DistributedDataParallel meanwhile."""
-    inside, things = {id(module) for module in model.modules()}, gc.get_objects()
-    wrappers = {kind for kind in set(map(type, things)) if issubclass(kind, _WRAPPERS)}
-    for thing in things if wrappers else ():
-        if type(thing) in wrappers and id(getattr(thing, "module", None)) in inside:
             raise BadInput(
-                f"The model was wrapped in {type(thing).__name__} since the session began, which {_SUMS_ITSELF}.",
-                hint=_PLAIN,
+                f"{where} is a {type(module).__name__}, which sums or shards gradients itself.",
+                hint="a script that uses DistributedDataParallel needs no session: launch it as it is; or give the "
+                "plain module",
             )
 
 
@@ -117,11 +106,6 @@ def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
     return loader
 
 
-def _is_a(thing: object, name: str) -> bool:
-    """Return whether an object is of a class by its name, whose module need not be imported."""
-    return any(kind.__name__ == name for kind in type(thing).__mro__)
-
-
 Mark: TypeAlias = tuple[str, float, float]
 """What a number is of, the number, and the relative distance at which another worker's counts as equal."""
 
@@ -133,30 +117,36 @@ def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimize
         named: the parameters.
         optimizer: about to step by their gradients; None: only parameters count.
     """
-    tensors = [(f"parameter {name}", [parameter.detach()]) for name, parameter in named]
+    tensors = [(f"parameter {name}", [held(parameter).detach()]) for name, parameter in named]
     if optimizer is None:
         return [(what, float(tensors_mark(values)), 0.0) for what, values in tensors]
     for name, parameter in named:
         state = optimizer.state.get(parameter, {})
-        values = [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
-        gradient = torch.tensor([torch.nan]) if parameter.grad is None else parameter.grad.to_dense()
+        values = [held(state[key]) for key in sorted(state) if isinstance(state[key], Tensor)]
+        gradient = torch.tensor([torch.nan]) if parameter.grad is None else held(parameter.grad).to_dense()
         tensors += [(f"the gradient of {name}", [gradient]), (f"the optimizer's state of {name}", values)]
     options = [(what, value, CLOSE) for what, value in options_of(optimizer)]
     return [(what, float(tensors_mark(values)), 0.0) for what, values in tensors] + options
 
 
-def check_replicas(marks: Sequence[Mark], step: int, world_size: int) -> None:
+def check_replicas(marks: Sequence[Mark], step: int, world_size: int, devices: int = 1) -> None:
     """Raise RunFailed on all workers if their checksums of `replica_marks` differ; every worker must call it.
 
     Args:
         marks: see `replica_marks`.
         step: of the session.
         world_size: workers.
+        devices: that share a replica, each of which is compared with its counterparts.
+
+    Raises:
+        RunFailed: some differ; all workers raise it.
     """
     columns = zip(*gather_numbers([mark for _, mark, _ in marks], world_size), strict=True)
     for (what, _, close), column in zip(marks, columns, strict=True):
-        usual = max(column, key=column.count)
-        ranks = [rank for rank, mark in enumerate(column) if not math.isclose(mark, usual, rel_tol=close)]
+        usual = [max(alike := column[place::devices], key=alike.count) for place in range(devices)]
+        ranks = [
+            rank for rank, mark in enumerate(column) if not math.isclose(mark, usual[rank % devices], rel_tol=close)
+        ]
         if ranks:
             raise RunFailed(f"{what} is not the same on {workers(ranks)} as on the others at step {step}.", hint=_HINT)
 

@@ -42,11 +42,13 @@ from hetopt.trainer.checkpoints.folder import (
 )
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.context import States
+from hetopt.trainer.ddp.comm_hook import part_of
 from hetopt.trainer.script.batches import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
 from hetopt.trainer.session.turns import MOST_NUMBERS, Disagreement
+from hetopt.trainer.sharding import cut_states, gathered
 from hetopt.trainer.sync.synchroniser import ModelVector
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
@@ -224,13 +226,15 @@ class Session(Flow):
             return
         with self._gate:
             saver.finish()
+        updates = {str(number): side.optimizer.state_dict() for number, side in enumerate(self._sides)}
+        model, updates = gathered((self._model.state_dict(), updates), keep=self.is_leader)
         shared = SharedState(
             digest=run_digest(engine.context.spec),
             step=engine.step,
             training_s=0.0,
             shares=engine.balance.shares,
-            model=self._model.state_dict(),
-            optimizer={str(number): side.optimizer.state_dict() for number, side in enumerate(self._sides)},
+            model=model,
+            optimizer=updates,
             cursor={"samples_seen": self._periods.samples_seen, "steps": self._gate.step},
             policy=engine.context.spec.batch_policy,
             controller=engine.balance.state(),
@@ -241,8 +245,8 @@ class Session(Flow):
             script=script_state(self._others, extra),
         )
         memory = {
-            f"{key}#{number}": value
-            for number, exchange in enumerate(self._exchanges)
+            f"{key}#{name}": value
+            for name, exchange in self._exchanges.items()
             for key, value in exchange.state().items()
         }
         script = {
@@ -283,16 +287,17 @@ class Session(Flow):
         check_extra(extra)
         self._extra = extra
         self._gate.take("called run.resume", self._newest)
-        newest = folder.load_newest(run_digest(self._spec), self.rank, self.world_size, self._periods.events)
+        newest = folder.load_newest(
+            run_digest(self._spec), self.rank, self.world_size, self._periods.events, in_parts=self._devices > 1
+        )
         if newest is None:
             return 0
         shared, rank_state = newest
         restore(self._model, self._sides, self._others, extra, shared, rank_state, self.device)
-        for number, exchange in enumerate(self._exchanges):
-            tail = f"#{number}"
-            exchange.load_state(
-                {key.removesuffix(tail): tensor for key, tensor in rank_state.memory.items() if key.endswith(tail)}
-            )
+        if self._sharded is not None:
+            self._sharded.memory = rank_state.memory
+        for name, exchange in self._exchanges.items():
+            exchange.load_state(part_of(rank_state.memory, name))
         self._periods.samples_seen, self._gate.step = shared.cursor["samples_seen"], shared.cursor["steps"]
         self._restored, self._restored_sources = shared, (rank_state.script or {})["sources"]
         self._resume_sources(0)
@@ -313,9 +318,10 @@ class Session(Flow):
             self.checkpoint(self._extra)
 
     @property
-    def _exchanges(self) -> list[Exchange]:
+    def _exchanges(self) -> dict[str, Exchange]:
         exchanges = (side.sum.exchange.exchange for side in self._sides if side.sum is not None)
-        return list(filter(None, exchanges))
+        named = {str(number): exchange for number, exchange in enumerate(filter(None, exchanges))}
+        return named if self._sharded is None else self._sharded.exchanges
 
     def _check_recoverable(self, what: str) -> Path:
         """Return the folder to save checkpoints to.
@@ -358,27 +364,33 @@ class Session(Flow):
             engine = self._periods.engine
             if engine is not None:
                 self._periods.finish(self._shared.passes)
-            check_replicas(replica_marks(named), self._gate.step, self.world_size)
-            self._write_model(stopped=False)
+            check_replicas(replica_marks(named), self._gate.step, self.world_size, self._devices)
+            state = self._write_model(stopped=False)
             step, epoch = (0, 0.0) if engine is None else (engine.step, self._shared.passes)
             self._periods.events.write(
                 "session_finished",
                 step=step,
                 epoch=epoch,
-                parameters_sha256=parameters_sha256(self._model.named_parameters()),
+                parameters_sha256=parameters_sha256(named if self._sharded is None else state.items()),
             )
             self._periods.events.close()
         finally:
             self._part_from_others()
 
-    def _write_model(self, *, stopped: bool) -> None:
-        """Write the trained model into the run's folder, as a task's run does, where hetopt launched the script."""
+    def _write_model(self, *, stopped: bool) -> dict[str, Any]:
+        """Write the trained model into the run's folder, as a task's run does, where hetopt launched the script.
+
+        Returns:
+            Its state, of a sharded model whole on the leader alone.
+        """
+        state: dict[str, Any] = gathered(self._model.state_dict(), keep=self.is_leader)
         if (
             self.is_leader
             and self._folder is not None
             and self._folder == Path(os.environ.get(RUN_VARIABLE, os.devnull))
         ):
-            write_model(self._folder, self._model.state_dict(), stopped=stopped, number=self._gate.number)
+            write_model(self._folder, state, stopped=stopped, number=self._gate.number)
+        return state
 
     def _part_from_others(self) -> None:
         self._whole.close()
@@ -483,9 +495,10 @@ def restore(
             hint="give run.checkpoint and run.resume the same names",
         )
     try:
-        model.load_state_dict(dict(shared.model))
         for number, side in enumerate(sides):
-            side.optimizer.load_state_dict(shared.optimizer[str(number)])
+            weights, updates = cut_states(model, side.optimizer, shared.model, shared.optimizer[str(number)])
+            side.optimizer.load_state_dict(updates)
+            model.load_state_dict(weights)
         for name, holder in extra.items():
             holder.load_state_dict(kept["extra"][name])
         with torch.no_grad():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -129,11 +128,11 @@ def sparse_adam(open_: Open) -> None:
                 opt.step()
 
 
-def accumulate_rest(open_: Open, scaled: bool = False) -> None:
+def accumulate_rest(open_: Open) -> None:
     """Ten batches in windows of four: the last of an epoch has two."""
     model = net()
     opt = sgd(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, enabled=scaled)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6)
     loader = shuffled(points(157))
     with open_(model, opt, accumulate=4) as run:
         batches = run.loader(loader)
@@ -145,28 +144,6 @@ def accumulate_rest(open_: Open, scaled: bool = False) -> None:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
                     scaler.step(opt)
                     scaler.update()
-                    opt.zero_grad()
-
-
-def accumulate_rest_scaled(open_: Open) -> None:
-    accumulate_rest(open_, scaled=True)
-
-
-def accumulate_across(open_: Open, per_epoch: bool = False) -> None:
-    """The window goes on in the next epoch; or begins anew there on top of what is left in ``.grad``."""
-    model = net()
-    opt = sgd(model)
-    seen = 0
-    with open_(model, opt, accumulate=4) as run:
-        batches = run.loader(shuffled(points(157)))
-        for _ in range(3):
-            seen = 0 if per_epoch else seen
-            for x, y in batches:
-                run.backward(cross_entropy(model(x), y) / 4)
-                seen += 1
-                if seen % 4 == 0:
-                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-                    opt.step()
                     opt.zero_grad()
 
 
@@ -281,34 +258,6 @@ def actor_critic(open_: Open) -> None:
                 opt.zero_grad()
 
 
-def two_accumulated(open_: Open) -> None:
-    model = net()
-    opts = sgd(model[0]), torch.optim.Adam(model[2].parameters(), lr=0.01)
-    with open_(model, opts, accumulate=4) as run:
-        loader = run.loader(shuffled(points(157)))
-        for number, (x, y) in enumerate(loader):
-            run.backward(cross_entropy(model(x), y) / 4)
-            if number % 4 == 3 or number + 1 == len(loader):
-                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-                for opt in opts:
-                    opt.step()
-                    opt.zero_grad()
-
-
-def two_by_itself(open_: Open) -> None:
-    """A loop of its own backward passes, and `run.sync` before it clips."""
-    model = net()
-    opts = sgd(model[0]), torch.optim.Adam(model[2].parameters(), lr=0.01)
-    with open_(model, opts) as run:
-        for x, y in run.loader(shuffled(points(101))):
-            cross_entropy(model(x), y).backward()
-            run.sync(weight=len(x))
-            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            for opt in opts:
-                opt.step()
-                opt.zero_grad()
-
-
 def loaded_on_one(open_: Open) -> None:
     """Only rank 0 finds the checkpoint: the others take its optimizer's state too."""
     model = net()
@@ -391,51 +340,8 @@ def lbfgs_double(open_: Open) -> None:
     closure(open_, torch.optim.LBFGS, max_iter=5, line_search_fn="strong_wolfe")
 
 
-def lbfgs_rounded(open_: Open) -> None:
-    """By the loss of all workers its line search goes the same way on each of them."""
-    accepting = partial(open_)
-    closure(accepting, torch.optim.LBFGS, torch.float32, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
-
-
-class Sharp(torch.optim.Optimizer):
-    """Two gradients a step (SAM): away from here, and back."""
-
-    def __init__(self, params: Any, base: torch.optim.Optimizer) -> None:
-        self.base_optimizer = base
-        super().__init__(params, {})
-        self.param_groups = base.param_groups
-
-    def step(self, closure: Any = None) -> None:
-        moves = []
-        for parameter in self.param_groups[0]["params"]:
-            moves.append(0.01 * parameter.grad)
-            parameter.data.add_(moves[-1])
-        with torch.enable_grad():
-            closure()
-        for parameter, move in zip(self.param_groups[0]["params"], moves, strict=True):
-            parameter.data.sub_(move)
-        self.base_optimizer.step()
-
-
-def sharpness_aware(open_: Open) -> None:
-    model = net()
-    opt = Sharp(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.1))
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            run.backward(cross_entropy(model(x), y))
-
-            def again(x: Tensor = x, y: Tensor = y) -> Tensor:
-                opt.zero_grad()
-                loss = cross_entropy(model(x), y)
-                run.backward(loss)
-                return loss
-
-            opt.step(again)
-
-
 class Sharper(torch.optim.Optimizer):
-    """The same in two calls, of which the second steps by the optimizer inside."""
+    """Two gradients a step (SAM), away from here and back, in two calls: the second steps by the optimizer inside."""
 
     def __init__(self, params: Any, base: torch.optim.Optimizer) -> None:
         self.base_optimizer = base
@@ -535,22 +441,6 @@ def shuffling_stream(open_: Open) -> None:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
                     opt.step()
                     opt.zero_grad()
-
-
-def shared_figures(open_: Open) -> None:
-    """Evaluation between epochs, a scheduler, and figures that all workers share."""
-    model = net()
-    opt = sgd(model)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=1.0)
-    with open_(model, opt) as run:
-        loader = run.loader(shuffled())
-        for _ in range(3):
-            for x, y in loader:
-                opt.zero_grad()
-                loss = cross_entropy(model(x), y)
-                run.backward(loss)
-                opt.step()
-                schedule.step(run.mean(loss.detach()))
 
 
 def pairs(a: Tensor, b: Tensor) -> Tensor:
@@ -719,24 +609,18 @@ EXACT = (
     sparse_adam,
     gradient_penalty,
     accumulate_rest,
-    accumulate_rest_scaled,
-    accumulate_across,
     prefetch,
     unfreeze,
     used_now_and_then,
     adversarial,
     adversarial_frozen,
     actor_critic,
-    two_accumulated,
-    two_by_itself,
     loaded_on_one,
     recomputed,
     changed_by_a_hook,
     lbfgs_double,
-    sharpness_aware,
     sharpness_in_two_calls,
     shuffling_stream,
-    shared_figures,
     contrastive,
     counted_items,
     batch_statistics,

@@ -43,7 +43,7 @@ def drawn_by_readers(open_: Any) -> Tensor:
 
 
 GROUPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
-    "scripts": (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED, scripts.lbfgs_rounded, scripts.drawn,
+    "scripts": (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED, scripts.drawn,
                 drawn_by_readers),
     "strangers": (*strangers.EXACT, *strangers.REMEDIES, *strangers.MORE),
     "meetings": (*meetings.EXACT, *meetings.REFUSED, *meetings.MUCH_LATER),
