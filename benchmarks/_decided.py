@@ -89,20 +89,6 @@ def as_recommended(menu: Menu, belief: Belief) -> Chooser:
     return by_chance(menu, belief, SURE)
 
 
-def by_median(menu: Menu, belief: Belief) -> Chooser:
-    """Return a chooser of the best median among configurations that are sure enough: without the cost of doubt."""
-    forecast = belief.forecast(menu)
-    usual = as_recommended(menu, belief)
-
-    def chosen(limits: Limits) -> int:
-        safe = np.flatnonzero(belief.chances(menu, limits) >= SURE)
-        return (
-            int(safe[limits.score(forecast.total_s, forecast.cost_usd)[safe].argmin()]) if len(safe) else usual(limits)
-        )
-
-    return chosen
-
-
 def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
     """Return the chooser of `recommend` for a confidence: the best configuration that keeps the limits so probably."""
     forecast = belief.forecast(menu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from hetopt.core.events.log import EVENTS_FILE, Event, EventLog, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.loop import train
+from hetopt.trainer.loop import Material, train
 
 
 def train_here(
@@ -20,6 +21,8 @@ def train_here(
     rank: int = 0,
     world_size: int = 1,
     stop_requested: Callable[[], bool] = lambda: False,
+    material: Material | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Event]:
     """Train on the CPU in this process; return the events of the run, where this is the worker that writes them.
 
@@ -29,6 +32,8 @@ def train_here(
         rank: of this worker; of several, all meet in the default process group.
         world_size: how many there are.
         stop_requested: asked after every control period.
+        material: what is trained; None: what the spec names.
+        clock: of the run.
     """
     log = run_dir / EVENTS_FILE if rank == 0 else None
     events = EventLog(log)
@@ -41,7 +46,9 @@ def train_here(
             run_dir=run_dir,
             events=events,
             stop_requested=stop_requested,
-        )
+            clock=clock,
+        ),
+        material=material,
     )
     events.close()
     return [] if log is None else read_events(log)

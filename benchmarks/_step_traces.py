@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._outcome import DATA
-from benchmarks._step_baselines import columns
 from hetopt.core.step_samples import StepSample, read_samples
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
@@ -64,18 +63,6 @@ def read(root: Path, folder: str, name: str) -> Samples:
     path = root / folder / f"{name}.jsonl"
     with path.open(encoding="utf-8") as lines:
         return read_samples(lines, origin=str(path))
-
-
-def as_columns(samples: Samples) -> dict[str, list[float]]:
-    """Return the samples as the columns that `benchmarks._adaptdl` takes."""
-    workers, nodes, batch = columns(samples)
-    return {
-        "workers": workers.tolist(),
-        "nodes": nodes.tolist(),
-        "batch": batch.tolist(),
-        "step_time_s": [sample.step_time_s for sample in samples],
-        "sync_time_s": [sample.sync_time_s or 0.0 for sample in samples],
-    }
 
 
 def tasks(root: Path, folder: str, priors: dict[str, Normal] | None = None) -> list[Task]:

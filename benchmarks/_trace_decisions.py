@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import _adaptdl
 from benchmarks._decided import Array, Belief, Chooser, Menu
 from benchmarks._held_out_priors import FLAT, learned_priors
 from benchmarks._step_baselines import PeerModel, columns
-from benchmarks._step_traces import Samples, as_columns, read
+from benchmarks._step_traces import Samples, read
 from hetopt.core.memory import non_negative
 from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.convergence.steps_law import Z90
@@ -27,8 +26,6 @@ from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
-
-ADAPTDL = "Pollux, AdaptDL's own code"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +117,6 @@ def table(root: Path, folder: str) -> Table:
         menu=Menu(seconds=measured / samples, usd_per_s=columns(configurations)[0]),
         samples=samples,
     )
-
-
-def adaptdl(tables: Sequence[Table], protocol: str) -> list[Belief] | None:
-    """Return the beliefs of AdaptDL's own code for each table; None where it is not installed."""
-    jobs = [{"shown": as_columns(t.shown[protocol]), "asked": as_columns(t.configurations)} for t in tables]
-    predicted = _adaptdl.predict(jobs)
-    return None if predicted is None else [t.certain(steps_s) for t, steps_s in zip(tables, predicted, strict=True)]
 
 
 def fitted_whole(tables: Sequence[Table]) -> dict[str, Posterior]:

@@ -1,19 +1,18 @@
-"""How far predicted steps to a target lie from measured ones at batch sizes left out of public training logs.
+"""How far predicted steps to a target lie from measured ones, and how well the batch follows the noise in a run.
 
-Three protocols and a bound, all by one default method and beside the published laws in the same call:
+``--part logs``: batch sizes left out of public training logs, to every level of the metric that the data names, steps
+between evaluations by a straight line. Three protocols, all by one default method and beside published laws:
 
-- *levels*: each batch size from all others, at every level of the metric that the data names, steps between evaluations
-  by a straight line;
-- *last*: the same, to a metric 0.2 % short of what the worst run reaches, counted to the evaluation that finds it. What
-  the laws are about is where a run crosses the target, which is between two evaluations; so they learn from that, and
-  their prediction is the evaluation after it. (Some of these jobs evaluate only four to six times until then.);
-- *seen*: no prediction, but how far hetopt's curve through all batch sizes stays from the levels that it was fitted to.
-  Single runs scatter by so much around a smooth curve, and what leaves one out can't be expected to be nearer;
-- *smallest*: all larger batch sizes from the smallest one's run and its gradient noise, at every level, which is what a
-  first profile knows. How large the critical batch size is for the noise is learned from the other jobs. Beside it
-  Pollux's gain formula with the noise recorded in that run, and no loss of efficiency at all, with goals from these;
+- *levels*: each batch size from all others;
+- *smallest*: all larger batch sizes from the smallest one's run and its gradient noise, which is what a first profile
+  knows. How large the critical batch size is for the noise is learned from the other jobs. Beside it Pollux's gain
+  formula with the noise recorded in that run, with goals from it;
 - *early*: batch sizes up to 16 times a run's own from its length and the first reading of its noise, which is all that
   a short profile knows: how plans price another batch size. The prior was set by these logs; goals are for intervals.
+
+``--part contest``: three jobs trained to a loss that the given batch reaches after 60 to 80 % of its run, by the given
+batch, by larger ones with rates by the two usual rules, by AdaScale at the batch that is best in hindsight, by Pollux'
+goodput, and by the batch policy ``critical``; and a job whose noise is small throughout, where the batch has to stay.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks._batches import contest
 from benchmarks._outcome import DATA, Outcome, options, publish, run_benchmark
 from benchmarks._published_laws import MCCANDLISH, SCAVENGER, two_powers
-from hetopt.core.profile import Evaluation
 from hetopt.optimizer.convergence.averaged_law import averaged_curve
 from hetopt.optimizer.convergence.convergence import LARGEST_BATCH_FACTOR, Convergence, GivenSteps, equal_steps
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
-from hetopt.profiler.collect import steps_to_target
 
-GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
-"""Median error with one batch size left out; other jobs in the folder are reported without a goal."""
-
-SMALLEST_GOALS = {"cifar10": 0.178, "bert": 0.065, "ncf": 0.0795}
-"""Median error from one run and its noise: Pollux's formula on the first two, no loss of efficiency on the third."""
+GOALS: Mapping[str, Mapping[str, float]] = {
+    "levels": {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12},
+    "smallest": {"cifar10": 0.178, "bert": 0.065, "ncf": 0.0795},
+}
+"""Median error with one batch size left out; and from one run and its noise: that of Pollux's formula on the first two,
+of no loss of efficiency on the third. Other jobs in the folder are reported without a goal."""
 
 EARLY_COVERAGE = 0.82
 
 KAPPAS = tuple(float(each) for each in np.geomspace(0.5, 32.0, 121))
 """Critical batch sizes over the noise scale that are tried on the other jobs."""
 
-SHORT_OF_WORST = 0.998
 HETOPT = "hetopt"
 PEERS = {"mccandlish": MCCANDLISH, "scavenger": SCAVENGER}
 
@@ -100,18 +99,6 @@ def levels(logs: Sequence[Log]) -> dict[str, list[float]]:
     return {level: [log.steps_to_level[level] for log in logs] for level in logs[0].steps_to_level}
 
 
-def last_target(logs: Sequence[Log]) -> tuple[list[float], list[float]]:
-    """Return the steps of every run to 0.2 % short of the worst run's best, and to the evaluation that finds it."""
-    worst = min(max(log.metrics) for log in logs)
-    target = worst * SHORT_OF_WORST if worst > 0 else worst / SHORT_OF_WORST
-    crossed, found_steps = [], []
-    for log in logs:
-        evaluations = [Evaluation(step=s, metric=m) for s, m in zip(log.steps, log.metrics, strict=True)]
-        crossed.append(steps_to_target(evaluations, target=target, higher_is_better=True) or math.nan)
-        found_steps.append(float(next(each.step for each in evaluations if each.metric >= target)))
-    return crossed, found_steps
-
-
 def prior_runs(logs: Sequence[Log], steps: Sequence[float]) -> list[PriorRun]:
     """Return the runs as the laws learn from them: steps to a target at each batch size."""
     return [
@@ -120,45 +107,17 @@ def prior_runs(logs: Sequence[Log], steps: Sequence[float]) -> list[PriorRun]:
     ]
 
 
-def found_at(steps: float, every_steps: float) -> float:
-    """Return the step of the evaluation that finds a target which is reached after ``steps``, where runs end."""
-    # 1e-9: a target that is reached at an evaluation is found by that one.
-    return max(1, math.ceil(steps / every_steps - 1e-9)) * every_steps
-
-
-def leave_one_out(
-    logs: Sequence[Log], steps: Sequence[float], found_steps: Sequence[float] | None = None
-) -> dict[str, list[Guess]]:
-    """Return predictions of each batch size from all others, by hetopt and by each peer.
-
-    Args:
-        logs: the runs.
-        steps: of each until its target is reached.
-        found_steps: of the evaluations that found it, where those are to be predicted; None: ``steps`` themselves.
-    """
+def leave_one_out(logs: Sequence[Log], steps: Sequence[float]) -> dict[str, list[Guess]]:
+    """Return predictions of the steps of each batch size from all others, by hetopt and by each peer."""
     runs = prior_runs(logs, steps)
     guesses: dict[str, list[Guess]] = {name: [] for name in (HETOPT, *PEERS)}
-    for place, (log, held) in enumerate(zip(logs, runs, strict=True)):
-        others = [run for run in runs if run is not held]
+    for held in runs:
+        others, size = [run for run in runs if run is not held], held.global_batch_size
         curve = averaged_curve(others)
-        predicted = {name: two_powers(others, law)(log.batch_size) for name, law in PEERS.items()}
-        predicted[HETOPT] = float(curve.steps(log.batch_size))
-        measured = held
-        if found_steps is not None:
-            every_steps = float(np.median(np.diff((0, *log.steps))))
-            predicted = {name: found_at(count, every_steps) for name, count in predicted.items()}
-            measured = PriorRun(global_batch_size=log.batch_size, steps_to_target=found_steps[place])
-        for name, count in predicted.items():
-            log_sd = float(curve.log_sd(log.batch_size)) if name == HETOPT else None
-            guesses[name].append(guess(measured, count, log_sd))
+        guesses[HETOPT].append(guess(held, float(curve.steps(size)), float(curve.log_sd(size))))
+        for name, law in PEERS.items():
+            guesses[name].append(guess(held, two_powers(others, law)(size), None))
     return guesses
-
-
-def seen(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
-    """Return predictions of every batch size by the curve through all of them."""
-    runs = prior_runs(logs, steps)
-    curve = averaged_curve(runs)
-    return [guess(run, float(curve.steps(run.global_batch_size)), None) for run in runs]
 
 
 def progress_weighted_noise_scale(noise_scales: Sequence[float], steps: Sequence[float], batch_size: int) -> float:
@@ -192,16 +151,15 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
     noise = progress_weighted_noise_scale(first.noise_scales, taken.tolist(), first.batch_size)
     measured_run = PriorRun(global_batch_size=first.batch_size, steps_to_target=count)
     curve = averaged_curve([measured_run], noise_scale=noise, kappa=kappa)
-    guesses: dict[str, list[Guess]] = {HETOPT: [], "gain": [], "no_loss": []}
+    guesses: dict[str, list[Guess]] = {HETOPT: [], "gain": []}
     for log, measured in zip(logs[1:], steps[1:], strict=True):
         run = PriorRun(global_batch_size=log.batch_size, steps_to_target=measured)
         guesses[HETOPT].append(guess(run, float(curve.steps(log.batch_size)), float(curve.log_sd(log.batch_size))))
         guesses["gain"].append(guess(run, gain_formula(first, count, log.batch_size), None))
-        guesses["no_loss"].append(guess(run, count * first.batch_size / log.batch_size, None))
     return guesses
 
 
-def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
+def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> dict[str, list[Guess]]:
     """Return predictions of larger batch sizes at equal progress, from each run's length and first noise scale."""
     guesses = []
     for log, length in zip(logs, steps, strict=True):
@@ -212,7 +170,7 @@ def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
                 run = PriorRun(global_batch_size=other.batch_size, steps_to_target=measured)
                 predicted, log_sd = model.steps(other.batch_size, 1.0), model.log_sd(other.batch_size, 1.0)
                 guesses.append(guess(run, float(predicted), float(log_sd)))
-    return guesses
+    return {HETOPT: guesses}
 
 
 def kappa_of(jobs: Sequence[Sequence[Log]]) -> float:
@@ -248,71 +206,65 @@ def guess(run: PriorRun, predicted: float, log_sd: float | None) -> Guess:
     return Guess(predicted=predicted, measured=measured, inside=inside)
 
 
-def row(job: str, protocol: str, predictor: str, guesses: Sequence[Guess]) -> tuple[float, float]:
-    """Print a line of the table; return the median absolute error and the coverage."""
-    errors = [abs(each.error) for each in guesses]
-    held = [each.inside for each in guesses if each.inside is not None]
-    middle, coverage = statistics.median(errors), sum(held) / len(held) if held else math.nan
-    print(
-        f"{job:12}{protocol:10}{predictor:12}{middle:>8.1%}{statistics.mean(errors):>8.1%}"
-        f"{float(np.quantile(errors, 0.9)):>8.1%}{statistics.median(each.error for each in guesses):>+9.1%}"
-        f"{f'{coverage:.0%}' if held else '-':>10}{len(guesses):>5}"
-    )
-    return middle, coverage
+def scored(results: Outcome, job: str, protocol: str, guesses: Mapping[str, Sequence[Guess]]) -> None:
+    """Print a line of the table for every predictor, and record its median absolute error and hetopt's coverage."""
+    for predictor, some in guesses.items():
+        errors = [abs(each.error) for each in some]
+        held = [each.inside for each in some if each.inside is not None]
+        middle, coverage = statistics.median(errors), f"{statistics.mean(held):.0%}" if held else "-"
+        print(
+            f"{job:12}{protocol:10}{predictor:12}{middle:>8.1%}{statistics.mean(errors):>8.1%}"
+            f"{float(np.quantile(errors, 0.9)):>8.1%}{statistics.median(each.error for each in some):>+9.1%}"
+            f"{coverage:>10}{len(some):>5}"
+        )
+        name = f"{job}_{protocol}_median_error"
+        if predictor != HETOPT:
+            results.baselines[f"{name}_{predictor}"] = round(middle, 4)
+            continue
+        results.figures[name] = round(middle, 4)
+        results.figures[f"{job}_{protocol}_share_in_90_percent_interval"] = round(statistics.mean(held), 4)
+        if (goal := GOALS.get(protocol, {}).get(job)) is not None:
+            results.goals[name] = {"at_most": goal}
+        if protocol == "early":
+            results.goals[f"{job}_early_share_in_90_percent_interval"] = {"at_least": EARLY_COVERAGE}
 
 
-def main() -> None:
-    """Score every job in the folder, and publish."""
-    asked = options(__doc__)
+def public_logs(results: Outcome) -> None:
+    """Score every job in the folder of public logs."""
     files = sorted((DATA / "convergence").glob("*.json"))
     if not files:
         sys.exit(f"No training logs in {DATA}: HETOPT_SHARED_DATA says where the data is.")
-    results = Outcome(benchmark="convergence", quick=asked.quick)
     print(f"{'job':12}{'protocol':10}{'by':12}{'median':>8}{'mean':>8}{'p90':>8}{'bias':>9}{'coverage':>10}{'n':>5}")
     jobs = {file.stem: read(file) for file in files}
     for job, logs in jobs.items():
         print(job, file=sys.stderr)
-        by_level = levels(logs)
-        if asked.quick:
-            by_level = dict(list(by_level.items())[-1:])
-        every: list[tuple[Sequence[float], Sequence[float] | None]] = [(steps, None) for steps in by_level.values()]
-        protocols: dict[str, list[tuple[Sequence[float], Sequence[float] | None]]] = {
-            "levels": every,
-            "last": [last_target(logs)],
-        }
-        for protocol, targets in protocols.items():
-            by_target = [leave_one_out(logs, steps, found_steps) for steps, found_steps in targets]
-            for predictor in (HETOPT, *PEERS):
-                middle, coverage = row(
-                    job, protocol, predictor, [each for some in by_target for each in some[predictor]]
-                )
-                (results.figures if predictor == HETOPT else results.baselines)[
-                    f"{job}_{protocol}_median_error" + ("" if predictor == HETOPT else f"_{predictor}")
-                ] = round(middle, 4)
-                if predictor == HETOPT:
-                    results.figures[f"{job}_{protocol}_share_in_90_percent_interval"] = round(coverage, 4)
-            if job in GOALS:
-                results.goals[f"{job}_{protocol}_median_error"] = {"at_most": GOALS[job]}
-        middle, _ = row(job, "seen", HETOPT, [each for steps in by_level.values() for each in seen(logs, steps)])
-        results.baselines[f"{job}_levels_median_error_seen"] = round(middle, 4)
-        early = [each for steps in by_level.values() for each in from_beginning(logs, steps)]
-        middle, coverage = row(job, "early", HETOPT, early)
-        results.figures[f"{job}_early_median_error"] = round(middle, 4)
-        results.figures[f"{job}_early_share_in_90_percent_interval"] = round(coverage, 4)
-        results.goals[f"{job}_early_share_in_90_percent_interval"] = {"at_least": EARLY_COVERAGE}
+        by_level = levels(logs).values()
         kappa = kappa_of([others for other, others in jobs.items() if other != job])
         results.figures[f"{job}_smallest_kappa_of_the_others"] = round(kappa, 2)
-        alone = [from_smallest(logs, steps, kappa) for steps in by_level.values()]
-        for predictor in alone[0]:
-            middle, coverage = row(job, "smallest", predictor, [g for each in alone for g in each[predictor]])
-            if predictor == HETOPT:
-                results.figures[f"{job}_smallest_median_error"] = round(middle, 4)
-                results.figures[f"{job}_smallest_share_in_90_percent_interval"] = round(coverage, 4)
-                if job in SMALLEST_GOALS:
-                    results.goals[f"{job}_smallest_median_error"] = {"at_most": SMALLEST_GOALS[job]}
-            else:
-                results.baselines[f"{job}_smallest_median_error_{predictor}"] = round(middle, 4)
-    publish(results, asked.json_file)
+        protocols: dict[str, Callable[[Sequence[float]], dict[str, list[Guess]]]] = {
+            "levels": partial(leave_one_out, logs),
+            "early": partial(from_beginning, logs),
+            "smallest": partial(from_smallest, logs, kappa=kappa),
+        }
+        for protocol, predicted in protocols.items():
+            by_target = [predicted(steps) for steps in by_level]
+            scored(
+                results, job, protocol, {name: [g for some in by_target for g in some[name]] for name in by_target[0]}
+            )
+
+
+PARTS = ("logs", "contest")
+
+
+def main() -> None:
+    """Score the public logs, train the contest's jobs, and publish."""
+    asked = options(__doc__, PARTS)
+    results = Outcome(benchmark="convergence", quick=asked.quick)
+    if asked.part in (None, "logs"):
+        public_logs(results)
+    if asked.part in (None, "contest"):
+        contest(results, quick=asked.quick)
+    publish(results, asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from benchmarks._decided import (
     as_believed,
     as_recommended,
     by_chance,
-    by_median,
     decide,
     mean_extra,
     missed,
@@ -33,10 +32,10 @@ from benchmarks._decided import (
 from benchmarks._outcome import Outcome, options, publish, run_benchmark
 from benchmarks._step_baselines import PEERS
 from benchmarks._step_traces import AZURE, FOLDERS, traces
-from benchmarks._trace_decisions import ADAPTDL, Table, adaptdl, fitted_whole, priors_of_others, table
+from benchmarks._trace_decisions import Table, fitted_whole, priors_of_others, table
 
 PROTOCOLS = ("no probe", "one probe")
-OURS, MEDIANS, SEEN_ALL = "hetopt", "hetopt, ranked by medians", "hetopt that has seen all rows"
+OURS, SEEN_ALL = "hetopt", "hetopt that has seen all rows"
 QUICK_FOLDERS = ("bert-rtx", "cifar10-azure")
 HELD_OUT: Mapping[str, Callable[[str, str], bool]] = {
     "folder": lambda folder, other: folder == other,
@@ -71,19 +70,13 @@ def recommended(tables: Sequence[Table], beliefs: Sequence[Belief]) -> list[Deci
 def contenders(tables: Sequence[Table], protocol: str, ours: Sequence[Belief]) -> dict[str, list[Decision]]:
     """Return the decisions of each contender under a protocol."""
     by_contender = {OURS: recommended(tables, ours)}
-    by_contender[MEDIANS] = decided(tables, [by_median(t.menu, belief) for t, belief in zip(tables, ours, strict=True)])
     for name in PEERS:
         predicted = [t.peer(name, t.shown[protocol]) for t in tables]
         by_contender[name] = decided(
             tables, [as_believed(t.menu, belief) for t, belief in zip(tables, predicted, strict=True)]
         )
         by_contender[f"{name}, with its interval"] = recommended(tables, predicted)
-    authors = adaptdl(tables, protocol)
-    for name, beliefs in ((ADAPTDL, authors), ("linear scaling", [t.linear() for t in tables])):
-        if beliefs is not None:
-            by_contender[name] = decided(
-                tables, [as_believed(t.menu, belief) for t, belief in zip(tables, beliefs, strict=True)]
-            )
+    by_contender["linear scaling"] = decided(tables, [as_believed(t.menu, t.linear()) for t in tables])
     by_contender["the biggest that fits"] = decided(tables, [t.biggest for t in tables])
     by_contender["the cheapest per hour"] = decided(tables, [t.cheapest_per_hour for t in tables])
     return by_contender
@@ -134,9 +127,7 @@ def clusters(results: Outcome, root: Path, *, folders: Sequence[str], with_other
         results.goal(key(protocol, "extra cost above noise"), above, at_most=ABOVE_NOISE[protocol])
         results.goal(key(protocol, "missed", OURS), missed(by_contender[OURS]), at_most=MOST_MISSED[protocol])
         unbeaten = [
-            name
-            for name, theirs in by_contender.items()
-            if name not in (OURS, MEDIANS) and not _beats(by_contender[OURS], theirs)
+            name for name, theirs in by_contender.items() if name != OURS and not _beats(by_contender[OURS], theirs)
         ]
         better = [name for name in unbeaten if _beats(by_contender[name], by_contender[OURS])]
         results.goal(key(protocol, "others not beaten on both"), len(unbeaten), at_most=0)

@@ -1,11 +1,10 @@
 """How far predicted step times lie from the truth: public step times from real GPU clusters.
 
 Each folder of the data is fitted on a cheap profile (with no, one or three probes of hetopt's choosing, or
-on a tenth of its rows), and everything else is predicted. The published models get the same rows; AdaptDL's is its
-authors' code where an interpreter has it (`benchmarks._adaptdl`). One default configuration for all folders. The line
-"cluster held out" repeats hetopt's with priors taken from other clusters alone: what to expect of a cluster that nobody
-has measured. The two folders of Azure came later: figures that do not name them are means over the six others, and
-those with a cluster held out over all eight.
+on a tenth of its rows), and everything else is predicted. The published models get the same rows. One default
+configuration for all folders. The line "cluster held out" repeats hetopt's with priors taken from other clusters alone:
+what to expect of a cluster that nobody has measured. The two folders of Azure came later: figures that do not name them
+are means over the six others, and those with a cluster held out over all eight.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import _adaptdl
 from benchmarks._held_out_priors import FLAT, learned_priors
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._step_baselines import PEERS, StepTimePeer
@@ -29,7 +27,6 @@ from benchmarks._step_traces import (
     Samples,
     Score,
     Task,
-    as_columns,
     read,
     score,
     score_hetopt,
@@ -41,7 +38,6 @@ from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 
 Fit = Callable[[Samples], StepTimePeer]
-ADAPTDL = "Pollux, AdaptDL's own code"
 FIT_ROWS = 2000
 
 GOALS: dict[str, Mapping[Bound, float]] = {
@@ -81,14 +77,6 @@ def score_all(asked: Sequence[Task], score_task: Callable[[Task], Score]) -> Sco
 
 def score_peer(fit_peer: Fit, task: Task) -> Score:
     return score(fit_peer(task.shown).step_time_s(task.asked), task.asked)
-
-
-def score_adaptdl(asked: Sequence[Task]) -> Scores | None:
-    predicted = _adaptdl.predict([{"shown": as_columns(t.shown), "asked": as_columns(t.asked)} for t in asked])
-    if predicted is None:
-        return None
-    scored = {id(task): score(times, task.asked) for task, times in zip(asked, predicted, strict=True)}
-    return score_all(asked, lambda task: scored[id(task)])
 
 
 def fitted_whole(root: Path) -> dict[str, Posterior]:
@@ -146,11 +134,6 @@ def step_times(root: Path) -> tuple[dict[str, float], dict[str, float]]:
     for peer, fit_peer in PEERS.items():
         contenders[peer] = score_all(every, partial(score_peer, fit_peer))
         peers_later[peer] = score_all(later, partial(score_peer, fit_peer))
-    adaptdl, adaptdl_later = score_adaptdl(every), score_adaptdl(later)
-    if adaptdl is None or adaptdl_later is None:
-        print(f"adaptdl is not installed: its rows are left out ({_adaptdl.PYTHON} names another interpreter)")
-    else:
-        contenders[ADAPTDL], peers_later[ADAPTDL] = adaptdl, adaptdl_later
     show(contenders, azure, foreign)
 
     rows = (read(root, "ncf-aws", "answers") + read(root, "ncf-aws", "profile"))[:FIT_ROWS]
@@ -169,8 +152,7 @@ def step_times(root: Path) -> tuple[dict[str, float], dict[str, float]]:
     }
     baselines = {
         key: value
-        for peer, suffix in (*((peer, f"_{peer.lower().replace(', ', '_')}") for peer in PEERS), (ADAPTDL, "_adaptdl"))
-        if peer in contenders
+        for peer, suffix in ((peer, f"_{peer.lower().replace(', ', '_')}") for peer in PEERS)
         for key, value in (
             *errors(contenders[peer], suffix).items(),
             *errors({p: contenders[peer][p] + peers_later[peer][p] for p in PROTOCOLS}, f"{suffix}_every").items(),

@@ -1,4 +1,4 @@
-"""How much is lost by searching instead of enumerating, beside other searches with as much time; and how long it takes.
+"""How much is lost by searching instead of enumerating, beside other searches with as much time.
 
 The other searches have as much processor time as hetopt took, and half a second at least.
 
@@ -17,15 +17,11 @@ from collections.abc import Sequence
 
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._search_contenders import CONTENDERS, run
-from benchmarks._search_growth import Growth, measure
-from benchmarks._search_spaces import EPOCHS, Question, best_score, everything, small
+from benchmarks._search_spaces import Question, best_score, everything, small
 from hetopt.optimizer.search.search import Effort, search
 from hetopt.optimizer.search.search_space import MAX_TYPES
 
 SPACES = 200
-LOOSE = (3.0, 30.0)
-"""Budgets over what the cheapest plan may cost: the first ends with small clusters, the second with large ones."""
-
 LEAST_S = 0.5
 """Of processor time for the other searches: hetopt is often done sooner, and nobody waits for less."""
 
@@ -36,10 +32,6 @@ GOALS: dict[str, dict[Bound, float]] = {
     "homogeneous_regret_worst": {"at_most": 1e-9},
     "mixes_regret_mean": {"at_most": 0.005},
     "mixes_regret_worst": {"at_most": 0.02},
-    "first_answer_cpu_s": {"at_most": 1.0},
-    "final_answer_cpu_s": {"at_most": 10.0},
-    "homogeneous_only_cpu_s": {"at_most": 1.0},
-    "peak_mb": {"at_most": 500.0},
 }
 
 
@@ -96,65 +88,14 @@ def show(by_contender: dict[str, list[float]], seconds: Sequence[float]) -> None
     print("exact: share of the sub-spaces where the best was found")
 
 
-def grow(profiles: Sequence[str]) -> dict[str, float]:
-    """Return the seconds and memory of searches as catalogue and workers grow, worst over the profiles."""
-    sizes: dict[str, list[Growth]] = {}
-    for label, every, workers, types in (
-        ("tenth of the catalogue, 6 workers", 10, 6, 2),
-        ("whole catalogue, 6 workers", 1, 6, 2),
-        ("tenth of the catalogue, 64 workers", 10, 64, 2),
-        ("whole catalogue, 64 workers", 1, 64, 2),
-        ("whole catalogue, 256 workers", 1, 256, 2),
-        ("whole catalogue, 64 workers, one type", 1, 64, 1),
-        ("whole catalogue, 64 workers, three types", 1, 64, 3),
-    ):
-        sizes[label] = [
-            measure(name, every=every, workers=workers, types=types, loose=loose)
-            for name in profiles
-            for loose in LOOSE
-        ]
-        print(label, file=sys.stderr)
-    print("\nSeconds of processor time (and by the clock), worst of", ", ".join(profiles), "with two budgets each")
-    print(f"{'':42}{'options':>8}{'first':>14}{'final':>14}{'MB':>7}{'gap %':>8}")
-    for label, runs in sizes.items():
-        first, final = max(r.first_cpu_s for r in runs), max(r.final_cpu_s for r in runs)
-        clock = max(r.first_s for r in runs), max(r.final_s for r in runs)
-        gap = max(r.gap for r in runs)
-        print(
-            f"{label:42}{runs[0].options:8}{f'{first:.2f} ({clock[0]:.2f})':>14}{f'{final:.2f} ({clock[1]:.2f})':>14}"
-            f"{max(r.peak_mb for r in runs):7.0f}{100 * gap if gap < 1 else math.nan:8.2f}"
-        )
-
-    def worst(label: str, field: str) -> float:
-        return round(float(max(getattr(run, field) for run in sizes[label])), 3)
-
-    pairs = "whole catalogue, 64 workers"
-    return {
-        "first_answer_cpu_s": worst(pairs, "first_cpu_s"),
-        "final_answer_cpu_s": worst(pairs, "final_cpu_s"),
-        "final_answer_clock_s": worst(pairs, "final_s"),
-        "homogeneous_only_cpu_s": worst("whole catalogue, 64 workers, one type", "final_cpu_s"),
-        "three_types_cpu_s": worst("whole catalogue, 64 workers, three types", "final_cpu_s"),
-        "workers_256_cpu_s": worst("whole catalogue, 256 workers", "final_cpu_s"),
-        "peak_mb": worst(pairs, "peak_mb"),
-        "proved_gap": worst(pairs, "gap"),
-        "catalogue_10x_takes_times": round(
-            worst(pairs, "final_cpu_s") / worst("tenth of the catalogue, 64 workers", "final_cpu_s"), 2
-        ),
-        "workers_10x_takes_times": round(
-            worst(pairs, "final_cpu_s") / worst("whole catalogue, 6 workers", "final_cpu_s"), 2
-        ),
-    }
-
-
 def main() -> None:
     asked = options(__doc__)
     results = Outcome(benchmark="search", quick=asked.quick)
-    spaces(results, 3 if asked.smoke else 30 if asked.quick else SPACES, grown=not asked.smoke, quick=asked.quick)
+    spaces(results, 3 if asked.smoke else 30 if asked.quick else SPACES)
     publish(results, asked.json_file)
 
 
-def spaces(results: Outcome, count: int, *, grown: bool, quick: bool) -> None:
+def spaces(results: Outcome, count: int) -> None:
     """Measure regrets and seconds, and record the figures."""
     by_contender, seconds = regrets(count)
     show(by_contender, seconds)
@@ -169,8 +110,6 @@ def spaces(results: Outcome, count: int, *, grown: bool, quick: bool) -> None:
         for name in CONTENDERS
         for kind, of in (("mean", statistics.fmean), ("worst", max))
     }
-    if grown:
-        results.figures |= grow(sorted(EPOCHS)[:1] if quick else sorted(EPOCHS))
     results.goals |= {name: goal for name, goal in GOALS.items() if name in results.figures}
 
 

@@ -338,22 +338,6 @@ def coverage(found: Sequence[Answer]) -> tuple[float, float]:
     )
 
 
-def of_the_gpu(found: Sequence[Answer]) -> float:
-    """Return the share of the errors' variance that is the GPU's and not the job's.
-
-    Moments of one-way random effects about zero, which is what is foreseen; a job's mean error on a GPU is one value.
-    """
-    told: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in found:
-        told[one.column.cells[one.target].place.gpu.key][one.column.job].append(one.error)
-    groups = [np.array([np.mean(errors) for errors in jobs.values()]) for jobs in told.values() if len(jobs) > 1]
-    count = sum(map(len, groups))
-    of_jobs = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / (count - len(groups))
-    about_zero = sum(len(group) * float(group.mean()) ** 2 for group in groups)
-    of_gpus = max(0.0, (about_zero - len(groups) * of_jobs) / count)
-    return of_gpus / (of_gpus + of_jobs)
-
-
 def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
     """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest."""
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
@@ -490,10 +474,7 @@ def main() -> None:
             continue
         row(results, f"kind held out{suffix}", held_out(believed, scored, by_family, models.from_one), prices)
         row(results, f"two measured{suffix}", held_out(believed, scored, by_job, models.from_two), prices)
-        unseen = without_rows(believed, scored, models)
-        row(results, f"no row of the GPU{suffix}", unseen, prices)
-        if not suffix:
-            results.figures["of_the_gpu_without_a_row"] = round(of_the_gpu(unseen), 4)
+        row(results, f"no row of the GPU{suffix}", without_rows(believed, scored, models), prices)
     answered = held_out(believed, large, by_family, Models(types=types).from_one)
     row(results, "large models", answered, prices)
     full_machines(results, [one for one in read_machines(data) if one.job in some])

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hetopt.trainer.worker import leave, main
 
-if TYPE_CHECKING:
-    from hetopt.trainer.context import WorkerContext
 
-
-def measuring() -> Callable[[WorkerContext], None]:
+def measuring() -> Callable[[Any], None]:
     """Import the probe's modules, and return the function that a profiling worker runs in its context."""
     from hetopt.profiler.probe.run import run_probe
 

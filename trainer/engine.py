@@ -325,10 +325,11 @@ class Engine:
     def wants_norms(self) -> bool:
         """True where the next step is to measure its gradient's norms: few steps, uncompressed, of several workers.
 
-        Of a sharded model no device has them.
+        Of a sharded model no device has them. A worker alone tells them where the batch follows the noise.
         """
         is_dense = self.exchange.is_dense and self.shards.devices == 1
-        summed_whole = is_dense and self.synchroniser is None and self.context.world_size > 1
+        is_known = self.context.world_size > 1 or self.balance.worth is not None
+        summed_whole = is_dense and self.synchroniser is None and is_known
         left = self._reported_steps - self._done - 1
         every = self._reported_steps if self.balance.worth is None else _NOISE_EVERY
         return summed_whole and left >= 0 and left % every == 0

@@ -575,7 +575,7 @@ class Training(Engine):
         self.feed = make_feed(context, data.train, is_sharing=shards.devices > 1)
         self.replay = self.feed.cursor if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
-        stopwatch = Stopwatch(context.device)
+        stopwatch = Stopwatch(context.device, context.clock)
         self.optimizer: Optimizer = make_optimizer(task, model)
         exchange, self.computes = make_step(
             context,

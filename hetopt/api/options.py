@@ -636,6 +636,16 @@ class Measurement(Options):
         int,
         Option(help="Seed of weights and sample order.", read=partial(within, least=0, most=LARGEST_SEED, example="1")),
     ] = 0
+    from_checkpoint: Annotated[
+        Path | None,
+        Option(
+            help="Folder of a task's run, or of a checkpoint in it: gradient noise and what compressors keep are "
+            "measured from there on, not from new weights. Nothing is trained to the target.",
+            flag="from",
+            metavar="CHECKPOINT",
+            read=path,
+        ),
+    ] = None
     machine_type: Annotated[
         str, Option(help="What this machine is: an instance type of the catalogue.", flag="type")
     ] = "local"

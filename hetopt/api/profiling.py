@@ -36,6 +36,9 @@ from hetopt.profiler.schedule import make_schedule
 if TYPE_CHECKING:
     from hetopt.trainer.check import Finding
 
+NO_END = 10**9
+"""Epochs of a pilot from a checkpoint, which may be of any of them."""
+
 STOP_GRACE_S = 3.0
 """A probe has nothing to save, so it need not be waited for long."""
 
@@ -73,7 +76,7 @@ def profile(
     _check_type(asked.machine_type)
     task, *arguments = typed_script((task, *arguments))
     if is_script(task):
-        for name in ("data", "sync", "precision", "probe_budget_usd", "samples"):
+        for name in ("data", "sync", "precision", "probe_budget_usd", "samples", "from_checkpoint"):
             if samples if name == "samples" else getattr(asked, name):
                 raise BadInput(
                     f"`{name}` is for tasks, and {task} is a script.",
@@ -114,6 +117,7 @@ def profile(
         machine_type=asked.machine_type,
         syncs=syncs,
         precision=asked.precision,
+        from_checkpoint=asked.from_checkpoint,
     )
     result = _measure(spec, schedule, machine_type=asked.machine_type, reporter=report)
     if samples:
@@ -206,6 +210,7 @@ def _prepare(
     machine_type: str,
     syncs: tuple[str, ...],
     precision: str | None,
+    from_checkpoint: Path | None,
 ) -> tuple[RunSpec, ProbeSchedule]:
     """Return the run and the schedule of a probe, after reading the task and its data in this process."""
     logical_cpus, accelerators = usable_processors(), _accelerators()
@@ -232,6 +237,15 @@ def _prepare(
         exchanges=[spell(way) for way in tried_ways()],
         timed=timed_ways(),
     )
+    if from_checkpoint is not None:
+        from hetopt.trainer.checkpoints.folder import begin_from
+        from hetopt.trainer.task import make_model, make_optimizer
+
+        model = make_model(task)
+        begin_from(str(from_checkpoint), model, make_optimizer(task, model))  # is refused before anything is measured
+        first = schedule.pilots[0].model_copy(update={"max_epochs": NO_END})
+        changes = {"pilots": (first,), "from_checkpoint": str(from_checkpoint.resolve())}
+        schedule = schedule.model_copy(update=changes)
     spec = RunSpec(
         task=reference,
         data_dir=str(data.resolve()) if data is not None else None,

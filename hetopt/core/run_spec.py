@@ -620,6 +620,9 @@ class ProbeSchedule(Record):
     time_limit_s: PositiveFloat | None = Field(
         default=None, description="pilots are cut short, and later ones left out, once the probe took so long"
     )
+    from_checkpoint: str | None = Field(
+        default=None, description="folder of a run or checkpoint where the pilots begin; absent: with new weights"
+    )
 
 
 OWN_NAME = r"^[a-z][a-z0-9_-]{0,63}$"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetopt.core.training_laws import KAPPA
 from hetopt.optimizer.convergence.steps_law import (
     PSEUDO_RUNS,
     RUN_LOG_SD,
@@ -28,17 +29,9 @@ from hetopt.optimizer.convergence.steps_law import (
     student_half_width,
 )
 
-KAPPA = 2.0
-"""Critical batch size over noise scale. Theory says one, to the order of magnitude (McCandlish et al. 2018).
-
-Over public logs (Pollux artifact; the noise averaged over progress, steps of larger batch sizes from the smallest one's
-run) the least mean error is at 1.6 for BERT, 1.9 for ResNet-18 on CIFAR-10 and 8 for a recommender, 2.0 for all three,
-and 1.9 to 2.7 where one is left out (`benchmarks.convergence` predicts each job with the others'). It is the middle of
-a wide prior, never assumed.
-"""
-
 KAPPA_LOG_SDS = (1.0, 2.5)
-"""Its prior: as likely within the order of magnitude as anywhere."""
+"""Prior of the log of critical batch size over noise scale, around `KAPPA`: as likely within the order of magnitude as
+anywhere."""
 
 EARLY_GROWTH = 3.0
 EARLY_LOG_SDS = (1.5, 3.0)

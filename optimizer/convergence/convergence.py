@@ -25,7 +25,14 @@ from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
 from hetopt.core.run_spec import parse_sync
-from hetopt.optimizer.convergence.averaged_law import EARLY_GROWTH, EARLY_LOG_SDS, KAPPA, AveragedCurve, averaged_curve
+from hetopt.core.training_laws import KAPPA
+from hetopt.optimizer.convergence.averaged_law import (
+    EARLY_GROWTH,
+    EARLY_LOG_SDS,
+    KAPPA_LOG_SDS,
+    AveragedCurve,
+    averaged_curve,
+)
 from hetopt.optimizer.convergence.compression_penalty import (
     CompressedPilot,
     LocalGate,
@@ -72,6 +79,7 @@ class Convergence:
         penalty: what compression costs in steps, by the compressed pilots where there are any.
         gate: which compression may be used, by the same.
         local: which local SGD policies may be used, by the pilots under local SGD.
+        is_early: whether the noise was measured from new weights on, and not from a checkpoint.
     """
 
     noise_scale: float | None
@@ -81,6 +89,7 @@ class Convergence:
     penalty: Penalty = field(default_factory=Penalty)
     gate: QualityGate = field(default_factory=QualityGate)
     local: LocalGate = field(default_factory=LocalGate)
+    is_early: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +217,7 @@ def fit_convergence(profile: Profile) -> Convergence:
             basis="no pilot reached the target"
             if not sizes
             else "one pilot reached the target, and no noise scale says what another batch size needs",
+            is_early=not profile.noise or profile.noise[0].samples_seen < profile.job.dataset_size,
         )
     curve = averaged_curve(runs, noise_scale=noise)
     basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
@@ -265,9 +275,9 @@ def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) ->
     curve = convergence.curve
     if curve is None:
         asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(given.steps(batch_size, 1.0)))
-        # No pilot reached the target, so the noise scale is one of the beginning.
-        noise, kappa = convergence.noise_scale, EARLY_GROWTH * KAPPA
-        curve = averaged_curve([asked], noise_scale=noise, kappa=kappa, log_sds=EARLY_LOG_SDS)
+        # No pilot reached the target, so the noise scale is one of the beginning, but for those from a checkpoint.
+        kappa, log_sds = (EARLY_GROWTH * KAPPA, EARLY_LOG_SDS) if convergence.is_early else (KAPPA, KAPPA_LOG_SDS)
+        curve = averaged_curve([asked], noise_scale=convergence.noise_scale, kappa=kappa, log_sds=log_sds)
     return EqualSteps(given=given, batch_size=batch_size, curve=curve)
 
 

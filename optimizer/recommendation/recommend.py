@@ -195,7 +195,7 @@ WORTH_ANOTHER_BATCH = 0.1
 
 
 def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
-    """Yield the saving of the best batch size at equal progress, where the job's own is kept unasked."""
+    """Yield the saving of the best batch size at equal progress, where it is sure and the job's own is kept unasked."""
     if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
         return
     job, length = request.profile.job, problem.job.steps
@@ -212,11 +212,11 @@ def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchRes
         return
     size = space.batch_sizes[best.cluster(best.chosen).batch]
     time, sd = float(new.total_s[0] / usual.total_s[0]), float(steps.log_sd(size, 1.0))
-    shorter, least, most = (f"{100 * (1 - time * math.exp(sign * Z90 * sd)):.0f} %" for sign in (0, 1, -1))
-    if time < 1 and size != job.batch_size:
+    shorter, least, most = (100 * (1 - time * math.exp(sign * Z90 * sd)) for sign in (0, 1, -1))
+    if least > 0 and size != job.batch_size:
         yield (
-            f"Batches of {size} would take {shorter} less time ({least} to {most}) for the same progress, at "
-            f"{usd(float(new.cost_usd[0]))}: {setting('batch_size', AUTO_BATCH)}."
+            f"Batches of {size} would take {shorter:.0f} % less time ({least:.0f} to {most:.0f} %) for the same "
+            f"progress, at {usd(float(new.cost_usd[0]))}: {setting('batch_size', AUTO_BATCH)}."
         )
 
 

@@ -19,6 +19,7 @@ from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains
 from hetopt.profiler.records import Ending, GainMeasured, PilotSeen
+from hetopt.trainer.checkpoints.folder import begin_from
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
@@ -96,7 +97,8 @@ class PilotRun:
             # Workers take samples in groups of their own, so that they cannot add them up in between.
             counts="unused" if sync is None else "alone",
         )
-        self._cursor = SampleCursor(len(reader.dataset), seed)
+        self._steps_before, seen = begin_from(schedule.from_checkpoint, self._model, self._optimizer)
+        self._cursor = SampleCursor(len(reader.dataset), seed, position=seen)
         workers = context.world_size
         self._shares = largest_remainder(
             [1.0] * workers, pilot.global_batch_size, minimum=[0] * workers, maximum=[None] * workers
@@ -210,7 +212,7 @@ class PilotRun:
         count, weighted_square_norms = crew.total([float(len(groups)), weighted_square_norms])
         if finite and count >= 2:
             moments = pooled_noise(int(count), total, weighted_square_norms, energy(self._step.flat))
-            crew.record(NoiseSample(step=step, samples_seen=batch.position, **vars(moments)))
+            crew.record(NoiseSample(step=self._steps_before + step, samples_seen=batch.position, **vars(moments)))
         if finite and measured:
             crew.record(GainMeasured(gains=measured))
         return finite

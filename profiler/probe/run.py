@@ -43,8 +43,6 @@ EVALUATION_SHARE = 0.05
 COSTLY_EVALUATION = 0.2
 """A pilot is not evaluated when one evaluation takes this part of its time; one such pilot is enough then."""
 
-UNLIMITED_S = 3600.0
-
 
 def run_probe(context: WorkerContext) -> None:
     """Measure what the run's ``spec.probe`` asks for and log it, unless asked to stop; every rank calls it.
@@ -65,7 +63,7 @@ def run_probe(context: WorkerContext) -> None:
 
 def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica) -> None:
     context = crew.context
-    budget_s = schedule.time_limit_s or UNLIMITED_S
+    budget_s = schedule.time_limit_s or math.inf
     reader = BatchReader(dataset=data.train, device=context.device, seed=schedule.seed)
     crew.gather([])
     crew.context.events.write(STARTED)
@@ -100,13 +98,17 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     pilot_reader = BatchReader(
         dataset=data.train, device=context.device, seed=schedule.seed, max_samples=largest or None
     )
-    exchanges = schedule.exchanges
-    trials = ExchangeTrials(exchanges, replica.shapes, context.device, schedule.seed) if exchanges else None
+    trials = (
+        ExchangeTrials(schedule.exchanges, replica.shapes, context.device, schedule.seed)
+        if schedule.exchanges
+        else None
+    )
     for index, pilot in enumerate(schedule.pilots):
         if pilot.precision in refused:
             continue
         time_limit_s = max(0.0, min(pilot.time_limit_s, budget_s - crew.elapsed_s()))
-        evaluated = evaluation_s / context.world_size <= COSTLY_EVALUATION * time_limit_s
+        is_costly = evaluation_s / context.world_size > COSTLY_EVALUATION * time_limit_s
+        evaluated = schedule.from_checkpoint is None and not is_costly  # from there, no pilot is a run to the target
         if index == 0 or (evaluated and time_limit_s > 0):
             with matrices_in(pilot.precision):
                 run = PilotRun(crew, task, pilot_reader, data.evaluation, schedule, index, trials)

@@ -11,9 +11,7 @@ from benchmarks._decided import (
     Belief,
     Menu,
     as_believed,
-    as_recommended,
     by_chance,
-    by_median,
     decide,
     judged,
     mean_extra,
@@ -56,27 +54,6 @@ def test_a_higher_confidence_never_chooses_what_is_less_likely_to_keep_the_limit
 def test_a_choice_is_judged_by_what_was_measured() -> None:
     menu = Menu(seconds=np.array([4.0, 2.0, 1.0]), usd_per_s=np.array([1.0, 2.5, 6.0]))
     limits = Limits(deadline_s=2.0, time_weight=0.0)
-    assert judged(menu, limits, 1).extra == 0
-    assert judged(menu, limits, 1).kept
-    assert judged(menu, limits, 2).extra == pytest.approx(6 / 5 - 1)
-    assert judged(menu, limits, 2).kept
-    assert judged(menu, limits, 0).extra == 0
-    assert not judged(menu, limits, 0).kept
-
-
-def test_an_uncertain_step_is_left_for_one_that_keeps_the_limit_for_sure() -> None:
-    menu = Menu(seconds=np.array([0.9, 0.8]), usd_per_s=np.array([1.0, 1.5]))
-    belief = Belief(seconds=menu.seconds, log_sd=np.array([0.3, 0.01]))
-    limits = Limits(deadline_s=1.0, time_weight=0.0)
-    assert as_believed(menu, belief)(limits) == 0
-    assert as_recommended(menu, belief)(limits) == 1
-
-
-def test_a_guess_is_left_for_a_measurement_that_is_expected_to_cost_less() -> None:
-    menu = Menu(seconds=np.array([1.0, 1.1]), usd_per_s=np.array([1.0, 1.0]))
-    belief = Belief(seconds=menu.seconds, log_sd=np.array([0.6, 0.01]))
-    limits = Limits(deadline_s=10.0, time_weight=0.0)  # Both are in time: exp(0.6^2 / 2) = 1.2.
-    assert as_recommended(menu, belief)(limits) == 1
-    assert by_median(menu, belief)(limits) == 0
-    tight = Limits(deadline_s=1.2, time_weight=0.0)  # kept for sure by the second alone
-    assert by_median(menu, belief)(tight) == as_recommended(menu, belief)(tight) == 1
+    for row, extra, kept in ((1, 0.0, True), (2, 6 / 5 - 1, True), (0, 0.0, False)):
+        decision = judged(menu, limits, row)
+        assert (decision.extra, decision.kept) == (pytest.approx(extra), kept)

@@ -45,6 +45,7 @@ def refusal(*arguments: str) -> BadInput:
         ([TASK, "--time-budget", "1"], "`time_budget_s` must be"),
         ([TASK, "--seed", "-1"], "`seed` must be at least 0"),
         ([TASK, "--type", "c99.huge"], "c99.huge"),
+        ([TASK, "--from", "/nowhere"], "there is no checkpoint"),
         ([TASK, "--explore"], "belong together"),
         ([TASK, "--explore", "--probe-budget", "0.1", "--on", "mars"], "cannot be explored"),
         ([TASK, "-o", "no/such/folder/p.json"], "there is no folder"),

@@ -14,13 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
+from torch import nn
 
+from benchmarks._in_process import train_here
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
-from hetopt.core.errors import RunFailed
-from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, Event, EventLog, read_events
 from hetopt.core.profile import Evaluation, Profile
 from hetopt.core.run_spec import (
     CompressorProbe,
@@ -33,8 +36,11 @@ from hetopt.core.run_spec import (
     WorkerSpec,
 )
 from hetopt.profiler.collect import collect, progress, refusals, steps_to_target
+from hetopt.profiler.probe.run import run_probe
 from hetopt.profiler.records import FINISHED
 from hetopt.profiler.schedule import make_schedule
+from hetopt.trainer.checkpoints.folder import begin_from
+from hetopt.trainer.context import WorkerContext
 from tests.launched import over
 
 HERE = Path(__file__).parent
@@ -187,6 +193,32 @@ def test_noise_and_gain_are_possible(probed: tuple[list[Event], Profile]) -> Non
     assert gains[-1] == pytest.approx(1)
     assert all(point.gain >= point.ratio * 0.9 for point in profile.gain)
     assert all(point.gain_low <= point.gain for point in profile.gain)
+
+
+def test_noise_and_gains_are_measured_from_a_checkpoint_and_one_of_another_model_is_refused(tmp_path: Path) -> None:
+    usual = spec_of(SCHEDULE)
+    trained = usual.model_copy(update={"workers": usual.workers[:1], "probe": None, "stop": StopRule(max_steps=50)})
+    train_here(trained, tmp_path)
+    pilot = SCHEDULE.pilots[0].model_copy(update={"time_limit_s": 0.1, "max_epochs": 10**9})
+    schedule = ProbeSchedule(seed=3, sweeps=(), pilots=(pilot,), from_checkpoint=str(tmp_path))
+    events = EventLog(tmp_path / "probe.jsonl")
+    run_probe(
+        WorkerContext(
+            spec=trained.model_copy(update={"probe": schedule}),
+            rank=0,
+            world_size=1,
+            device=torch.device("cpu"),
+            run_dir=tmp_path,
+            events=events,
+            stop_requested=lambda: False,
+        )
+    )
+    events.close()
+    told = read_events(tmp_path / "probe.jsonl")
+    assert next((each["step"], each["samples_seen"]) for each in of_kind(told, "noise_sample")) == (50, 50 * 8)
+    assert any(of_kind(told, "gain_sample"))
+    with pytest.raises(BadInput, match="of another model"):
+        begin_from(str(tmp_path), nn.Linear(2, 2), torch.optim.SGD([torch.zeros(2)], 0.1))
 
 
 def test_pilots_learn_and_reach_the_target(probed: tuple[list[Event], Profile]) -> None:

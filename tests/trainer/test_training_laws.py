@@ -213,7 +213,6 @@ def test_a_batch_that_follows_the_noise_ends_where_the_planned_one_would_and_goe
     for before, after in itertools.pairwise(steps):
         gained = after["planned_step"] - before["planned_step"]
         assert gained <= after["steps"] * max(before["worth"], after["worth"]) + 0.02
-        assert sum(before["local_batch_sizes"]) <= sum(after["local_batch_sizes"])
         assert after["learning_rate_scale"] == pytest.approx(0.2 * after["worth"], rel=1e-3)
     stream = crew.stream("critical")
     assert sorted(stream[size : 2 * size]) == list(range(size))

@@ -23,7 +23,7 @@ from hetopt.core.batch_partition import (
 )
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.training_laws import FEWEST_NOISE_SAMPLES, Moments, NoiseCurve, step_worth
+from hetopt.core.training_laws import FEWEST_NOISE_SAMPLES, KAPPA, Moments, NoiseCurve, step_worth
 from hetopt.trainer.engine import Balance
 from hetopt.trainer.policies.policy import (
     AllocateMicroBatches,
@@ -342,7 +342,7 @@ class Cluster:
         return self.rest_s + solve_shares(self.times, batch).compute_s
 
     def seconds_per_progress(self, batch):
-        moments = Moments(gradient_variance=self.scale, gradient_square=1.0)
+        moments = Moments(gradient_variance=KAPPA * self.scale, gradient_square=1.0)
         return self.step_s(batch) / step_worth(moments, batch, GIVEN)
 
     def observe(self, shares):
@@ -388,25 +388,25 @@ def test_a_step_is_worth_at_least_one_and_at_most_its_size_and_grows_with_it(noi
 def test_noise_is_told_from_zero_only_where_it_is_there(scale, spread, seed):
     draw, curve, nothing = random.Random(seed), NoiseCurve(), NoiseCurve()
     for count in range(100):
-        assert (curve.surely is None) or count >= FEWEST_NOISE_SAMPLES
+        assert (curve.likely is None) or count >= FEWEST_NOISE_SAMPLES
         curve = curve.add(
             Moments(gradient_variance=scale * draw.gauss(1, spread), gradient_square=draw.gauss(1, spread))
         )
         nothing = nothing.add(Moments(gradient_variance=0.0, gradient_square=draw.gauss(1, spread)))
         curve = curve.add(Moments(gradient_variance=1e200, gradient_square=1.0))  # a step that diverges
-    assert nothing.surely is None
-    surely = curve.surely
-    assert surely is not None
-    assert 0.5 * scale <= surely.gradient_variance / surely.gradient_square <= 1.05 * scale
+    assert nothing.likely is None
+    likely = curve.likely
+    assert likely is not None
+    assert 0.6 * scale <= likely.gradient_variance / likely.gradient_square <= 1.6 * scale
 
 
 @given(st.floats(0, 1), st.floats(1, 1e5), st.floats(0, 2), st.integers(0, 9))
-def test_the_batch_grows_within_bounds_by_a_factor_of_two_at_most_and_never_shrinks(rest_s, scale, spread, seed):
+def test_the_batch_moves_within_bounds_by_a_factor_of_two_at_most(rest_s, scale, spread, seed):
     story = follow(Cluster(rest_s, scale=scale, spread=spread, seed=seed), 40)
     sizes = [sum(shares) for _, shares in story]
     assert set(sizes[:FEWEST_NOISE_SAMPLES]) == {GIVEN}
     for (before, last), (state, shares) in itertools.pairwise(story):
-        assert sum(last) <= sum(shares) <= min(MOST, 2 * sum(last))
+        assert max(GIVEN, sum(last) / 2 - 1) <= sum(shares) <= min(MOST, 2 * sum(last))
         assert 1 <= state.worth <= sum(shares) / GIVEN + 1e-9
         progress = state.progress(state.since, sum(shares))
         # Progress goes on from where it was, never faster than samples and never slower than steps.
@@ -426,8 +426,18 @@ def test_what_is_reached_is_near_the_best_batch(rest_s, scale):
 
 
 @pytest.mark.parametrize(("rest_s", "scale"), [(0.2, 1.0), (0.0, 1e5), (0.001, 100)])
-def test_where_nothing_can_be_gained_the_batch_stays(rest_s, scale):
-    assert {sum(shares) for _, shares in follow(Cluster(rest_s, scale=scale), 60)} == {GIVEN}
+def test_where_nothing_can_be_gained_the_batch_hardly_moves(rest_s, scale):
+    """One look shows how long a step of a few more samples takes."""
+    cluster = Cluster(rest_s, scale=scale)
+    sizes = [sum(shares) for _, shares in follow(cluster, 60)]
+    assert max(sizes) <= 1.2 * GIVEN
+    assert cluster.seconds_per_progress(sizes[-1]) <= 1.02 * cluster.seconds_per_progress(GIVEN)
+
+
+def test_computing_that_takes_as_long_whatever_the_batch_is_found_out():
+    cluster = Cluster(0.0, scale=1e5)
+    cluster.times = [WorkerTime(fixed_s=0.1, per_sample_s=each) for each in (0.002, 0.001)]
+    assert sum(follow(cluster, 60)[-1][1]) > 4 * GIVEN
 
 
 def test_one_slow_step_is_no_reason_to_grow():

@@ -41,7 +41,8 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from hetopt.core.artifact import Artifact, Record, write_atomically
@@ -484,6 +485,36 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
     """Return the steps that folders are named after, in ascending order."""
     names = [path.name.removeprefix("step-").removesuffix(_PARTIAL) for path in folders if path.is_dir()]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def begin_from(given: str | None, model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
+    """Load model and optimizer from a checkpoint of a task or a session; return its steps and the samples seen.
+
+    Args:
+        given: folder of a checkpoint, or of a run, whose newest is taken; None: nothing is loaded, after no step.
+        model: whole.
+        optimizer: of the model.
+
+    Raises:
+        BadInput: there is none, it is damaged, or of another model.
+    """
+    if given is None:
+        return 0, 0
+    path = Path(given)
+    is_one = (path / MANIFEST_FILE).is_file()
+    folder = CheckpointFolder(path.parent.parent if is_one else path)
+    steps = _steps_of([path]) if is_one else folder._steps()
+    if not steps:
+        raise BadInput(f"there is no checkpoint in {path}.", hint="give the folder of a run, or of a checkpoint in it")
+    shared = folder.load_shared(steps[-1])
+    try:
+        model.load_state_dict(shared.model)
+        optimizer.load_state_dict(shared.optimizer["0"] if "0" in shared.optimizer else dict(shared.optimizer))
+    except (RuntimeError, ValueError, KeyError):
+        raise BadInput(
+            f"the checkpoint in {path} is of another model or optimizer.", hint="give one of a run of this task"
+        ) from None
+    return shared.step, shared.cursor["samples_seen" if "samples_seen" in shared.cursor else "position"]
 
 
 def write_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:

@@ -83,22 +83,32 @@ def energy(flat: Tensor) -> float:
 
 
 class GradientNorms:
-    """Squared norms of one step's gradient: of this worker's weighted part, and of the sum over all workers."""
+    """Squared norms of one step's gradient: of this worker's weighted part, and of the sum over all workers.
+
+    A worker that trains alone computes its samples in groups, whose parts ``w_j`` stand for those of workers.
+    """
 
     def __init__(self) -> None:
+        self._before: Tensor | None = None
         self.ask(False)
 
     def ask(self, wanted: bool) -> None:
         """Begin a step, with both norms at 0; until the next, they are measured only if ``wanted``."""
         self.is_asked, self._local, self._summed = wanted, 0.0, 0.0
+        self._groups, self._before = 0, None
 
     def add_own(self, parts: Iterable[Tensor], *, first: bool) -> None:
         """Add 1-D parts of this worker's gradient, not yet summed over workers; does nothing unless asked.
 
         The ``first`` parts begin it anew.
         """
-        if self.is_asked:
+        if self.is_asked and not self._groups:
             self._local = (0.0 if first else self._local) + _energies(parts)
+
+    def add_group(self, flat: Tensor, part: float) -> None:
+        """Add the gradient that ``flat`` has gained since the last group, of this ``part`` of the worker's samples."""
+        self._local += energy(flat if self._before is None else flat - self._before) / part
+        self._groups, self._before = self._groups + 1, flat.clone()
 
     def add_summed(self, parts: Iterable[Tensor]) -> None:
         """Add 1-D parts of the gradient summed over all workers; does nothing unless asked."""
@@ -109,9 +119,14 @@ class GradientNorms:
         """Divide both squared norms by ``factor`` squared, for a gradient that is scaled down by ``factor``."""
         self._local, self._summed = self._local / factor**2, self._summed / factor**2
 
-    def take(self, samples: int) -> tuple[float, float, float] | None:
-        """Return squared norms of this worker and of the sum, and ``samples``; end the step. None: not measured."""
-        norms = (self._local, self._summed, float(samples)) if 0 < self._summed < math.inf else None
+    def take(self, samples: int) -> tuple[float, ...] | None:
+        """Return squared norms of this worker and of the sum, ``samples`` and groups; end the step. None: not measured.
+
+        The first is ``sum_j |w_j|^2 / p_j`` over the groups, each of a part ``p_j`` of the worker's samples.
+        """
+        norms = (
+            (self._local, self._summed, float(samples), max(1.0, self._groups)) if 0 < self._summed < math.inf else None
+        )
         self.ask(False)
         return norms
 

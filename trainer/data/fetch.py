@@ -77,6 +77,11 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     return cast(Batch, tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch))
 
 
+def rows(batch: Batch, first: int, last: int) -> Batch:
+    """Return the samples of a nested batch from index ``first`` up to ``last``, not copied; scalars as they are."""
+    return cast(Batch, tree_map_only(Tensor, lambda tensor: tensor[first:last] if tensor.dim() else tensor, batch))
+
+
 DEEPEST = 6
 """Nesting of a batch in which tensors are looked for: an object may hold what holds it."""
 

@@ -89,16 +89,19 @@ weighs as much as its batch. The sum of the shares therefore changes with the ra
 
 **Critical**, our own after Pollux (Qiao et al. 2021) and AdaScale (Johnson et al. 2020): the batch grows while that
 makes as much progress in less time. A step of B samples takes ``T(B) = f + max_i (a_i + c_i b_i)`` with the best
-shares, f being what steps take beyond computing, and is worth ``r(B)`` steps of the planned batch (`step_worth`, by the
-least noise that the run's curve leaves possible). The batch is that of least ``T(B) / r(B)``, at most twice as large as
-it was. Learning rates follow ``r(B)`` (SGD) or its root, schedules and the last epoch the progress made.
+shares, f being what steps take beyond computing, and is worth ``r(B)`` steps of the planned batch (`step_worth`, with
+the critical batch size for the noise scale). The batch is that of least ``T(B) / r(B)``, at most twice as large as it
+was. Learning rates follow ``r(B)`` (SGD) or its root, schedules and the last epoch the progress made.
+
+Steps of one size do not tell ``a_i`` from ``c_i b_i``. Where all of computing might be ``a_i`` and a larger batch would
+then pay, the batch grows by a fourth of a doubling, which shows both; it goes back where that did not pay.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -126,7 +129,7 @@ from hetopt.core.run_spec import (
     Share,
     Stream,
 )
-from hetopt.core.training_laws import Moments, NoiseCurve, learning_rate_scale, noise_scale, step_worth
+from hetopt.core.training_laws import KAPPA, Moments, NoiseCurve, learning_rate_scale, noise_scale, step_worth
 
 StateT = TypeVar("StateT", bound=Record)
 
@@ -727,7 +730,7 @@ class CriticalState(Record):
     Attributes:
         given: samples of the planned batch; 0 before the first period.
         model: the workers' lines.
-        noise: of the run so far.
+        curve: gradient noise of the run so far.
         rest_s: what a step of the last period took beyond computing; None: there was none.
         worth: steps of the planned batch that one of the next steps is worth.
         spent: samples until ``since`` beyond those that the planned batch would have taken to get as far.
@@ -736,7 +739,7 @@ class CriticalState(Record):
 
     given: NonNegativeInt = 0
     model: ModelState = ModelState()
-    noise: NoiseCurve = NoiseCurve()
+    curve: NoiseCurve = NoiseCurve()
     rest_s: NonNegativeFloat | None = None
     worth: PositiveFloat = 1.0
     spent: float = 0.0
@@ -755,12 +758,12 @@ class CriticalState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticalBatch:
-    """Batch policy that enlarges the global batch while its gradient noise promises as much progress in less time.
+    """Batch policy of a global batch that follows the gradient noise while that makes progress in less time.
 
     Args:
         given: samples of the planned batch.
         most: samples of the largest batch.
-        least_gain: part of the time for as much progress that a change must save.
+        least_gain: part of the time for as much progress that a larger batch must save.
         minimum: least share of a worker.
     """
 
@@ -773,51 +776,78 @@ class CriticalBatch:
     """The state before the first period: no speeds, no noise."""
 
     def decide(self, state: CriticalState, observation: BatchObservation) -> tuple[CriticalState, BatchDecision]:
-        """Return the next state, and local batch sizes: of a larger global batch if that pays, else by `ModelShares`.
+        """Return the next state, and local batch sizes: of another global batch if that pays, else by `ModelShares`.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
         """
         shares, seen = observation.local_batch_sizes, observation.samples_seen
-        noise = state.noise if observation.noise is None else state.noise.add(observation.noise)
-        policy, surely = ModelShares(minimum=self.minimum), noise.surely
-        model, decision = policy.decide(state.model, observation)
+        curve = state.curve if observation.noise is None else state.curve.add(observation.noise)
+        believed = self.believed(curve)
+        model, decision = ModelShares(minimum=self.minimum).decide(state.model, observation)
         rest_s = max(0.0, observation.step_time_s - max(observation.compute_s))
-        if surely is not None and state.rest_s is not None and not decision.changed:
+        if believed is not None and state.rest_s is not None and not decision.changed:
             # Of two periods the quieter: one hiccup must not look like a step that costs the same whatever its size.
-            decision = self._grown(decision, policy.times(model), min(rest_s, state.rest_s), surely)
+            decision = self.moved(decision, model, min(rest_s, state.rest_s), believed)
         batch = sum(decision.local_batch_sizes)
         state = CriticalState(
             given=self.given,
             model=model,
-            noise=noise,
+            curve=curve,
             rest_s=rest_s,
-            worth=state.worth if surely is None else step_worth(surely, batch, self.given),
+            worth=state.worth if believed is None else step_worth(believed, batch, self.given),
             spent=seen - state.progress(seen, sum(shares)),
             since=seen,
         )
         return state, decision
 
-    def _grown(self, kept: BatchDecision, times: Sequence[WorkerTime], rest_s: float, noise: Moments) -> BatchDecision:
-        """Return the shares of the batch of least time for as much progress, or ``kept`` where little is gained."""
+    def believed(self, curve: NoiseCurve) -> Moments | None:
+        """Return the noise to act by, whose scale is the critical batch size; None: nothing is known yet."""
+        likely = curve.likely
+        return None if likely is None else replace(likely, gradient_variance=KAPPA * likely.gradient_variance)
+
+    def moved(self, kept: BatchDecision, model: ModelState, rest_s: float, noise: Moments) -> BatchDecision:
+        """Return the shares of the batch of least time for as much progress, or ``kept`` where little is gained.
+
+        Args:
+            kept: the shares now.
+            model: the workers' lines.
+            rest_s: what a step takes beyond computing.
+            noise: of the gradient.
+        """
         now = sum(kept.local_batch_sizes)
+        is_known = all(line.relative_sd(2 * line.samples) <= LINE_KNOWN for line in model.lines)
         # In steps of a fourth of a doubling, which is finer than the noise is known.
-        sizes = sorted({now, *(max(now, min(self.most, round(now * 2 ** (step / 4)))) for step in range(1, 5))})
+        steps = range(-STEPS_A_DOUBLING, STEPS_A_DOUBLING + 1) if is_known else (0, 1)
+        wanted = (round(now * 2 ** (step / STEPS_A_DOUBLING)) for step in steps)
+        sizes = sorted({now, *(max(min(now, self.given), min(max(now, self.most), size)) for size in wanted)})
+        times = ModelShares(minimum=self.minimum).times(model)
         solved = [solve_shares(times, size) for size in sizes]
-        costs_s = [
-            (rest_s + shares.compute_s) / step_worth(noise, size, self.given)
-            for size, shares in zip(sizes, solved, strict=True)
-        ]
+        worths = [step_worth(noise, size, self.given) for size in sizes]
+        costs_s = [(rest_s + shares.compute_s) / worth for shares, worth in zip(solved, worths, strict=True)]
+        if not is_known:  # what would be if computing took as long for twice as many samples
+            costs_s[-1] = costs_s[0] * worths[0] / step_worth(noise, 2 * now, self.given)
         best = costs_s.index(min(costs_s))
-        saved = 1 - costs_s[best] / costs_s[0]
-        if saved <= self.least_gain:
+        saved = 1 - costs_s[best] / costs_s[sizes.index(now)]
+        if saved <= (self.least_gain if sizes[best] > now else WORTH_GOING_BACK):
             return kept
-        scale, worth = noise_scale(noise) or math.inf, step_worth(noise, sizes[best], self.given)
         reason = (
-            f"{sizes[best]} samples are worth {worth:.3g} steps of {self.given}, as the gradient noise scale is at "
-            f"least {scale:.3g} samples: {100 * saved:.0f} % less time"
+            f"{sizes[best]} samples are worth {worths[best]:.3g} steps of {self.given}, as the critical batch size is "
+            f"about {noise_scale(noise) or math.inf:.3g}: "
         )
-        return BatchDecision(local_batch_sizes=solved[best].local_batch_sizes, reason=reason)
+        gain = f"{100 * saved:.0f} % less time" if is_known else "to see how long a step of more samples takes"
+        return BatchDecision(local_batch_sizes=solved[best].local_batch_sizes, reason=reason + gain)
+
+
+STEPS_A_DOUBLING = 4
+
+LINE_KNOWN = 0.1
+"""Relative standard error of the time of twice the samples, above which a worker's line is not known: 0.25 before a
+second size was seen."""
+
+WORTH_GOING_BACK = 0.01
+"""Part of the time for equal progress that a smaller batch must save: less than a larger one, whose progress is a law
+and not a measurement."""
 
 
 Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]

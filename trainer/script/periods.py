@@ -156,7 +156,7 @@ class Periods:
         hidden: bool,
         waited_s: float = 0.0,
         energy: float | None = None,
-        norms: tuple[float, float, float] | None = None,
+        norms: tuple[float, ...] | None = None,
         counts: bool,
         learning_rate: float,
         epoch: Callable[[], float],
@@ -173,8 +173,7 @@ class Periods:
             hidden: whether it was under backward.
             waited_s: seconds spent waiting for other workers before this worker's gradient was there.
             energy: squared norm of this worker's gradient, in local SGD; None: not measured.
-            norms: squared norms of this worker's weighted gradient and of the sum, and this worker's samples; None:
-                they were not wanted.
+            norms: of the gradient, see `GradientNorms.take`; None: they were not wanted.
             counts: whether the step is like others; if not, its times are left out.
             learning_rate: of the first parameter group.
             epoch: returns the passes over the data.

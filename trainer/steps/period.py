@@ -62,6 +62,7 @@ class ControlRow:
         own_norm: squared norm of the worker's weighted gradient, the mean over all steps that tell it; 0: none does.
         sum_norm: the same of the sum over all workers.
         norm_samples: of the worker in these steps.
+        norm_groups: of samples, that its norm is over (see `GradientNorms.take`).
         candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
@@ -99,6 +100,7 @@ class ControlRow:
     own_norm: float = 0.0
     sum_norm: float = 0.0
     norm_samples: float = 0.0
+    norm_groups: float = 0.0
     candidate_gain: float = 0.0
     floor_gain: float = 0.0
     look_energy: float = 0.0
@@ -150,16 +152,13 @@ class Period:
     @property
     def noise(self) -> Moments | None:
         """The moments of the gradient in one step; None where its norms were not measured."""
-        rows = self.rows
-        if len(rows) < 2 or min(row.norm_samples for row in rows) < 1:
+        rows, groups = self.rows, round(sum(row.norm_groups for row in self.rows))
+        if groups < 2 or min(row.norm_samples for row in rows) < 1:
             return None
         batch = int(sum(row.norm_samples for row in rows))
         # What a worker adds to the sum is b / B of its mean gradient.
         weighted = sum(batch**2 * row.own_norm / row.norm_samples for row in rows)
-        try:
-            return pooled_noise(len(rows), batch, weighted, rows[0].sum_norm)
-        except ValueError:  # a script weighs its gradients in another way
-            return None
+        return pooled_noise(groups, batch, weighted, rows[0].sum_norm)
 
     @property
     def drifted(self) -> tuple[int, ...]:
@@ -341,9 +340,10 @@ class PeriodLog:
             energy=statistics.fmean(_or_zero(exchange.energy or 0.0 for exchange in stats)),
             kept_energy=statistics.fmean(_or_zero(exchange.kept_energy or 0.0 for exchange in stats)),
             gradient_energy=statistics.fmean(_or_zero(trace.gradient_energy or 0.0 for trace, _ in alike)),
-            own_norm=statistics.fmean(_or_zero(norm for norm, _, _ in norms)),
-            sum_norm=statistics.fmean(_or_zero(norm for _, norm, _ in norms)),
-            norm_samples=statistics.fmean(_or_zero(samples for _, _, samples in norms)),
+            own_norm=statistics.fmean(_or_zero(norm for norm, _, _, _ in norms)),
+            sum_norm=statistics.fmean(_or_zero(norm for _, norm, _, _ in norms)),
+            norm_samples=statistics.fmean(_or_zero(samples for _, _, samples, _ in norms)),
+            norm_groups=statistics.fmean(_or_zero(groups for _, _, _, groups in norms)),
             candidate_gain=statistics.fmean(_or_zero(gain for gain, _ in gains)),
             floor_gain=statistics.fmean(_or_zero(gain for _, gain in gains)),
             look_energy=0.0 if looked is None else looked.energy or 0.0,

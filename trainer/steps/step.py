@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -54,7 +54,7 @@ from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
 from hetopt.trainer.comm.vectors import GradientNorms, energy
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
-from hetopt.trainer.data.fetch import Batch, samples_in
+from hetopt.trainer.data.fetch import Batch, rows, samples_in
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.sharding import held, viewed_as
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
@@ -139,8 +139,7 @@ class StepTrace:
         exchange: None: it was not, or everything was summed as it is under backward.
         under_backward: whether it was exchanged while backward still computed.
         gradient_energy: squared norm of this worker's weighted gradient; None: nobody asks.
-        norms: the same and that of the sum, of gradients that were summed as they are, and this worker's samples; None:
-            nobody asks.
+        norms: of gradients that were summed as they are, see `GradientNorms.take`; None: nobody asks.
     """
 
     loss_sum: Tensor
@@ -153,7 +152,7 @@ class StepTrace:
     exchange: ExchangeStats | None = None
     under_backward: bool = False
     gradient_energy: float | None = None
-    norms: tuple[float, float, float] | None = None
+    norms: tuple[float, ...] | None = None
 
 
 class LossModule(nn.Module):
@@ -571,6 +570,7 @@ class FusedStep:
                 dist.all_reduce(total)
             by_samples = global_batch_size / (float(total) or 1.0)
             self.flat.mul_(by_samples)
+            self._norms.divide(1 / by_samples)
             loss_sum = loss_sum * by_samples
         finite, square = True, None
         stats: ExchangeStats | None = None
@@ -592,6 +592,7 @@ class FusedStep:
                 # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
                 # workers agree before they exchange.
                 self.flat.mul_(1 / loss_scale)
+                self._norms.divide(loss_scale)
                 finite = all_finite(self.flat)
             square = energy(self.flat) if self._wants_energy and finite else None
             if finite:
@@ -658,9 +659,14 @@ class FusedStep:
             loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
             counts = self._is_counted and self._module.is_counted
             self._counted = torch.zeros_like(loss_sum) if counts else None
+            samples = sum(map(len, parts))
             for part in parts:
                 self._part = part
-                loss_sum = loss_sum + self._added(part, factor)
+                batch = self._reader.read(part)
+                for group, size in self._groups(batch, len(part), of=len(parts)):
+                    loss_sum = loss_sum + self._added(group, size, factor, counts=part.counts)
+                    if size < samples and self._norms.is_asked and _is_alone():
+                        self._norms.add_group(self.flat, size / samples)
             return loss_sum
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or self._part is None:
@@ -679,15 +685,27 @@ class FusedStep:
             )
         raise DoesNotFit(self._part)
 
-    def _added(self, part: MicroBatch, factor: float) -> Tensor:
-        """Add the gradient of a micro-batch; return the sum of its loss, a double on the device."""
-        loss: Tensor = self._module(self._reader.read(part))
-        summed = loss.detach().double() * len(part)
+    def _groups(self, batch: Batch, samples: int, *, of: int) -> list[tuple[Batch, int]]:
+        """Return a micro-batch with its samples, in groups where a worker alone is to tell the noise of its gradient.
+
+        Args:
+            batch: of the micro-batch.
+            samples: of it.
+            of: micro-batches of the step.
+        """
+        count = min(NOISE_GROUPS // of, samples // 2) if self._norms.is_asked and _is_alone() else 1
+        edges = [place * samples // max(1, count) for place in range(max(1, count) + 1)]
+        return [(rows(batch, first, last) if count > 1 else batch, last - first) for first, last in pairwise(edges)]
+
+    def _added(self, batch: Batch, samples: int, factor: float, *, counts: bool) -> Tensor:
+        """Add the gradient of a batch of samples; return the sum of its loss, a double on the device."""
+        loss: Tensor = self._module(batch)
+        summed = loss.detach().double() * samples
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
-        weight = torch.tensor(len(part) * factor, device=self._device)
+        weight = torch.tensor(samples * factor, device=self._device)
         if self._counted is not None:
             assert self._module.count is not None
-            count = self._module.count * part.counts
+            count = self._module.count * counts
             weight = (count * factor).to(loss.dtype)
             self._counted = self._counted + count
             # A mean over nothing is no number.
@@ -713,6 +731,14 @@ class FusedStep:
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view
+
+
+NOISE_GROUPS = 8
+"""Of samples, at most, by whose gradients a worker alone tells the noise."""
+
+
+def _is_alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:

@@ -39,13 +39,17 @@ class Stopwatch:
     whatever number of threads help it. Marks of a GPU are events in its current stream, where nobody else computes.
     """
 
-    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008  # it has no state
-        self._device = device
+    def __init__(
+        self,
+        device: torch.device = torch.device("cpu"),  # noqa: B008  # it has no state
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device, self._clock = device, clock
 
     def mark(self) -> Mark:
         """Return a mark at this point of the device's work, without waiting for it."""
         if self._device.type != "cuda":
-            return CpuMark(time.perf_counter(), time.thread_time())
+            return CpuMark(self._clock(), time.thread_time())
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's gap
         event.record(torch.cuda.current_stream(self._device))
         return event
