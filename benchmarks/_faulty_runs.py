@@ -27,7 +27,8 @@ from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, read_from, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
+from hetopt.trainer.host.forks import WORKERS_NEED, import_all
 
 RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
 FaultKind = Literal["kill", "freeze", "slow", "notice", "tear", "full", "leave", "return", "kill-all"]
@@ -337,5 +338,5 @@ def _leave(code: int) -> NoReturn:
 if __name__ == "__main__":
     # Whoever lets it run in turns may end while it stands still.
     die_with_parent(os.getppid(), signal.SIGKILL)
-    import_everything()
+    import_all(WORKERS_NEED)
     run_all(Path(sys.argv[1]))

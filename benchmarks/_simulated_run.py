@@ -318,7 +318,7 @@ class Simulation:
         brought = yield from self._collective(store, generation, me, "hand-over", held)
         states = cast("Mapping[int, tuple[Version, State]]", brought)
         newest = max(states.values(), key=lambda entry: entry[0])
-        if newest[0].is_held:
+        if newest[0] != Version():
             state = newest[1]
         else:
             state = self._disk[-1] if self._disk else State()

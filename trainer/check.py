@@ -48,15 +48,10 @@ class Finding:
 
 
 error = partial(Finding, level="error")
-warning = partial(Finding, level="warning")
 
 
-class Ended(Exception):  # carries the finding that ends the look
-    """The exception that ends the check of a task, whose next parts need what just failed; it carries the finding."""
-
-    def __init__(self, text: str, *, hint: str, where: str = "") -> None:
-        super().__init__(text)
-        self.finding = error(text=text, hint=hint, where=where)
+class Ended(Exception):  # not a failure of hetopt's
+    """The exception that ends the check of a task, as its next parts need what just failed: a Finding, its argument."""
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
@@ -70,15 +65,15 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
     """
     try:
         return do()
-    except Ended:
-        raise
     except Exception as failed:
         file = place(part).rpartition(":")[0]
         lines = [frame.lineno for frame in traceback.extract_tb(failed.__traceback__) if frame.filename == file]
         location = f"{file}:{lines[-1]}" if lines else where or place(part)
         if isinstance(failed, HetoptError):
-            raise Ended(failed.message, hint=failed.hint or "correct that line", where=location) from failed
-        raise Ended(f"{what} raised {reason_of(failed)}", hint="correct that line", where=location) from failed
+            found = error(text=failed.message, hint=failed.hint or "correct that line", where=location)
+        else:
+            found = error(text=f"{what} raised {reason_of(failed)}", hint="correct that line", where=location)
+        raise Ended(found) from failed
 
 
 def place(*written: object) -> str:
@@ -116,7 +111,7 @@ def check(reference: str, folder: Path | None) -> list[Finding]:
     except BadInput as refused:
         findings.append(error(text=refused.message, hint=refused.hint or "correct the task's file"))
     except Ended as ended:
-        findings.append(ended.finding)
+        findings += ended.args
     return findings
 
 
@@ -128,9 +123,11 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     batch = run(task.data, lambda: fetch(data.train, few), "Reading training samples")
     if samples_in(batch) != len(few):
         raise Ended(
-            f"A batch of {len(few)} samples has {samples_in(batch) or 'no'} rows.",
-            hint="one row a sample, in the first dimension of tensors: workers weight their gradients by them",
-            where=place(task.data),
+            error(
+                text=f"A batch of {len(few)} samples has {samples_in(batch) or 'no'} rows.",
+                hint="one row a sample, in the first dimension of tensors: workers weight their gradients by them",
+                where=place(task.data),
+            )
         )
     model = run(task.model, lambda: make_model(task), "The task's model")
     _must_be(nn.Module, model, task.model, "The task's model", "return the module itself")
@@ -142,7 +139,8 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
 
 def _must_be(kind: type, value: object, part: Callable[..., object], what: str, hint: str) -> None:
     if not isinstance(value, kind):
-        raise Ended(f"{what} gives a {type(value).__name__}, not {kind.__name__}.", hint=hint, where=place(part))
+        text = f"{what} gives a {type(value).__name__}, not {kind.__name__}."
+        raise Ended(error(text=text, hint=hint, where=place(part)))
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> Iterator[Finding]:
@@ -153,7 +151,7 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
     loss = float(run(task.loss, lambda: module(batch), "The task's loss").detach())
     if not math.isfinite(loss):
         hint = "check the data for values that are not finite, and the loss for logarithms of 0"
-        raise Ended(f"The loss of the first samples is {loss}.", hint=hint, where=where)
+        raise Ended(error(text=f"The loss of the first samples is {loss}.", hint=hint, where=where))
     samples = min(len(dataset), max(task.batch_size, 2 * SAMPLES))
     test = run(
         task.loss,
@@ -164,7 +162,7 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
         yield error(text=test.problem.message, hint=test.problem.hint or _MEAN, where=where)
     elif test.note:
         where = where if test.kind == "coupled" else place(type(model).__init__, task.model)
-        yield warning(text=f"{test.note[0].upper()}{test.note[1:]}.", hint=test.hint, where=where)
+        yield Finding(level="warning", text=f"{test.note[0].upper()}{test.note[1:]}.", hint=test.hint, where=where)
 
 
 def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
@@ -195,7 +193,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
             totals = run(evaluate, lambda: task.sums(model, batch), "The task's evaluate", where)
         if not isinstance(totals, Mapping) or not totals:
             said = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
-            raise Ended(f"The task's evaluate gives {said}.", hint=_SUMS, where=where)
+            raise Ended(error(text=f"The task's evaluate gives {said}.", hint=_SUMS, where=where))
         return {name: float(value) for name, value in totals.items()}
 
     before = Generators.at(_CPU)

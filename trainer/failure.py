@@ -10,11 +10,11 @@ import os
 import re
 import sys
 import traceback
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import dropwhile
 from pathlib import Path
 from textwrap import shorten
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 
 import torch
@@ -44,19 +44,11 @@ class Lines:
         self._script = Path(script).resolve()
         self._name = script
 
-    def now(self, *, not_by: str = "-") -> str | None:
-        """Return the user's line being executed, as ``train.py, line 12``; None: none, or ``not_by`` runs further in.
-
-        Args:
-            not_by: a package; None as well where it stands between that line and this call.
-        """
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            place = self._place(_module(frame), frame.f_code.co_filename, frame.f_lineno)
-            if place is not None or _module(frame).startswith(not_by):
-                return place
-            frame = frame.f_back
-        return None
+    def now(self) -> str | None:
+        """Return the user's innermost line being executed, as ``train.py, line 12``; None: there is none."""
+        frames = walk_stack(sys._getframe(1))
+        places = (self._place(_module(frame), frame.f_code.co_filename, line) for frame, line in frames)
+        return next(filter(None, places), None)
 
     def of(self, error: BaseException) -> str:
         """Return the user's innermost line that an error went through, ``train.py, line 12``; none: the script alone.
@@ -81,18 +73,14 @@ class Lines:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's type and message on one line, shortened; a system call's without a file names its module.
+    """Return an error's type and message on one line, shortened.
 
     Of an error that quotes the traceback of another process: what that process ended with.
     """
     text = without_colours(str(error))
     quoted = dropwhile(lambda line: line.startswith(" "), text.rpartition('\n  File "')[2].splitlines()[1:])
     said = " ".join(quoted) if _QUOTED.search(text) else f"{type(error).__name__}: {text}" if text else ""
-    said = shorten(said or type(error).__name__, MOST_SAID, placeholder=" ...")
-    caller = [_module(frame) for frame, _ in walk_tb(error.__traceback__)][-1:]
-    if isinstance(error, OSError) and error.filename is None and caller not in ([], ["__main__"]):
-        said += f" (in {caller[0]})"
-    return said
+    return shorten(said or type(error).__name__, MOST_SAID, placeholder=" ...")
 
 
 def _module(frame: FrameType) -> str:
@@ -150,7 +138,11 @@ class FailureReport(AbstractContextManager["FailureReport"]):
         if not isinstance(error, HetoptError):
             traceback.print_exception(kind, error, trace, file=sys.stderr)
         if not is_peer_loss(error):
-            failure = explain(error, f"worker {self._rank}", self._lines())
+            lines = None
+            with suppress(HetoptError):  # no run is there to say which task or script it is
+                spec = read_spec(self._run_dir)
+                lines = Lines(spec.script[0] if spec.script else spec.task.partition(":")[0])
+            failure = explain(error, f"worker {self._rank}", lines)
             self.exit_code = failure.exit_code
             # Without a folder there is no log to tell; the sentence on stderr is then all there is.
             if self._run_dir.is_dir():
@@ -161,14 +153,6 @@ class FailureReport(AbstractContextManager["FailureReport"]):
                 print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
             self.exit_code = RunFailed.exit_code
         return True
-
-    def _lines(self) -> Lines | None:
-        """Return the finder of lines in the run's task or script; None: no run is there to say which."""
-        try:
-            spec = read_spec(self._run_dir)
-        except HetoptError:
-            return None
-        return Lines(spec.script[0] if spec.script else spec.task.partition(":")[0])
 
 
 def is_peer_loss(error: Exception) -> bool:

@@ -29,10 +29,11 @@ from hetopt.trainer.checkpoints.folder import (
     unsaved,
     write_model,
 )
+from hetopt.trainer.comm.compressor import ALIKE
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import Version
-from hetopt.trainer.elastic.worker_group import CarriedState, WorkerGroup, alike_part, hand_over
+from hetopt.trainer.elastic.worker_group import CarriedState, WorkerGroup, hand_over
 from hetopt.trainer.engine import announce
 from hetopt.trainer.sharding import Shards, gathered, held
 from hetopt.trainer.steps.period import Period
@@ -164,7 +165,7 @@ class _Run(Training):
             shared=snapshot(shared),
             rank_state=snapshot(rank_state),
             rank_state_after=snapshot(own_after),
-            alike=copied(alike_part(rank_state.memory)),
+            alike=copied({key: value for key, value in rank_state.memory.items() if key.startswith(ALIKE)}),
             evaluation_owed=self._evaluation_owed,
             share=self.balance.shares[self.context.rank],
         )
@@ -216,13 +217,12 @@ class _Run(Training):
             self._tell(self.gather_all(self._checkpoint_s))
         self._finish(reason)
 
-    def close(self) -> None:
-        """End the threads and processes of this run."""
-        super().close()
-        self._saver.close()
-
     def _period(self, steps: int) -> Period:
-        """Train some steps over the present shares, read their period, and decide."""
+        """Train some steps over the present shares, read their period, and decide on exchange and local batch sizes.
+
+        Raises:
+            RunFailed: the workers do not train the same model in the same way any more.
+        """
         context, clock = self.context, self.context.clock
         steps = self.period_steps(steps)
         gathering = self.run_period(
@@ -236,7 +236,25 @@ class _Run(Training):
         )
         begun_s = clock()
         period = self._tell(gathering)
-        conclude(self, period)
+        if period.drifted:
+            raise RunFailed(
+                f"{workers(period.drifted)} has other values of its parameters than most workers at step {self.step}.",
+                hint="the task's model, optimizer and schedule must do the same on every worker: nothing in them may "
+                "depend on the rank, the time or a random number of their own",
+            )
+        position, steering = self.feed.cursor.position, self.exchange.steering
+        if self.ended() is None:
+            self.steer(
+                period,
+                epoch=self.epoch,
+                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+                steps_left=self.milestones.steps_left(self.step, position),
+            )
+            if steering is not None and (ratio := steering.try_ratio) is not None:
+                # It is worth knowing whether thin exchanges would hold training back.
+                steering.verdict = try_twins(self, ratio)
+        self.share(period, self.feed.cursor.epoch, position)
+        self.follow_shares()
         self.control_s += clock() - begun_s
         return period
 
@@ -299,8 +317,6 @@ class _Run(Training):
 
     def _begin_checkpoint(self, *, keeps: int = 1) -> None:
         context = self.context
-        if self._saver.begun_step == self.step:
-            return
         begun_s = context.clock()
         with self.one_model():
             finite = all(bool(torch.isfinite(held(parameter)).all()) for parameter in self.model.parameters())
@@ -364,30 +380,3 @@ class _Run(Training):
             metrics=self._metrics,
             parameters_sha256=digest,
         )
-
-
-def conclude(training: Training, period: Period) -> None:
-    """Raise if replicas differ; decide exchange and local batch sizes by a period's figures. Every worker must call it.
-
-    Raises:
-        RunFailed: the workers do not train the same model in the same way any more.
-    """
-    if period.drifted:
-        raise RunFailed(
-            f"{workers(period.drifted)} has other values of its parameters than most workers at step {training.step}.",
-            hint="the task's model, optimizer and schedule must do the same on every worker: nothing in them may "
-            "depend on the rank, the time or a random number of their own",
-        )
-    if training.ended() is None:
-        training.steer(
-            period,
-            epoch=training.epoch,
-            learning_rate=float(training.optimizer.param_groups[0]["lr"]),
-            steps_left=training.milestones.steps_left(training.step, training.feed.cursor.position),
-        )
-        steering = training.exchange.steering
-        if steering is not None and (ratio := steering.try_ratio) is not None:
-            # It is worth knowing whether thin exchanges would hold training back.
-            steering.take_verdict(try_twins(training, ratio))
-    training.share(period, training.feed.cursor.epoch, training.feed.cursor.position)
-    training.follow_shares()

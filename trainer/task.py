@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -65,10 +65,6 @@ class Target:
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise BadInput(
-                "A target needs the name of a metric.", hint="For example Target(metric='accuracy', value=0.9)."
-            )
         if not math.isfinite(self.value):
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
@@ -253,23 +249,15 @@ def evaluation_sums(
     model.eval()
     try:
         with torch.no_grad():
-            parts = []
+            total: Any = Counter()  # of numbers of any kind
             for number in range(max(passes, -(-len(indices) // task.evaluation_batch_size))):
                 start = number * task.evaluation_batch_size
                 part = indices[start : start + task.evaluation_batch_size]
                 sums = task.sums(model, to_device(fetch(dataset, part if len(part) else range(1)), device))
-                parts.append({key: float(value) if len(part) else 0.0 for key, value in sums.items()})
-            return add_sums(parts)
+                total.update({key: float(value) if len(part) else 0.0 for key, value in sums.items()})
+            return dict(total)
     finally:
         model.train(was_training)
-
-
-def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the total of several parts' evaluation sums, name by name, in double precision."""
-    total: Any = Counter()  # of numbers of any kind
-    for part in parts:
-        total.update(part)
-    return dict(total)
 
 
 def make_model(task: Task) -> nn.Module:
@@ -346,29 +334,23 @@ def normalises_apart(model: nn.Module) -> bool:
     return any(not isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model))
 
 
-@dataclass(frozen=True, kw_only=True)
 class LearningRate:
     """The learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
 
-    Attributes:
+    Args:
         task: for its schedule.
-        base: rates of the parameter groups, as a fresh optimizer came with them.
+        optimizer: a fresh one, which has the rates of the parameter groups.
         stretch: epochs of the run that count as one in the schedule.
     """
 
-    task: Task
-    base: tuple[float, ...]
-    stretch: float = 1.0
-
-    @classmethod
-    def of(cls, task: Task, optimizer: Optimizer, stretch: float = 1.0) -> LearningRate:
-        """Return the rule for a fresh optimizer's learning rates, with a schedule ``stretch`` times as long."""
-        return cls(task=task, base=tuple(float(group["lr"]) for group in optimizer.param_groups), stretch=stretch)
+    def __init__(self, task: Task, optimizer: Optimizer, stretch: float = 1.0) -> None:
+        self._schedule, self._stretch = task.schedule, stretch
+        self._base = [float(group["lr"]) for group in optimizer.param_groups]
 
     def apply(self, optimizer: Optimizer, epoch: float, scale: float) -> None:
         """Set an optimizer's learning rates, in place, after ``epoch`` epochs: own rate x ``scale`` x schedule."""
-        factor = scale * self.task.schedule(epoch / self.stretch)
-        for group, rate in zip(optimizer.param_groups, self.base, strict=True):
+        factor = scale * self._schedule(epoch / self._stretch)
+        for group, rate in zip(optimizer.param_groups, self._base, strict=True):
             group["lr"] = rate * factor
 
 

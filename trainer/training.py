@@ -492,7 +492,7 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
     test = LossTest(**json.loads(gather_texts(json.dumps(asdict(result)), context.world_size)[0]))
     if test.problem is not None and (context.world_size > 1 or feed.max_samples is not None):
         raise test.problem
-    module.follow(counts=test.kind == "counted", targets_per_sample=test.targets_per_sample)
+    module.is_counted, module.targets_per_sample = test.kind == "counted", test.targets_per_sample
     if test.note and context.is_leader and context.world_size > 1:
         print(f"hetopt: {test.note}; {test.hint}.", file=sys.stderr, flush=True)
 
@@ -605,7 +605,7 @@ class Training(Engine):
         )
         self.unfinished: tuple[dict[str, int], Generators] | None = None
         self.loss_scale: LossScale | None = LossScale() if spec.precision == "fp16" else None
-        self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
+        self._learning_rate = LearningRate(task, self.optimizer, spec.sync.stretch)
         self._saver = saver
         self.memory_bounds = (0,) * context.world_size
         self.earlier_s = 0.0  # trained by earlier attempts
@@ -682,10 +682,10 @@ class Training(Engine):
 
     def own_state(self) -> RankState:
         """Return the training state of this worker alone: compression residual, random generators and local SGD."""
-        return RankState.now(
-            self.computes.residual.state(),
-            self.context.device,
+        return RankState(
+            memory=self.computes.residual.state(),
             local=None if self.synchroniser is None else self.synchroniser.state(),
+            **vars(Generators.at(self.context.device)),
         )
 
     def one_model(self) -> AbstractContextManager[None]:
@@ -808,8 +808,9 @@ class Training(Engine):
             refuse_whole_states(self.optimizer)
 
     def close(self) -> None:
-        """End the thread that reads samples ahead."""
+        """End the threads that read samples ahead and write checkpoints."""
         self.feed.close()
+        self._saver.close()
 
 
 def try_twins(training: Training, ratio: float) -> Verdict:
@@ -857,7 +858,7 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
     model = make_model(task).to(context.device)
     model.load_state_dict(training.model.state_dict())
     optimizer = make_optimizer(task, model)
-    rate = LearningRate.of(task, optimizer)
+    rate = LearningRate(task, optimizer)
     optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
     rate.apply(optimizer, training.epoch, training.learning_rate_scale)
     step = FusedStep(

@@ -45,17 +45,13 @@ from hetopt.trainer.host.agent import (
     HOST_PID_VARIABLE,
     MEETING_VARIABLE,
     died_of,
-    import_everything,
 )
-from hetopt.trainer.host.forks import only_imports
+from hetopt.trainer.host.forks import WORKERS_NEED, import_all, only_imports
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
-Ended = Callable[[int, int], None]
-"""Told of the worker's end: the signal that ended it, and how many replacements are left, with this one."""
 
-
-def keep(work: Callable[[], int], *, replacements: int, tell: Ended) -> int:
+def keep(work: Callable[[], int], *, replacements: int, tell: Callable[[int, int], None]) -> int:
     """Run ``work`` in a fork, anew up to ``replacements`` times if a signal kills it; return its code, or die by that.
 
     When a signal kills it once too often this process ends by the same signal, so that whoever watches sees why.
@@ -63,7 +59,7 @@ def keep(work: Callable[[], int], *, replacements: int, tell: Ended) -> int:
     Args:
         work: done in a process of its own, and gives its exit code.
         replacements: of the worker, at most.
-        tell: called before each of them.
+        tell: called before each of them with the signal that ended the worker, and how many are left, with this one.
     """
     asked_to_end: list[int] = []
     child = 0
@@ -233,7 +229,7 @@ def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
 
 def _keep_alive(run_dir: Path, meeting: str) -> int:
     """Run the worker in a fork of this process, which has imported everything; one that is killed is replaced."""
-    import_everything()
+    import_all(WORKERS_NEED)
 
     spec, warden = read_living(run_dir), os.getpid()
 
@@ -412,21 +408,6 @@ HOST_SAYS_S = 3.0
 """For the process that hosts the workers to find one that was killed: it looks ten times a second."""
 
 
-class ScriptExited(RunFailed):
-    """The error that the user's script called ``sys.exit`` with a code of failure, which becomes the worker's.
-
-    Args:
-        place: its worker, file and line.
-        code: the exit code, or what was given to `sys.exit` in its place.
-    """
-
-    def __init__(self, place: str, code: object) -> None:
-        said = f"with code {code}" if isinstance(code, int) else f"and said: {code}"
-        super().__init__(f"{place}: the script exits here {said}.", hint="see what it printed")
-        failed = code % 256 if isinstance(code, int) else 1
-        self.exit_code = failed or RunFailed.exit_code  # type: ignore[misc]  # of this failure alone
-
-
 def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
     """Run the script of a run to its end.
 
@@ -455,12 +436,16 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
         except SystemExit as stop:
             ended_at = lines.of(stop)
             if stop.code not in (None, 0):
-                raise ScriptExited(f"{who}{ended_at}", stop.code) from None
+                said = f"with code {stop.code}" if isinstance(stop.code, int) else f"and said: {stop.code}"
+                failed = RunFailed(f"the script exits here {said}.", hint="see what it printed")
+                code = stop.code % 256 if isinstance(stop.code, int) else 1
+                failed.exit_code = code or RunFailed.exit_code  # type: ignore[misc]  # of this failure alone
+                raise failed from None
         for session in REGISTRY.open:
             session.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
     except Stopped:
         reason = "stopped"
-    except (ScriptExited, OthersFailed):
+    except OthersFailed:
         raise
     except RuntimeError as error:
         if is_peer_loss(error) and _nobody_knows_why(run_dir):

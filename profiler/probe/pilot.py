@@ -82,7 +82,7 @@ class PilotRun:
             precision=pilot.precision,
         )
         sync = None if pilot.sync is None else parse_sync(pilot.sync)
-        self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
+        self._learning_rate = LearningRate(task, self._optimizer, 1.0 if sync is None else sync.stretch)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
         self._exchange = Exchange(Compression(), elements, device=context.device)
         self._loss_scale = LossScale() if pilot.precision == "fp16" else None
@@ -97,7 +97,11 @@ class PilotRun:
             # Workers take samples in groups of their own, so that they cannot add them up in between.
             counts="unused" if sync is None else "alone",
         )
-        self._steps_before, seen = begin_from(schedule.from_checkpoint, self._model, self._optimizer)
+        self._steps_before, seen = (
+            (0, 0)
+            if schedule.from_checkpoint is None
+            else begin_from(schedule.from_checkpoint, self._model, self._optimizer)
+        )
         self._cursor = SampleCursor(len(reader.dataset), seed, position=seen)
         workers = context.world_size
         self._shares = largest_remainder(

@@ -110,7 +110,7 @@ def test_the_real_sample(shared_data: Path) -> None:
 
 @pytest.mark.parametrize("read", [load_cifar, lambda folder: load(folder)])
 def test_a_folder_is_needed(read: Callable[[Path | None], TaskData], tmp_path: Path) -> None:
-    for folder, said in ((None, "needs a data folder"), (tmp_path / "nowhere", "does not exist")):
+    for folder, said in ((None, "needs a data folder"), (tmp_path / "nowhere", "nowhere")):
         with pytest.raises(BadInput, match=said):
             read(folder)
 
@@ -118,9 +118,9 @@ def test_a_folder_is_needed(read: Callable[[Path | None], TaskData], tmp_path: P
 @pytest.mark.parametrize(
     ("present", "missing"),
     [
-        ((), "any of data_batch_1.bin to data_batch_5.bin and test_batch.bin"),
-        (("test_batch.bin",), "missing any of data_batch_1.bin to data_batch_5.bin."),
-        (("data_batch_2.bin",), "missing test_batch.bin."),
+        ((), "it holds no file"),
+        (("test_batch.bin",), "it holds test_batch.bin."),
+        (("data_batch_2.bin",), "it holds data_batch_2.bin."),
     ],
 )
 def test_missing_files_are_named(tmp_path: Path, present: tuple[str, ...], missing: str) -> None:
@@ -135,9 +135,9 @@ def test_missing_files_are_named(tmp_path: Path, present: tuple[str, ...], missi
 def test_the_pickled_version_is_not_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(pickle.dumps({"data": [], "labels": []}))
-    with pytest.raises(BadInput, match="pickle") as caught:
+    with pytest.raises(BadInput, match="no file") as caught:
         load_cifar(tmp_path)
-    assert "binary version" in (caught.value.hint or "")
+    assert "binary version of CIFAR-10 (not the Python one, a pickle" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("size", [0, 1, 3072, 3073 * 2 - 1, 3074])

@@ -20,7 +20,7 @@ from torch import nn
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import BUNDLED
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.task import NO_TARGET, Target, Task, TaskData, add_sums, evaluation_sums
+from hetopt.trainer.task import NO_TARGET, Target, Task, TaskData, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.recipes import (
     classification,
@@ -164,7 +164,7 @@ def test_a_file_elsewhere_may_import_its_neighbour(user_folder: Path) -> None:
         ("mine.py", "names a file but no task", "mine.py:task"),
         (":task", "does not name a task", "both parts"),
         ("mine.py:", "does not name a task", "both parts"),
-        ("nowhere.py:task", "no file nowhere.py", "path"),
+        ("nowhere.py:task", "nowhere.py is not there", "path"),
         ("nowhere:task", "no module 'nowhere'", "folder that holds it"),
         ("no.where:task", "no module 'no.where'", "folder that holds it"),
         ("mine.py:taks", "no task in mine.py called 'taks'", "did you mean 'task'"),
@@ -255,7 +255,7 @@ def test_sums_over_any_partition_equal_the_whole(
     whole = evaluation_sums(task, model, dataset, range(SAMPLES))
     edges = [0, *sorted(cuts), SAMPLES]
     parts = [evaluation_sums(task, model, dataset, order[start:end]) for start, end in itertools.pairwise(edges)]
-    assert add_sums(parts) == pytest.approx(whole, rel=1e-5)
+    assert {name: sum(part.get(name, 0.0) for part in parts) for name in whole} == pytest.approx(whole, rel=1e-5)
 
 
 def test_evaluation_does_not_disturb_training() -> None:

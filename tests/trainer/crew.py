@@ -91,7 +91,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
 
     def form(kind: str, model: nn.Module) -> FusedStep:
         module = LossModule(model, losses.get(kind, task.loss), "fp32")
-        module.follow(counts=kind in losses, targets_per_sample=0.0)
+        module.is_counted, module.targets_per_sample = kind in losses, 0.0
         if kind == "bucketed":
             return FusedStep(
                 module=module,

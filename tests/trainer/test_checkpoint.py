@@ -37,6 +37,7 @@ from hetopt.trainer.checkpoints.folder import (
     save_tensors,
     write_model,
 )
+from hetopt.trainer.context import Generators
 
 from .scenarios import toy_spec
 
@@ -63,7 +64,7 @@ def shared(step: int) -> SharedState:
 
 def own(rank: int) -> RankState:
     residual = torch.randn(5, generator=torch.Generator().manual_seed(rank))
-    return RankState.now({"residual": residual}, torch.device("cpu"))
+    return RankState(memory={"residual": residual}, **vars(Generators.at(torch.device("cpu"))))
 
 
 @given(st.floats(0.05, 10.0), st.floats(0.5, 30.0))

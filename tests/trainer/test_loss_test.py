@@ -131,7 +131,7 @@ def test_unequal_parts_with_their_weights_give_the_whole_gradient(name: str, fir
     model, loss, _ = CASES[name]
     module = LossModule(model, loss, FP32)
     found = probe_loss(model, loss, read, SAMPLES)
-    module.follow(counts=found.kind == "counted", targets_per_sample=found.targets_per_sample)
+    module.is_counted, module.targets_per_sample = found.kind == "counted", found.targets_per_sample
     parameters = list(model.parameters())
 
     def computed(begin: int, end: int) -> tuple[Tensor, float]:
@@ -154,7 +154,7 @@ def test_targets_left_out_later_than_in_the_first_batch_are_refused() -> None:
     loss = CASES["samples"][1]
     module = LossModule(model, loss, FP32)
     found = probe_loss(model, loss, read, SAMPLES)
-    module.follow(counts=found.kind == "counted", targets_per_sample=found.targets_per_sample)
+    module.is_counted, module.targets_per_sample = found.kind == "counted", found.targets_per_sample
     features, labels, tokens = data()
     module((features, labels, tokens))
     labels[0] = -100

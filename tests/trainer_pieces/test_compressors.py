@@ -242,7 +242,7 @@ class TestPackedAllGather(CollectiveContract):
 
 def test_a_chain_of_chosen_elements_sends_these_and_scales_them():
     flat, out = torch.arange(1.0, 9.0), torch.empty(8)
-    Chain(Identity(), AllReduce(), choice=RandomElements(0.25), scale=4.0, seed=1).run(flat, out, Channel(), 3)
+    Chain(Identity(), AllReduce(), choice=RandomElements(0.25).choose, scale=4.0, seed=1).run(flat, out, Channel(), 3)
     indices = RandomElements(0.25).choose(flat, Turn(Channel(), 3, 1)).long()
     expected = torch.zeros(8)
     expected[indices] = 4 * flat[indices]

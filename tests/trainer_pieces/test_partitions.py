@@ -86,7 +86,7 @@ def test_label_skew_gives_so_many_labels_and_every_sample_where_all_labels_have_
 def test_bad_partitions_are_refused_in_one_sentence():
     with pytest.raises(BadInput, match="must be at most the 10 of the data, got 11"):
         parts_of("labels", 100, [1, 1], k=11)
-    with pytest.raises(BadInput, match="3 samples cannot be divided among 4 workers"):
+    with pytest.raises(BadInput, match=r"worker \d has none"):
         parts_of("shards", 3, [1, 1, 1, 1])
     known = np.array([0] + [1] * 99)
     with pytest.raises(BadInput, match=r"worker \d has none"):

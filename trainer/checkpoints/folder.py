@@ -35,7 +35,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
@@ -192,11 +192,6 @@ class RankState(Generators):
     local: Mapping[str, Any] | None = None
     script: Mapping[str, Any] | None = None
 
-    @classmethod
-    def now(cls, memory: State, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
-        """Return this worker's present state: random generators, ``memory`` (the residual), and ``local`` model."""
-        return cls(memory=memory, local=local, **vars(Generators.at(device)))
-
 
 StateT = TypeVar("StateT", SharedState, RankState)
 
@@ -294,10 +289,6 @@ _KEPT = 2
 _PARTIAL = ".partial"
 
 
-Torn: TypeAlias = tuple[tuple[int, str], ...]
-"""Damaged checkpoints, newest first: the step of each, and what is wrong with it."""
-
-
 class CheckpointFolder:
     """The checkpoints in a run's folder: files are written one by one, published together, found, and loaded."""
 
@@ -312,8 +303,10 @@ class CheckpointFolder:
         """Return the folder in which the checkpoint of a step is being written."""
         return self._folder / f"step-{step}{_PARTIAL}"
 
-    def newest(self, digest: str) -> tuple[int | None, Torn]:
+    def newest(self, digest: str) -> tuple[int | None, tuple[tuple[int, str], ...]]:
         """Return the step of the newest whole checkpoint (None: no checkpoint) and newer damaged ones; else raise.
+
+        Of damaged ones, newest first, the step of each and what is wrong with it.
 
         Raises:
             BadInput: it belongs to another run, or there are checkpoints and none is whole.
@@ -487,19 +480,17 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def begin_from(given: str | None, model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
+def begin_from(given: str, model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
     """Load model and optimizer from a checkpoint of a task or a session; return its steps and the samples seen.
 
     Args:
-        given: folder of a checkpoint, or of a run, whose newest is taken; None: nothing is loaded, after no step.
+        given: folder of a checkpoint, or of a run, whose newest is taken.
         model: whole.
         optimizer: of the model.
 
     Raises:
         BadInput: there is none, it is damaged, or of another model.
     """
-    if given is None:
-        return 0, 0
     path = Path(given)
     is_one = (path / MANIFEST_FILE).is_file()
     folder = CheckpointFolder(path.parent.parent if is_one else path)

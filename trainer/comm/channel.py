@@ -153,34 +153,29 @@ class Channel:
 
         Not kept in ``messages``: the caller does that with `operation`.
         """
-        if self.workers == 1 or not rows.numel():
-            out.copy_(rows)
-            return
-        staged = self._staged(rows)
-        received = out if staged is rows else torch.empty_like(staged)
-        if _in_pairs(staged) and not gathers_directly(rows[0].nbytes, self.workers):
-            self._swap(staged.unbind(), received.unbind())
-        else:
-            dist.all_to_all_single(received, staged, group=self._group)
-        if received is not out:
-            out.copy_(received)
+        self._carry(rows, out, self._swap)
 
     def gather_slices(self, tensor: Tensor, out: Tensor) -> None:
         """Write every worker's tensor into ``out``, by rank; `messages` keep nothing. All call it, with equal lengths.
 
         Not kept in ``messages``: the caller does that with `operation`.
         """
+        self._carry(tensor, out, self._gather)
+
+    def _carry(self, tensor: Tensor, out: Tensor, operation: Callable[[Tensor, Tensor], None]) -> None:
+        """Do an operation of all workers from ``tensor`` to ``out``, both where the backend wants them; alone, copy."""
         if self.workers == 1 or not tensor.numel():
             out.copy_(tensor.view_as(out))
             return
         staged = self._staged(tensor)
         received = out if staged is tensor else torch.empty(out.shape, dtype=out.dtype, device=staged.device)
-        self._gather(staged, received.view(-1))
+        operation(staged, received)
         if received is not out:
             out.copy_(received)
 
     def _gather(self, tensor: Tensor, out: Tensor) -> None:
         """Gather every worker's elements, in rank order, into ``out``; both lie where the backend wants them."""
+        out = out.view(-1)
         if not _in_pairs(tensor):
             dist.all_gather_single(out, tensor, group=self._group)
         elif gathers_directly(tensor.nbytes, self.workers):
@@ -190,8 +185,11 @@ class Channel:
             parts[self.rank].copy_(tensor.view(-1))
             self._circulate(parts)
 
-    def _swap(self, rows: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    def _swap(self, rows: Tensor, out: Tensor) -> None:
         """Send ``rows[r]`` to rank r, and receive its row for this worker as ``out[r]``; N - 1 messages in a row."""
+        if not _in_pairs(rows) or gathers_directly(rows[0].nbytes, self.workers):
+            dist.all_to_all_single(out, rows, group=self._group)
+            return
         out[self.rank].copy_(rows[self.rank])
         for distance in range(1, self.workers):
             to, source = (self.rank + distance) % self.workers, (self.rank - distance) % self.workers

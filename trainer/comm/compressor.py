@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -182,13 +182,6 @@ class AllReduce:
         return payload
 
 
-class IndexChoice(Protocol):
-    """Protocol of rules for which gradient elements all workers exchange in a step."""
-
-    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Return distinct int32 indices to exchange, the same on every worker, as many each step; all must call it."""
-
-
 class Residual:
     """Base of error feedback, which adds what was not sent before to a new gradient; this class keeps nothing.
 
@@ -238,7 +231,8 @@ class Chain:
     Args:
         compressor: of the gradient, or of the values of chosen elements.
         collective: that carries its payloads.
-        choice: of the elements that are exchanged; None: all.
+        choice: returns distinct int32 indices of the elements to exchange, the same on every worker, as many each step;
+            all must call it. None: all elements.
         scale: of the values of chosen elements: the inverse of the chance to be chosen, where there is no residual.
         seed: of all randomness, the same on every worker.
     """
@@ -248,7 +242,7 @@ class Chain:
         compressor: Compressor[Any],
         collective: Collective,
         *,
-        choice: IndexChoice | None = None,
+        choice: Callable[[Tensor, Turn], Tensor] | None = None,
         scale: float = 1.0,
         seed: int = 0,
     ) -> None:
@@ -267,7 +261,7 @@ class Chain:
         turn = Turn(channel, step, self._seed)
         if self._choice is None:
             return self._collective.run(self._compressor, flat, out, turn)
-        return self._at(self._choice.choose(flat, turn), flat, out, turn)
+        return self._at(self._choice(flat, turn), flat, out, turn)
 
     def state(self) -> State:
         """Return a copy of the compressor's state, by name, for a checkpoint."""

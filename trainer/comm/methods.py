@@ -38,7 +38,6 @@ from hetopt.trainer.comm.compressor import (
     Compressor,
     ErrorFeedback,
     Identity,
-    IndexChoice,
     MomentumCorrection,
     Residual,
 )
@@ -197,14 +196,14 @@ def make_chain(
         return Levels(type(compressor), ratio, floor_ratio, gather, least_gain=least_gain, seed=seed)
     if chosen.collective in (AR_TOPK, STAR, VAR):
         count = kept_elements(numel, ratio)
-        choice: IndexChoice = SharedSelection(chosen.collective, compressor, count=count, coding=coding)
+        choice = SharedSelection(chosen.collective, compressor, count=count, coding=coding).choose
         if coding.values == torch.float32:
             return Chain(Identity(), AllReduce(), choice=choice, seed=seed)
         return Chain(LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), choice=choice, seed=seed)
     if chosen.name == "randomk" or chosen.name in _ROTATING:
         # Without a residual values are scaled up, which makes them unbiased.
         scale = numel / kept_elements(numel, ratio) if chosen.memory == NONE else 1.0
-        choice = RandomElements(ratio, rotates=chosen.name in _ROTATING)
+        choice = RandomElements(ratio, rotates=chosen.name in _ROTATING).choose
         return Chain(compressor, AllReduce(), choice=choice, scale=scale, seed=seed)
     return Chain(compressor, _collective(chosen, compressor, coding), seed=seed)
 

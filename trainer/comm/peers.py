@@ -100,20 +100,14 @@ def hung(store: Store | None, rank: int, members: Sequence[int]) -> HungPeer:
         rank: of this worker, among all of the run.
         members: ranks of the workers in the group, likewise.
     """
-    missing = roll_call(store, rank, members) if store is not None else ()
-    who = f"{workers(missing)} did not come" if missing else "the workers did not all come"
-    return HungPeer(f"{who} to an exchange in time.", hint="see that worker's log, and whether its machine is up")
-
-
-def roll_call(store: Store, rank: int, members: Sequence[int]) -> tuple[int, ...]:
-    """Report in the store that a collective failed here; return the members that do not report it within 10 s."""
-    store.set(_lost(rank), "here")
-    missing = [other for other in members if other != rank]
-    deadline = time.monotonic() + ROLL_CALL_S
-    while missing and time.monotonic() < deadline:
+    missing, deadline = [other for other in members if other != rank], time.monotonic() + ROLL_CALL_S
+    if store is not None:
+        store.set(_lost(rank), "here")
+    while store is not None and missing and time.monotonic() < deadline:
         missing = [other for other in missing if not store.check([_lost(other)])]
         time.sleep(_LOOKS_EVERY_S)
-    return tuple(missing)
+    who = f"{workers(missing)} did not come" if missing and store is not None else "the workers did not all come"
+    return HungPeer(f"{who} to an exchange in time.", hint="see that worker's log, and whether its machine is up")
 
 
 def workers(ranks: Sequence[int]) -> str:

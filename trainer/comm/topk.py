@@ -46,7 +46,6 @@ from hetopt.trainer.comm.compressor import (
     Chain,
     Compressor,
     Identity,
-    IndexChoice,
     Payload,
     SparsePayload,
     Turn,
@@ -177,7 +176,7 @@ class AllGather:
         return payload
 
 
-class RandomElements(IndexChoice):
+class RandomElements:
     """Choice of k of n elements at random, the same on all workers; each is as likely as any other, k / n.
 
     The vector is cut into k strata whose sizes differ by one at most, each gives one element, and the whole is turned
@@ -212,7 +211,7 @@ class RandomElements(IndexChoice):
         return places.to(device=flat.device, dtype=torch.int32)
 
 
-class SharedSelection(IndexChoice):
+class SharedSelection:
     """Choice of the elements that one worker's compressor selects for all: in turn, or by most energy (AR-Topk).
 
     STAR: workers choose in turn; only one of them selects, and each waits N steps for its turn. VAR: the worker chooses

@@ -130,13 +130,9 @@ class SampleCursor(Cursor):
     def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
         return self._stream.take(sum(shares))
 
-    def state(self) -> dict[str, int]:
-        """Return the position, in samples drawn by all workers, and the seed, for a checkpoint, as plain JSON."""
-        return {**super().state(), "seed": self._seed}
-
     def at(self, state: Mapping[str, int]) -> SampleCursor:
-        """Return a new cursor at a saved state, over the data and with the seed that the state names."""
-        return SampleCursor(state["dataset_size"], state["seed"], position=state["position"])
+        """Return a new cursor at a saved state, over as much data as the state names, with this cursor's seed."""
+        return SampleCursor(state["dataset_size"], self._seed, position=state["position"])
 
 
 # Two, because samples are read ahead: one reader may be in the next epoch already.
@@ -259,7 +255,7 @@ def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
         if not len(part):
             raise BadInput(
                 f"the partition must give every worker a sample, and worker {worker} has none.",
-                hint="use fewer workers, or more labels a worker",
+                hint="use fewer workers, more data, or more labels a worker",
             )
 
     def order(worker: int, turn: int) -> Indices:
@@ -317,10 +313,8 @@ def make_parts(
         case "global":
             return None
         case "seldp":
-            _check_enough(size, weights)
             return rotating_parts(size, tuple(weights), seed)
         case "shards":
-            _check_enough(size, weights)
             return fixed_parts(_cut(permutation(size, seed, 0), weights), seed)
         case "labels":
             assert labels is not None, "whoever asks has read them"
@@ -363,13 +357,6 @@ def shuffled(count: int, *key: int) -> Indices:
     """Return the numbers from 0 to ``count`` - 1 in a random order, the same for the same key everywhere."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
-
-
-def _check_enough(size: int, weights: Sequence[int]) -> None:
-    if size < len(weights):
-        raise BadInput(
-            f"{size} samples cannot be divided among {len(weights)} workers.", hint="use fewer workers or more data"
-        )
 
 
 class PartitionedCursor(Cursor):

@@ -69,7 +69,6 @@ from hetopt.trainer.script.batches import (
     Part,
     ShareTable,
     Stopped,
-    keeps_equal,
     own_items,
 )
 from hetopt.trainer.script.periods import Periods
@@ -285,7 +284,7 @@ class DdpRun:
         Shares that have to be equal stay so in every step.
         """
         spec, states, as_one = self._spec, [state for _, state in self._modules], self._as_one
-        if not as_one and (keep or self.world_size < LEAST_WORKERS or keeps_equal(spec)):
+        if not as_one and (keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform"):
             return None
         can_audit = self.is_ours and self.can_audit and all(state.weight is None for state in states)
         if as_one and not can_audit:
@@ -439,8 +438,7 @@ class DdpRun:
 
     def reach(self, done: float) -> None:
         """Mark a part of backward, 0 to 1, as done, after a slowed worker's wait; a step without 1 is not counted."""
-        if self.periods.pace.waits:
-            self.periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
+        self.periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
         if done >= 1 and self.periods.engine is not None:
             self.periods.computed = self.periods.stopwatch.mark()
             self._is_audit = None

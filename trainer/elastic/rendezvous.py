@@ -38,7 +38,8 @@ class Version:
     """Progress of a worker's training state: generation last agreed in, steps, decisions; the larger of two is newer.
 
     Attributes:
-        agreed: generation in which all workers last had the same state.
+        agreed: generation in which all workers last had the same state; `NO_GENERATION`: the worker has just started,
+            and holds none.
         step: steps done.
         decisions: control periods and evaluations read since the run began, for two states of one step.
     """
@@ -46,11 +47,6 @@ class Version:
     agreed: int = NO_GENERATION
     step: int = 0
     decisions: int = 0
-
-    @property
-    def is_held(self) -> bool:
-        """True where there is a state at all: a worker that has just started holds none."""
-        return self.agreed != NO_GENERATION
 
 
 class Member(Record):

@@ -44,7 +44,7 @@ from hetopt.core.run_folder import PRESENT_FILE, PresentHosts
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, join_group
 from hetopt.trainer.checkpoints.folder import RankState, SharedState, pack, unpack
-from hetopt.trainer.comm.compressor import ALIKE, State
+from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out, in_words
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import (
@@ -184,7 +184,7 @@ def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> C
     rows = gather_numbers([float(number) for number in astuple(version)], workers)
     versions = [Version(agreed=int(row[0]), step=int(row[1]), decisions=int(row[2])) for row in rows]
     newest = max(versions)
-    if not newest.is_held:
+    if newest.agreed == NO_GENERATION:
         return None
     source = versions.index(newest)
     behind = any(other != newest for other in versions)
@@ -207,11 +207,6 @@ def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> C
     )
 
 
-def alike_part(memory: State) -> State:
-    """Return the part of an exchange's state that is the same on all workers, by name."""
-    return {key: value for key, value in memory.items() if key.startswith(ALIKE)}
-
-
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
     """Broadcast a value from the source to all workers."""
     packed = torch.empty(0, dtype=torch.uint8)
@@ -227,18 +222,6 @@ def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str
     except ValueError:
         raise RunFailed("the state that another worker sent cannot be read.") from None
     return restored
-
-
-def change_fields(generation: Generation, held: CarriedState | None) -> dict[str, object]:
-    """Return the fields of a ``workers_changed`` event: generation, workers, lost, new, and where state came from."""
-    source = max(generation.members, key=lambda member: member.version)
-    return {
-        "generation": generation.number,
-        "workers": list(generation.places),
-        "lost": [place for place in source.beside if place not in generation.places],
-        "new": [member.place for member in generation.members if member.joined == NO_GENERATION],
-        "from": "checkpoint" if held is None else "memory",
-    }
 
 
 EVERY_S = 0.25
@@ -337,12 +320,22 @@ class WorkerGroup:
             held: what they took over; None: the newest checkpoint, or nothing.
             step: steps done.
         """
-        assert self.generation is not None
-        if self.generation.number > 0:
-            seen: dict[str, object] = {}
+        generation = self.generation
+        assert generation is not None
+        if generation.number > 0:
+            seen: dict[str, object] = {"from": "checkpoint" if held is None else "memory"}
             if self._lost_s is not None:
-                seen = {"recovery_s": round(time.monotonic() - self._lost_s, 3), "reason": self._reason}
-            self._events.write("workers_changed", step=step, **change_fields(self.generation, held), **seen)
+                seen |= {"recovery_s": round(time.monotonic() - self._lost_s, 3), "reason": self._reason}
+            source = max(generation.members, key=lambda member: member.version)
+            self._events.write(
+                "workers_changed",
+                step=step,
+                generation=generation.number,
+                workers=list(generation.places),
+                lost=[place for place in source.beside if place not in generation.places],
+                new=[member.place for member in generation.members if member.joined == NO_GENERATION],
+                **seen,
+            )
         self._lost_s, self._reason = None, ""
 
     def finished(self) -> None:

@@ -30,18 +30,7 @@ from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork, import_a
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
     from hetopt.trainer.host.rendezvous import Rendezvous
-
-
-def import_everything(*more: str) -> None:
-    """Import the modules that every worker needs, and ``more`` by name, so that forks of this process have them.
-
-    Args:
-        more: modules that workers of a kind need beside those of all.
-    """
-    import_all((*WORKERS_NEED, *more))
 
 
 @contextmanager
@@ -151,12 +140,6 @@ def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
     return None
 
 
-def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
-    """Return exit codes by rank, without those of survivors that the agent killed: they come seconds later."""
-    first_s = min(failure.timestamp for failure in failures.values())
-    return {rank: failure.exitcode for rank, failure in failures.items() if failure.timestamp < first_s + _SAME_EVENT_S}
-
-
 def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path, node: Node | None) -> None:
     path = run_dir / EVENTS_FILE
     if failure_reason(read_log(path)) is not None:
@@ -184,7 +167,7 @@ def main(argv: list[str]) -> int:
     # Read when torch is loaded, which takes seconds: only after the guard stands and the spec is known to be good.
     os.environ.update(openmp_environment(_workers_here(spec, node)))
     of_scripts = ["hetopt.trainer.session"] if spec.script else []
-    import_everything(*(of_scripts if spec.probe is None else ["hetopt.profiler.probe.run"]))
+    import_all([*WORKERS_NEED, *(of_scripts if spec.probe is None else ["hetopt.profiler.probe.run"])])
     with forked_workers():
         # Workers, and the code that they run, do without it.
         secret_text = os.environ.pop(SECRET_VARIABLE, None)
@@ -209,7 +192,12 @@ def _host(run_dir: Path, spec: RunSpec, node: Node | None, meeting: Rendezvous) 
     try:
         agents.run_torchrun(torchrun_arguments(spec, run_dir, node))
     except ChildFailedError as failed:
-        exit_codes = {first + rank: code for rank, code in _first_exit_codes(failed.failures).items()}
+        first_s = min(failure.timestamp for failure in failed.failures.values())
+        exit_codes = {
+            first + rank: failure.exitcode
+            for rank, failure in failed.failures.items()
+            if failure.timestamp < first_s + _SAME_EVENT_S  # survivors that the agent kills come seconds later
+        }
         _report_failure(exit_codes, spec, run_dir, node)
         # Workers exit with hetopt's codes, of which the smallest is the most specific (2 bad input before 6 run
         # failed), or with that of their script.

@@ -377,7 +377,10 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         _be_main(arguments)
     except SystemExit as ended:
-        return _exit_code(ended)
+        if ended.code is None or isinstance(ended.code, int):
+            return (ended.code or 0) & 0xFF
+        print(ended.code, file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         traceback.print_exc()
         return -signal.SIGINT
@@ -404,13 +407,6 @@ def _be_main(arguments: Sequence[str]) -> None:
         sys.argv = list(arguments)
         begin_in(os.path.dirname(os.path.abspath(arguments[0])))
         runpy.run_path(arguments[0], run_name="__main__")
-
-
-def _exit_code(ended: SystemExit) -> int:
-    if ended.code is None or isinstance(ended.code, int):
-        return (ended.code or 0) & 0xFF
-    print(ended.code, file=sys.stderr)
-    return 1
 
 
 @contextmanager

@@ -384,11 +384,6 @@ def mark_of(sample: object) -> int:
     return mark
 
 
-def keeps_equal(spec: RunSpec) -> bool:
-    """Return whether a run's shares are equal and never change (policy ``uniform``), so that no step is audited."""
-    return spec.batch_policy == "uniform"
-
-
 def with_batch(spec: RunSpec, batch_size: int, *, minimum: int = 1) -> RunSpec:
     """Return a run's spec with local batch sizes that sum to ``batch_size``, in proportion to those it has.
 
@@ -397,16 +392,8 @@ def with_batch(spec: RunSpec, batch_size: int, *, minimum: int = 1) -> RunSpec:
             data, its end, its learning rate) does not count.
         batch_size: samples of a full batch.
         minimum: least share of a worker, in samples, where the batch has as many.
-
-    Raises:
-        BadInput: there are fewer samples than workers.
     """
     workers = len(spec.workers)
-    if batch_size < workers:
-        raise BadInput(
-            f"the batch size must be at least {workers}, one sample a worker, got {batch_size}.",
-            hint="use fewer workers or a larger batch size",
-        )
     least = min(minimum, batch_size // workers)
     weights = [worker.local_batch_size for worker in spec.workers]
     shares = largest_remainder(weights, batch_size, minimum=[least] * workers, maximum=[None] * workers)

@@ -46,7 +46,6 @@ from hetopt.trainer.script.batches import (
     ShareTable,
     Stopped,
     draw_by_rank,
-    keeps_equal,
 )
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
@@ -159,7 +158,7 @@ class Flow:
             and audit.mode != "off"
             and self._is_joint
             and self._sharded is None
-            and not keeps_equal(spec)
+            and spec.batch_policy != "uniform"  # whose shares stay equal
         )
         self._tells_batches: bool | None = None  # whether a step is of the batches given for it; None: none was made
         # What brings together workers that train for themselves, from the first batch on; between epochs the model is
@@ -661,8 +660,7 @@ class Flow:
 
     def _reach(self, done: float) -> None:
         """Wait, on an emulated slower worker, until it would have computed the fraction ``done`` of the gradient."""
-        if self._periods.pace.waits:
-            self._periods.pace.reach(FORWARD + (1 - FORWARD) * done)
+        self._periods.pace.reach(FORWARD + (1 - FORWARD) * done)
 
     def _note_computed(self) -> None:
         """Mark the end of this worker's computation: what follows until the sum is waiting for others."""

@@ -19,7 +19,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -41,7 +40,7 @@ from hetopt.trainer.checkpoints.folder import (
     write_model,
 )
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.context import States
+from hetopt.trainer.context import Generators, States
 from hetopt.trainer.ddp.comm_hook import part_of
 from hetopt.trainer.script.batches import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
@@ -254,7 +253,7 @@ class Session(Flow):
             "buffers": {name: buffer.detach() for name, buffer in self._model.named_buffers()},
             "sources": [source.state() for source in self._sources],
         }
-        rank_state = replace(RankState.now(memory, self.device), script=script)
+        rank_state = RankState(memory=memory, script=script, **vars(Generators.at(self.device)))
         saver.begin(shared, rank_state, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:

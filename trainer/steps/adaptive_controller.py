@@ -12,13 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import GATHER, METHODS, why_not_controlled
 from hetopt.core.comm.options import IDENTITY, LOOK_AT, Candidates, Option, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
@@ -39,7 +38,6 @@ from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook
 from hetopt.trainer.policies.ratio.policy import (
     RatioDecision,
     RatioObservation,
-    RatioPolicy,
     Verdict,
     gain_of,
 )
@@ -56,6 +54,11 @@ from hetopt.trainer.steps.period import Period
 
 RARER = (1, 4)
 """Times as many local steps as the run names, between averages that `auto` chooses among."""
+
+RatioPolicy: TypeAlias = ScheduledRatio | Accordion | ThresholdRatio | Gravac | ScanRatio | AutoRatio
+"""Asked once a control period, with the same input on every rank: ``initial`` returns the state before the first
+observation, whose type also reads the state in a checkpoint; ``first`` the first period's ratio or exchange, given the
+network as measured between the workers (None: it was not); and ``decide`` the next state and decision, pure."""
 
 LOOKED_STEPS = 3
 """Of a period that looks at gains while gradients travel in buckets, at least."""
@@ -74,6 +77,7 @@ class AdaptiveController:
         candidates: what there is to choose from.
         candidate: in use in the next steps.
         network: as measured at the start; None: nothing here asks for it.
+        verdict: of a paired trial, the same on all ranks, for the next `judge`; None: none was made since the last.
 
     Raises:
         BadInput: the ratio policy cannot steer the compressor.
@@ -91,7 +95,7 @@ class AdaptiveController:
         weighed = list(candidates.all) if spec.weighs_ways else []
         if self._name == "scan":
             weighed = [option for option in weighed if option.gain is None]
-        self._policy: RatioPolicy[Any] = choose_ratio_policy(
+        self._policy: RatioPolicy = choose_ratio_policy(
             self._name,
             ratio=spec.compression.ratio,
             settings=spec.ratio_settings,
@@ -106,8 +110,8 @@ class AdaptiveController:
             # Averages save nearly as much, and what they cost is seen while they are made.
             and not spec.may_average,
         )
-        self._state: Record = self._policy.initial()
-        self._verdict: Verdict | None = None
+        self._state: Any = self._policy.initial()
+        self.verdict: Verdict | None = None
         self._decision = self._first(spec)
         self.candidate = self._candidate_of(self._decision)
 
@@ -140,11 +144,7 @@ class AdaptiveController:
     @property
     def try_ratio(self) -> float | None:
         """The ratio of the paired trial to make before the next step; None: none is due."""
-        return self._decision.try_ratio if self._verdict is None else None
-
-    def take_verdict(self, verdict: Verdict) -> None:
-        """Keep the verdict of a paired trial, which must be the same on all ranks, for the next `judge`."""
-        self._verdict = verdict
+        return self._decision.try_ratio if self.verdict is None else None
 
     def period_steps(self, steps: int) -> int:
         """Return the steps of the next control period: ``steps``, or fewer where the ratio policy asks."""
@@ -210,10 +210,10 @@ class AdaptiveController:
             learning_rate=learning_rate,
             steps_left=steps_left,
             loss=period.loss,
-            verdict=self._verdict,
+            verdict=self.verdict,
             level_gains=(first_row.candidate_gain, first_row.floor_gain) if first_row.floor_gain > 0 else None,
         )
-        self._verdict = None
+        self.verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
         self.candidate = self._candidate_of(self._decision)
         if self.candidate.key == before.key and self.candidate.compression == before.compression:
@@ -276,7 +276,7 @@ def choose_ratio_policy(
     most_lost: float = math.inf,
     tries_twins: bool = False,
     settings: Settings | None = None,
-) -> RatioPolicy[Any]:
+) -> RatioPolicy:
     """Return a new ratio policy by its name, for a run that was asked to send ``ratio`` of the elements.
 
     Args:

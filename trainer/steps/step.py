@@ -49,6 +49,7 @@ from hetopt.core.comm.options import Option
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.memory import Precision
+from hetopt.trainer.comm.channel import group_size
 from hetopt.trainer.comm.compressor import Residual
 from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
 from hetopt.trainer.comm.vectors import GradientNorms, energy
@@ -160,6 +161,8 @@ class LossModule(nn.Module):
 
     Attributes:
         is_counted: whether the loss is a mean over something else than samples, as far as it was called or tested.
+        targets_per_sample: of a cross entropy that is a mean over samples while as many targets of each count, as a
+            test of the loss has shown; 0: of another loss, or not tested.
         count: of the last batch where the loss is counted, a double on the device.
     """
 
@@ -170,17 +173,8 @@ class LossModule(nn.Module):
         self._precision = precision
         self.is_counted = False
         self.count: Tensor | None = None
-        self._targets_per_sample = 0.0
+        self.targets_per_sample = 0.0
         self._calls = 0
-
-    def follow(self, *, counts: bool, targets_per_sample: float) -> None:
-        """Set whether batches weigh by samples or by what the loss counts, as a test of the loss has shown.
-
-        Args:
-            counts: whether the loss is a mean over something else than samples.
-            targets_per_sample: of a cross entropy that is a mean over samples while as many targets of each count.
-        """
-        self.is_counted, self._targets_per_sample = counts, targets_per_sample
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch, a scalar; where the loss counts other things than samples, set ``count``."""
@@ -199,7 +193,7 @@ class LossModule(nn.Module):
             self.is_counted = True
             self.count = torch.as_tensor(result[1], dtype=torch.float64, device=loss.device)
             return mean_of(result)
-        if self._targets_per_sample:
+        if self.targets_per_sample:
             self._watch(loss, samples_in(batch) or 1)
         elif self.is_counted and (weight := cross_entropy_weight(loss)) is not None:
             self.count = weight.double()
@@ -216,7 +210,7 @@ class LossModule(nn.Module):
         if loss.grad_fn is None or (loss.is_cuda and self._calls % _LOOK_EVERY):
             return
         weight = cross_entropy_weight(loss)
-        if weight is None or abs(float(weight) - self._targets_per_sample * samples) > _SAME * samples:
+        if weight is None or abs(float(weight) - self.targets_per_sample * samples) > _SAME * samples:
             raise BadInput(
                 "The task's loss leaves targets out of its mean (ignore_index) and did not when the run began, so that "
                 "workers would weigh it wrongly.",
@@ -582,18 +576,14 @@ class FusedStep:
                     hint="pass use_reentrant=False to torch.utils.checkpoint",
                 )
             stats = self.in_buckets.wait()
-            if loss_scale is not None:
-                # An overflow anywhere is in the sum, which is the same everywhere, or in that of another shard.
-                finite = bool(torch.isfinite(self.flat).all()) if self._devices == 1 else all_finite(self.flat)
-                self.flat.mul_(1 / loss_scale)
-                self._norms.divide(loss_scale)
-        else:
-            if loss_scale is not None:
-                # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
-                # workers agree before they exchange.
-                self.flat.mul_(1 / loss_scale)
-                self._norms.divide(loss_scale)
-                finite = all_finite(self.flat)
+        if loss_scale is not None:
+            # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the workers
+            # agree before they exchange. Where they have, it is in the sum, the same everywhere but in other shards.
+            self.flat.mul_(1 / loss_scale)
+            self._norms.divide(loss_scale)
+            is_alike = self.in_buckets is not None and self._devices == 1
+            finite = bool(torch.isfinite(self.flat).all()) if is_alike else all_finite(self.flat)
+        if self.in_buckets is None:
             square = energy(self.flat) if self._wants_energy and finite else None
             if finite:
                 self._norms.add_own([self.flat], first=True)
@@ -665,7 +655,7 @@ class FusedStep:
                 batch = self._reader.read(part)
                 for group, size in self._groups(batch, len(part), of=len(parts)):
                     loss_sum = loss_sum + self._added(group, size, factor, counts=part.counts)
-                    if size < samples and self._norms.is_asked and _is_alone():
+                    if size < samples and self._norms.is_asked and group_size(None) == 1:
                         self._norms.add_group(self.flat, size / samples)
             return loss_sum
         except (RuntimeError, MemoryError) as error:
@@ -693,7 +683,7 @@ class FusedStep:
             samples: of it.
             of: micro-batches of the step.
         """
-        count = min(NOISE_GROUPS // of, samples // 2) if self._norms.is_asked and _is_alone() else 1
+        count = min(NOISE_GROUPS // of, samples // 2) if self._norms.is_asked and group_size(None) == 1 else 1
         edges = [place * samples // max(1, count) for place in range(max(1, count) + 1)]
         return [(rows(batch, first, last) if count > 1 else batch, last - first) for first, last in pairwise(edges)]
 
@@ -716,8 +706,7 @@ class FusedStep:
     def _send(self, part: Part) -> None:
         if self._computed is None:  # backward goes on
             is_last = part.start == 0
-            if is_last or self._pace.waits:
-                self._pace.reach(1.0 if is_last else FORWARD + (1 - FORWARD) * part.done)
+            self._pace.reach(1.0 if is_last else FORWARD + (1 - FORWARD) * part.done)
             if is_last:
                 self._computed = self._stopwatch.mark()
         buffer = self.flat[part.start : part.stop]
@@ -735,10 +724,6 @@ class FusedStep:
 
 NOISE_GROUPS = 8
 """Of samples, at most, by whose gradients a worker alone tells the noise."""
-
-
-def _is_alone() -> bool:
-    return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:

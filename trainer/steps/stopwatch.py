@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -86,9 +86,6 @@ two cores, four and eight waiting processes), which would be half a percent of a
 class Slowdown:
     """Waits that make a worker as slow as the machine it emulates; this class never waits."""
 
-    waits: ClassVar[bool] = False
-    """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
-
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Begin a step's computation of ``samples`` samples, ``read_s`` seconds ago; does nothing here."""
 
@@ -108,8 +105,6 @@ class Stretched(Slowdown):
         used_s: a clock of the time used; only differences count.
         sleep: waits for so many seconds: `time.sleep`, or `busy` where the worker has a core to itself.
     """
-
-    waits = True
 
     def __init__(self, factor: float, used_s: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
         self._factor = factor
@@ -143,8 +138,6 @@ class Declared(Slowdown):
         clock: seconds by which the real computation is over, too (a GPU's clock waits for the GPU).
         sleep: waits for so many seconds, to a small part of a millisecond.
     """
-
-    waits = True
 
     def __init__(
         self,

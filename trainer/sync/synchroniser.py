@@ -106,9 +106,6 @@ class Periodic:
     workers: int = 1
     seed: int = 0
 
-    votes: ClassVar[bool] = False
-    """Whether it goes by how gradients change, which the workers then have to tell each other."""
-
     initial: ClassVar[type[Rounds]] = Rounds
     """The state before the first round."""
 
@@ -197,9 +194,6 @@ class SelSync:
     window: int
     max_local_steps: int | None = None
 
-    votes: ClassVar[bool] = True
-    """True: in every step the workers vote whether to synchronize."""
-
     initial: ClassVar[type[SelSyncState]] = SelSyncState
     """The state before the first vote."""
 
@@ -213,7 +207,9 @@ class SelSync:
         self, state: SelSyncState, step: int, local_steps: int, changes: tuple[float, ...] | None
     ) -> tuple[SelSyncState, Participants]:
         """Return the next state, and all ranks or None, by the workers' gradient changes; alike on all ranks."""
-        change = None if changes is None else self._decisive(changes)
+        descending = sorted((math.inf if math.isnan(change) else change for change in changes or ()), reverse=True)
+        # What the last of the needed votes depends on.
+        change = descending[min(self.needed, len(descending)) - 1] if descending else None
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
         overdue = self.max_local_steps is not None and local_steps > self.max_local_steps
@@ -234,11 +230,6 @@ class SelSync:
         due = gap >= MOST_GAP * mean
         synchronise = overdue or due or (voted and gap >= LEAST_GAP * mean)
         return self._steered(state, change, synchronised=synchronise), synchronise
-
-    def _decisive(self, changes: tuple[float, ...]) -> float:
-        """Return the change that the last of the needed votes depends on."""
-        descending = sorted((math.inf if math.isnan(change) else change for change in changes), reverse=True)
-        return descending[min(self.needed, len(descending)) - 1]
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
         """Begin delta at the first change that is finite and above zero."""
@@ -265,12 +256,6 @@ of this step or of the one before (`Synchronization.vote_lag`). None: nobody ask
 taken as infinite, for whoever meets that had better say so."""
 
 
-def votes_needed(votes: str, quorum: float, workers: int) -> int:
-    """Return the votes that an average needs: 1 (``any``), more than half (``majority``), or a part, ``quorum``."""
-    of_quorum = max(1, math.ceil(quorum * workers - 1e-9))
-    return {"any": 1, "majority": workers // 2 + 1}.get(votes, of_quorum)
-
-
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy:
@@ -295,10 +280,11 @@ def choose_sync_policy(
             )
         case _:
             deltas = {"auto": None, "never": math.inf}
+            needed = {"any": 1, "majority": workers // 2 + 1}
             return SelSync(
                 delta=deltas[sync.delta] if isinstance(sync.delta, str) else sync.delta,
                 synchronised_share=sync.synchronised_share,
-                needed=votes_needed(sync.votes, sync.quorum, workers),
+                needed=needed.get(sync.votes, max(1, math.ceil(sync.quorum * workers - 1e-9))),
                 workers=workers,
                 window=sync.window,
                 max_local_steps=sync.max_local_steps,
@@ -333,15 +319,19 @@ class ModelVector:
                 tensor.copy_(part.view(tensor.shape))
 
 
-def outer_step(update: Tensor, velocity: Tensor, *, rate: float, momentum: float) -> None:
+def outer_step(
+    update: Tensor, velocity: Tensor, *, rate: float, momentum: float, parameters: int | None = None
+) -> None:
     """Turn the workers' averaged update of the parameters into DiLoCo's outer step, in place, by Nesterov's momentum.
 
     Args:
         update: 1-D; the step that is added to the last common parameters afterwards.
-        velocity: as long, or empty without momentum; the next step's afterwards.
+        velocity: as long as the parameters, or empty without momentum; the next step's afterwards.
         rate: of the outer step.
         momentum: of the outer step, in [0, 1).
+        parameters: elements of the update that are parameters; running statistics behind them stay. None: all are.
     """
+    update = update[:parameters]
     if momentum:
         velocity.mul_(momentum).add_(update)
         update.add_(velocity, alpha=momentum)
@@ -415,7 +405,6 @@ class Synchronizer:
         self._is_chosen, self.is_begun = is_chosen, not is_chosen
         self._drifted: Tensor | None = None  # parameters before the last average, where the next step looks
         self._looked = (0.0, 0.0)  # weights of looks, and what they told, weighted
-        self._rounds = 0
         self._sync = sync
         self._policy = policy
         self._state: Any = policy.initial()
@@ -423,6 +412,13 @@ class Synchronizer:
         self._vector = ModelVector(model)
         self._base = self._vector.read()
         self._velocity = self._base.new_zeros(self._vector.parameters if sync.outer_momentum else 0)
+        self._outer_step = partial(
+            outer_step,
+            velocity=self._velocity,
+            parameters=self._vector.parameters,
+            rate=sync.outer_rate,
+            momentum=sync.outer_momentum,
+        )
         self._rounded: Exchange | None = None
         if compression.name != "identity":
             self._rounded = Exchange(compression, self._vector.parameters, device=self._base.device)
@@ -456,7 +452,7 @@ class Synchronizer:
             self._channel().all_reduce(buffers.mul_(weight))
             self._vector.write(self._base)
         self._velocity.zero_()
-        self.is_begun, self._rounds, self._looked = True, 0, (0.0, 0.0)
+        self.is_begun, self._state, self._looked = True, Rounds(), (0.0, 0.0)
 
     def end(self) -> None:
         """Leave all workers with the averages of their parameters and optimizer states, bit for bit; all must call it.
@@ -531,7 +527,7 @@ class Synchronizer:
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
         self._state, ranks = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
-        sent_bytes = VOTE_BYTES if self._policy.votes else 0
+        sent_bytes = VOTE_BYTES if isinstance(self._policy, SelSync) else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
         (weight, told), is_known = self._looked, ranks is not None and self._looked[0] > 0
         if ranks is not None:
@@ -553,7 +549,7 @@ class Synchronizer:
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
         """Send this worker's gradient change, and return the workers' changes that have arrived, if any."""
-        if not self._policy.votes:
+        if not isinstance(self._policy, SelSync):  # which alone goes by how gradients change
             return None
         assert trace.gradient_energy is not None
         self._change = self._change.after(trace.gradient_energy)
@@ -567,19 +563,14 @@ class Synchronizer:
     def _synchronise(self, channel: Channel, ranks: Sequence[int]) -> float:
         """Average the parameters of some workers; return the divergence of all workers before that."""
         parameters = self._vector.read()
-        self._rounds += 1
-        if self._is_chosen and (self._rounds % LOOKS_EVERY == 0 or self._rounds & (self._rounds - 1) == 0):
+        rounds = self._state.done if self._is_chosen else 0
+        if rounds and (rounds % LOOKS_EVERY == 0 or rounds & (rounds - 1) == 0):
             self._drifted = parameters.clone()
         weight = weights_by_samples(self._samples, ranks)[channel.rank]
-        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=self._step)
+        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=self._outer_step)
         self._vector.write(parameters)
         self._samples, self._local_steps = (0,) * self._workers, 0
         return divergence
-
-    def _step(self, update: Tensor) -> None:
-        """Make the outer step of an averaged update, in place; running statistics behind the parameters stay."""
-        sync, parameters = self._sync, update[: self._vector.parameters]
-        outer_step(parameters, self._velocity, rate=sync.outer_rate, momentum=sync.outer_momentum)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -638,7 +629,6 @@ class Synchronizer:
             "mean": self._change.mean,
             "change": self._change.change,
             "votes": None if self._votes is None else self._votes(),
-            "rounds": self._rounds,
             "looked": list(self._looked),
             "drifted": self._drifted,
         }
@@ -649,7 +639,7 @@ class Synchronizer:
         if state.get("policy") != self._sync.name:
             return
         self._state = type(self._policy.initial()).model_validate(state["policy_state"])
-        self.is_begun, self._rounds = True, int(state["rounds"])
+        self.is_begun = True
         self._looked, self._drifted = (state["looked"][0], state["looked"][1]), state["drifted"]
         self._vector.write(state["own"].to(self._base))
         self._base = state["base"].to(self._base)

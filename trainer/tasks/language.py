@@ -49,8 +49,6 @@ def find_corpus(folder: Path | None) -> tuple[Path, Path]:
     """
     if folder is None:
         raise BadInput("a language model needs a data folder.", hint=f"give `data`. {_HINT}")
-    if not folder.is_dir():
-        raise BadInput(f"The data folder {folder} does not exist.", hint=_HINT)
     for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
         for inside, naming in itertools.product(_FOLDERS, _NAMINGS):
             train = folder / inside / naming.format(first)

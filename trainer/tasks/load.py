@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import unknown
-from hetopt.core.run_rules import BUNDLED, names_no_task
+from hetopt.core.run_rules import BUNDLED, check_found
 from hetopt.trainer.failure import Lines, reason_of
 from hetopt.trainer.task import Task
 
@@ -53,13 +53,12 @@ def resolve(reference: str) -> object:
         bundled, _, attribute = BUNDLED[reference].partition(":")
         return getattr(importlib.import_module(bundled), attribute)
     place, colon, attribute = reference.rpartition(":")
-    if not colon:
-        raise names_no_task(reference)
-    if not place or not attribute:
+    if colon and not (place and attribute):
         raise BadInput(
             f"'{reference}' does not name a task.",
             hint="Write module:attribute or file.py:attribute, both parts given.",
         )
+    check_found(reference)
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     if not hasattr(module, attribute):
         raise unknown(attribute, _candidates(module), f"task in {place}")
@@ -86,22 +85,10 @@ def user_code(place: str, run: Callable[[], T]) -> T:
 
 def _import_module(name: str) -> ModuleType:
     _search_first(Path.cwd())
-    try:
-        return user_code(name, lambda: importlib.import_module(name))
-    except BadInput as error:
-        # That it or its parent does not exist is a wrong name; any other failure is that of a module's own.
-        cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
-            raise BadInput(
-                f"There is no module '{name}' to import.",
-                hint="Run from the folder that holds it, or name the file: path/to/file.py:attribute.",
-            ) from None
-        raise
+    return user_code(name, lambda: importlib.import_module(name))
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise BadInput(f"There is no file {path}.", hint="Give the path of the Python file that defines the task.")
     path = path.resolve()
     _search_first(path.parent)
     name = f"hetopt_task_{path.stem}"

@@ -83,14 +83,12 @@ FOLDER = "cifar-10-batches-bin"
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 EVALUATION_FILE = "test_batch.bin"
-PICKLES = ("data_batch_1", "cifar-10-batches-py")
-"""Files of the Python version, which is not read."""
-
 MEAN, STANDARD_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of each colour over the 50,000 training images, in units of the full range 0..1."""
 
 _WHERE = (
-    "Get the binary version of CIFAR-10 from https://www.cs.toronto.edu/~kriz/cifar.html; it holds "
+    "Get the binary version of CIFAR-10 (not the Python one, a pickle, which could run any code when "
+    "it is read) from https://www.cs.toronto.edu/~kriz/cifar.html; it holds "
     f"{', '.join((*TRAIN_FILES, EVALUATION_FILE))} in {FOLDER}/."
 )
 
@@ -141,12 +139,13 @@ def load_cifar(folder: Path | None) -> TaskData:
     """
     if folder is None:
         raise BadInput("CIFAR-10 needs a data folder.", hint=f"give `data`. {_WHERE}")
-    if not folder.is_dir():
-        raise BadInput(f"The data folder {folder} does not exist.", hint=_WHERE)
     folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     train_files = [folder / name for name in TRAIN_FILES if (folder / name).is_file()]
     if not train_files or not (folder / EVALUATION_FILE).is_file():
-        raise _missing(folder, train_found=bool(train_files))
+        there = ", ".join(name for name in (*TRAIN_FILES, EVALUATION_FILE) if (folder / name).is_file())
+        raise BadInput(
+            f"CIFAR-10 is not complete in {folder}: of the binary version it holds {there or 'no file'}.", hint=_WHERE
+        )
     train = _read(train_files, padding=4)
     evaluation = _read([folder / EVALUATION_FILE])
     return TaskData(
@@ -181,19 +180,6 @@ def _read_records(path: Path) -> NDArray[np.uint8]:
             hint=_WHERE,
         )
     return records
-
-
-def _missing(folder: Path, *, train_found: bool) -> BadInput:
-    if any((folder / name).exists() for name in PICKLES):
-        return BadInput(
-            f"{folder} holds the Python version of CIFAR-10, which is a pickle: loading one can run any code, so "
-            "hetopt does not.",
-            hint=f"Use the binary version. {_WHERE}",
-        )
-    lacking = [] if train_found else [f"any of {TRAIN_FILES[0]} to {TRAIN_FILES[-1]}"]
-    if not (folder / EVALUATION_FILE).is_file():
-        lacking.append(EVALUATION_FILE)
-    return BadInput(f"CIFAR-10 is not complete in {folder}: missing {' and '.join(lacking)}.", hint=_WHERE)
 
 
 class ZeroPadShortcut(nn.Module):

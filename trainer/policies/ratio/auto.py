@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import ClassVar
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -270,6 +271,9 @@ class RatedOption:
     hoped_s: float
 
 
+_per_progress_s = attrgetter("per_progress_s")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoRatio:
     """Ratio policy that chooses the exchange option of least expected time to the target.
@@ -293,13 +297,11 @@ class AutoRatio:
 
     def first(self, network: Network | None) -> RatioDecision:
         """Return a decision for dense exchange, or for the largest ratio with a gain curve if that is faster."""
-        starts = [self.dense]
-        if looking := [option for option in self.options if is_thin(option)]:
-            largest = max(option.ratio for option in looking)
-            starts += [option for option in looking if option.ratio == largest]
-        chosen = starts[0]
-        if network is not None:
-            chosen = min(starts, key=lambda option: option.compress_s + network.exchange_s(option))
+        assert network is not None  # whoever asks has measured it
+        thin = [option for option in self.options if is_thin(option)]
+        largest = max((option.ratio for option in thin), default=DENSE)
+        starts = (self.dense, *(option for option in thin if option.ratio == largest))
+        chosen = min(starts, key=lambda option: option.compress_s + network.exchange_s(option))
         return RatioDecision(ratio=chosen.ratio, option=chosen.key, measure_gain=True, look_after_steps=TRIAL_STEPS)
 
     @property
@@ -324,9 +326,8 @@ class AutoRatio:
             (candidate for candidate in usable if outlook.is_tried(candidate.option)), key=_per_progress_s, default=None
         )
         if best is None or not outlook.keeps_enough(used, now.gain):
-            why = f"{100 * now.gain:.0f} % of the energy is less than what must be kept"
-            if state.sends_all:
-                why = "the loss has risen far above what it was"
+            too_little = f"{100 * now.gain:.0f} % of the energy is less than what must be kept"
+            why = "the loss has risen far above what it was" if state.sends_all else too_little
             return state, _changed(keep, now, min(usable, key=_per_progress_s), why)
         if (ratio := outlook.worth_trying()) is not None:
             return state, replace(keep, try_ratio=ratio, look_after_steps=1)
@@ -515,10 +516,6 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
     if expected is None:
         return state
     return state.model_copy(update={"kept": {**state.kept, used.ratio: max(1e-6, gain / expected)}})
-
-
-def _per_progress_s(judged: RatedOption) -> float:
-    return judged.per_progress_s
 
 
 def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: str) -> RatioDecision:

@@ -16,7 +16,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal
 
 from pydantic import PositiveFloat
 
@@ -79,8 +79,6 @@ def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) 
     below, above = (math.log(max(y, _NOTHING)) for y in ys[right - 1 : right + 1])
     return math.exp(below + (math.log(ratio) - low) / (high - low) * (above - below))
 
-
-StateT = TypeVar("StateT", bound=Record)
 
 DENSE = 1.0
 """The ratio at which everything is sent, uncompressed and with nothing held back."""
@@ -176,23 +174,6 @@ class RatioDecision:
     try_ratio: float | None = None
     floor_ratio: float | None = None
     least_gain: float | None = None
-
-
-class RatioPolicy(Protocol, Generic[StateT]):
-    """Protocol of policies of the compression ratio, asked once a control period, with the same input on every rank."""
-
-    def initial(self) -> StateT:
-        """Return the state before the first observation; its type also reads the state in a checkpoint."""
-
-    def first(self, network: Network | None) -> RatioDecision:
-        """Return the first period's ratio (fraction of elements sent) or exchange, and what to measure next.
-
-        Args:
-            network: as measured between the workers; absent where it was not.
-        """
-
-    def decide(self, state: StateT, observation: RatioObservation) -> tuple[StateT, RatioDecision]:
-        """Return the next state, and the ratio or exchange to use from now on; pure, the same on every rank."""
 
 
 def percent(ratio: float) -> str:
