@@ -173,6 +173,7 @@ CLAIMS = (
     ),
     Claim(
         benchmark="convergence",
+        options=("--part", "logs"),
         title="Steps to a target at another batch size",
         sentence="Steps to a target at a batch size that was left out are {bert_levels_median_error:.1%} (BERT), "
         "{cifar10_levels_median_error:.1%} (CIFAR-10) and {ncf_levels_median_error:.1%} (NCF) off in the median; "

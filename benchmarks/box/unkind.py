@@ -343,9 +343,8 @@ def teach(temper: Temper) -> None:
 
         'If the minimum target capacity is not reached, no instances are launched' (API reference)."""
         zone = str(ec2_backends[DEFAULT_ACCOUNT_ID][REGION].get_subnet(str(spec.subnet_id)).availability_zone)
-        allowed, pool = temper.allowed(zone, spec.instance_type), temper.pool(zone, spec.instance_type)
-        is_outbid = pool is not None and pool[1] > temper.asked_usd.get(spec.instance_type, math.inf)
-        return not is_outbid and (allowed is None or allowed >= machines)
+        allowed, (_, usd) = temper.allowed(zone, spec.instance_type), temper.pool(zone, spec.instance_type) or (0, 0.0)
+        return usd <= temper.asked_usd.get(spec.instance_type, math.inf) and (allowed is None or allowed >= machines)
 
     def create_fleet(self: Fleets) -> ActionResult:
         market = str(self._get_param("TargetCapacitySpecification").get("DefaultTargetCapacityType", "on-demand"))
@@ -353,8 +352,7 @@ def teach(temper: Temper) -> None:
         temper.asked_usd = {each["InstanceType"]: float(each.get("MaxPrice", math.inf)) for each in overrides}
         created: dict[str, Any] = dict(plain_fleet(self).result)  # type: ignore[call-overload]
         for group in created.get("Instances") or ():
-            highest = temper.asked_usd.get(group["InstanceType"], math.inf)
-            temper.highest_usd |= dict.fromkeys(group["InstanceIds"], highest)
+            temper.highest_usd |= dict.fromkeys(group["InstanceIds"], temper.asked_usd[group["InstanceType"]])
         wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
         if len(created.get("Instances") or ()) < wanted:
             created["Errors"] = [{"ErrorCode": SHORT, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
