@@ -430,9 +430,8 @@ class Synchronizer:
         self._local_steps = 0
         self._change = GradientChange(smoothing=sync.smoothing)
         self._votes: Callable[[], list[list[float]]] | None = None
-        self._unreported: deque[tuple[int, int, float | None]] = (
-            deque()
-        )  # step, bytes sent, divergence where it averaged
+        # Step, bytes sent, and divergence where it averaged.
+        self._unreported: deque[tuple[int, int, float | None]] = deque()
 
     def begin(self, weight: float, every_steps: int) -> None:
         """Have this worker train for itself, from parameters that all have alike; every worker must call it.
