@@ -315,8 +315,13 @@ def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
     return largest_remainder(weights, count, minimum=(1,) * len(weights), maximum=(None,) * len(weights))
 
 
-def with_hosts_first(spec: RunSpec, there: Collection[str]) -> RunSpec:
-    """Return the run's spec with the workers on the hosts ``there`` before all others: one of them has rank 0."""
+def begun_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
+    """Return the run's spec as the hosts ``there`` begin it: others behind them if they may join later, else without.
+
+    A worker on one of them has rank 0. Others may join where workers go on from memory without lost hosts.
+    """
+    if not spec.is_elastic:
+        return spec_of_living(spec, [rank for rank, worker in enumerate(spec.workers) if worker.host in there], {})
     workers = sorted(spec.workers, key=lambda worker: worker.host not in there)
     return spec.model_copy(update={"workers": tuple(workers)})
 

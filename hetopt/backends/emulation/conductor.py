@@ -37,7 +37,7 @@ from hetopt.backends.emulation.namespaces import (
 from hetopt.backends.prediction import rounded_up
 from hetopt.backends.processes import QUIET_TORCH, ProcessLauncher, Program, conduct, run_status
 from hetopt.core.artifact import write_atomically
-from hetopt.core.batch_partition import spec_of_living, with_hosts_first
+from hetopt.core.batch_partition import begun_on
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
@@ -258,9 +258,7 @@ class RehearsalConductor(Conductor):
         write_present(self.run_dir, self.now.members)
         if self._starts:
             (self.run_dir / STOP_FILE).unlink(missing_ok=True)
-            ranks = [rank for rank, worker in enumerate(self.spec.workers) if worker.host in self.now.members]
-            living = with_hosts_first(self.spec, self.now.members)
-            living = living if self.spec.is_elastic else spec_of_living(self.spec, ranks, {})
+            living = begun_on(self.spec, self.now.members)
             hosts = tuple(host for host in self.miniature.hosts if host.name in host_names(living))
             miniature = self.miniature.model_copy(update={"hosts": hosts, "changes": ()})
             write_spec(self.run_dir, living.model_copy(update={"miniature": miniature}), LIVING_FILE)

@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar, Protocol, Self
 from pydantic import Field, StringConstraints, ValidationError
 
 from hetopt.core.artifact import CleanText, HostName, Record, RecordLeavingOut
-from hetopt.core.batch_partition import spec_of_living, with_hosts_first
+from hetopt.core.batch_partition import begun_on, spec_of_living
 from hetopt.core.errors import CloudRefused
 from hetopt.core.hosts import AddressAmongHosts
 from hetopt.core.listening import SECRET_PATTERN
@@ -238,7 +238,7 @@ def placed_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
         CloudRefused: nobody is there, or the workers that are cannot hold the batch.
     """
     absent = [worker.host for worker in spec.workers if worker.host not in there]
-    return with_hosts_first(spec, there) if spec.is_elastic and there else without(spec, absent)
+    return begun_on(spec, there) if spec.is_elastic and there else without(spec, absent)
 
 
 def placement_json(
