@@ -6,20 +6,21 @@ import datetime
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hetopt.api.options import Ec2, Local, Measurement, Ssh
 from hetopt.api.profiling import measured as measurement
 from hetopt.backends.backend import Launcher
-from hetopt.backends.ec2.renter.backend import Prober, probe_price_usd, rented_probes
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.backend import Ec2Probes, rented_probes, spent_usd
+from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.request import connect
 from hetopt.backends.host.bundle import make_bundle
 from hetopt.backends.on_this_machine import SshProbes, ready
 from hetopt.backends.prediction import STARTUP_S
-from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample
+from hetopt.backends.probe_runs import BOOT_S, ProbeRun, local_probes, own_probes, probe_usd, read_sample
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core import formatting
@@ -35,7 +36,6 @@ from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.exploring import suggest
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import places
-from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 STAND_IN_USD_PER_HOUR = 0.10
 """Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
@@ -48,13 +48,20 @@ class Place:
 
     Attributes:
         probes: all that may be made.
-        price_usd: of all probes of a layout, by its configuration and, where it is known, the time of a step.
+        usd_per_hour: of the machines of a layout, by its configuration.
+        startup_s: from the request of its machines to the first step of a probe.
         measure: all probes of a layout, within so many USD: what they brought and cost.
     """
 
     probes: Sequence[ProbeRun]
-    price_usd: Callable[[Configuration, float | None], float]
+    usd_per_hour: Callable[[Configuration], float]
+    startup_s: float
     measure: Callable[[Sequence[ProbeRun], float], tuple[Sequence[StepSample], float]]
+
+    def price_usd(self, asked: Configuration, step_time_s: float | None) -> float:
+        """Return the USD of all probes of a layout, by its configuration and, where it is known, the time of a step."""
+        runs = sum(probe.configuration.layout == asked.layout for probe in self.probes)
+        return runs * probe_usd(self.usd_per_hour(asked), self.startup_s, step_time_s)
 
 
 def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
@@ -186,21 +193,17 @@ def _place(
 ) -> Place:
     """Return a place whose probes cost what their machines cost for the time that they take."""
 
-    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
-        runs = sum(probe.configuration.layout == asked.layout for probe in probes)
-        return usd_per_hour(asked) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
-
     def measure(runs: Sequence[ProbeRun], left_usd: float) -> tuple[Sequence[StepSample], float]:
         begun_s = time.monotonic()
         samples = [_run(launcher, run, tell) for run in runs]
         return samples, usd_per_hour(runs[0].configuration) * (time.monotonic() - begun_s) / 3600
 
-    return Place(probes=probes, price_usd=price_usd, measure=measure)
+    return Place(probes=probes, usd_per_hour=usd_per_hour, startup_s=startup_s, measure=measure)
 
 
-def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
-    """Run one probe, and return its step sample."""
-    with measurement(launcher, probe.spec, {}, what="a probe", reporter=tell) as folder:
+def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter, **where: Any) -> StepSample:
+    """Run one probe and return its step sample; ``where``: the folder of a rented one, and the command to end it."""
+    with measurement(launcher, probe.spec, {}, what="a probe", reporter=tell, **where) as folder:
         return read_sample(probe, read_log(folder / EVENTS_FILE))
 
 
@@ -240,20 +243,16 @@ def place_on_ec2(
     """
     catalog = load_catalog(region)
     probes = rented_probes(measured, catalog, types)
-    prober = Prober(
-        edge=connect(region),
-        launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
-        catalog=catalog,
-        options=Ec2(),
+    launcher = Ec2Probes(
+        home=runs_home().parent,
+        tell=tell.note,
+        orders=Orders(edge=connect(region), catalog=catalog, options=Ec2()),
         bundle=make_bundle(task),
         data=data,
         gradient_bytes=measured.job.gradient_bytes,
     )
     hourly = _spot_usd_per_hour(catalog, types)
     completed: list[ProbeRun] = []
-
-    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
-        return probe_price_usd(hourly, asked, step_time_s)
 
     def measure(runs: Sequence[ProbeRun], left_usd: float) -> tuple[Sequence[StepSample], float]:
         samples, spent = [], 0.0
@@ -262,7 +261,8 @@ def place_on_ec2(
             now = datetime.datetime.now(datetime.UTC)
             folder = RunFolders(home=runs_home()).create("probe", now, secret=True)
             try:
-                sample, usd = prober.measure(run, folder, left_usd - spent)
+                within, command = left_usd - spent, f"hetopt gc --on ec2 --run {folder.name} --remove"
+                sample = _run(replace(launcher, budget_usd=within), run, tell, folder=folder, command=command)
             except (BudgetStop, CloudRefused, RunFailed) as refused:
                 if not completed:
                     raise
@@ -271,10 +271,15 @@ def place_on_ec2(
                 break
             samples.append(sample)
             completed.append(run)
-            spent += usd
+            spent += spent_usd(folder)
         return samples, spent
 
-    return Place(probes=probes, price_usd=price_usd, measure=measure)
+    return Place(
+        probes=probes,
+        usd_per_hour=lambda asked: sum(hourly[node.type] for node in asked.nodes),
+        startup_s=BOOT_S,
+        measure=measure,
+    )
 
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:

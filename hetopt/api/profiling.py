@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -314,8 +314,12 @@ def measured(
     what: str,
     reporter: Reporter,
     look: Callable[[Path], None] = lambda folder: None,
+    folder: Path | None = None,
+    command: str | None = None,
 ) -> Iterator[Path]:
-    """Run a measurement and yield the folder with its results; it is removed afterwards, unless `RunFailed` is raised.
+    """Run a measurement and yield the folder with its results.
+
+    A temporary folder is removed afterwards, unless `RunFailed` is raised.
 
     Args:
         launcher: where it is made.
@@ -324,24 +328,26 @@ def measured(
         what: it is, in a sentence.
         reporter: of what is stopped.
         look: called with the folder while it is made.
+        folder: of a run, which stays; None: a temporary one.
+        command: shell command that ends what could not be stopped; None: it ends with this process.
 
     Raises:
         RunFailed: it ended otherwise.
     """
-    with kept_on_failure("measure") as folder:
-        handle = RunHandle(run_dir=folder)
+    with kept_on_failure("measure") if folder is None else nullcontext(folder) as run_dir:
+        handle = RunHandle(run_dir=run_dir)
         try:
-            launcher.start(spec, folder, environment)
+            launcher.start(spec, run_dir, environment)
             while not (status := launcher.poll(handle)).state.is_over:
-                look(folder)
+                look(run_dir)
                 time.sleep(POLL_S)
         except BaseException:
-            with stopping(f"the workers of {what}", None, reporter):
+            with stopping(f"the workers of {what}", command, reporter):
                 launcher.stop(handle)
             raise
         if status.state is not RunState.FINISHED:
             raise RunFailed(
                 f"{what} failed: {status.reason or 'it was stopped from outside'}",
-                hint=status.next_step(f"read what the workers printed in {folder / LOG_FOLDER}"),
+                hint=status.next_step(f"read what the workers printed in {run_dir / LOG_FOLDER}"),
             )
-        yield folder
+        yield run_dir

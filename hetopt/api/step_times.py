@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.catalogs import in_use
+from hetopt.backends.probe_runs import BOOT_S, probe_usd
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
@@ -17,13 +18,9 @@ from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.step_time.model import StepTime, StepTimeModel, observe_profile, profile_priors
 from hetopt.optimizer.step_time.observed import Observed, observe
-from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 
 MARKETS: tuple[Market, ...] = ("spot", "on-demand")
-
-SETUP_S = 180.0
-"""To start machines, before the steps of a probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +91,7 @@ class StepTimes:
             if price is None:
                 return None
             hourly += price.usd_per_hour
-        return hourly * (SETUP_S + PROBE_STEPS * step_time_s) / 3600
+        return probe_usd(hourly, BOOT_S, step_time_s)
 
 
 def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.hosts import Host
@@ -19,6 +20,9 @@ WARM_UP_STEPS = 10
 
 PERIOD_STEPS = 5
 
+BOOT_S = 180.0
+"""From the request of a rented machine to its first step, where nothing was measured yet."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun:
@@ -26,6 +30,17 @@ class ProbeRun:
 
     configuration: Configuration
     spec: RunSpec
+
+
+def probe_usd(usd_per_hour: float, startup_s: float, step_time_s: float | None) -> float:
+    """Return the USD that a probe's machines cost while they start and train; ``step_time_s`` None: trains in no time.
+
+    Args:
+        usd_per_hour: of all its machines.
+        startup_s: from the request to the first step.
+        step_time_s: predicted seconds of a step.
+    """
+    return usd_per_hour * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / SECONDS_PER_HOUR
 
 
 def counts(most: int) -> tuple[int, ...]:

@@ -10,7 +10,10 @@ Probes on rented machines: which there may be, that each is rented, measured, pa
 from __future__ import annotations
 
 import base64
+import dataclasses
+import itertools
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,24 +21,22 @@ from typing import Any
 import pytest
 
 from benchmarks.box.manners import PARAMETERS, UBUNTU
+from hetopt.api.profiling import measured
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.backend import (
-    BOOT_S,
-    Prober,
-    probe_price_usd,
-    rented_probes,
-    roles_for,
-)
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.backend import Ec2Probes, rented_probes, roles_for, spent_usd
 from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
-from hetopt.backends.ec2.renter.ordering import IMAGES
+from hetopt.backends.ec2.renter.ordering import IMAGES, Orders
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import LEDGER_FILE, Answer, BotoEdge, Request, read, read_ledger, unresolved
 from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2
+from hetopt.backends.probe_runs import ProbeRun, read_sample
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, read_log
+from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import read_spec
+from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.cost.bill import Billing
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
@@ -255,7 +256,6 @@ def test_packages_of_machines_without_an_address_are_in_the_bill(
 
 
 TYPES = ("c7i.large", "c7i.xlarge", "c7g.large")
-HOURLY = {"c7i.large": 0.03, "c7i.xlarge": 0.07, "c7g.large": 0.03}
 
 
 def test_layouts_are_one_and_two_machines_and_mixes_of_one_image(profile: Profile, catalog: Catalog) -> None:
@@ -267,12 +267,9 @@ def test_layouts_are_one_and_two_machines_and_mixes_of_one_image(profile: Profil
     for probe in probes:
         assert probe.spec.global_batch_size <= profile.job.batch_size
         assert [worker.type for worker in probe.spec.workers] == [node.type for node in probe.configuration.nodes]
-        roles = roles_for(probe, catalog)
+        roles = roles_for(probe.spec, catalog)
         assert sum(role.machines for role in roles) == len(probe.configuration.nodes)
         assert {role.market for role in roles} == {"spot"}
-        one = probe_price_usd(HOURLY, probe.configuration, None)
-        assert one == pytest.approx(sum(HOURLY[node.type] for node in probe.configuration.nodes) * BOOT_S / 3600)
-        assert probe_price_usd(HOURLY, probe.configuration, 1.0) == pytest.approx(one * (1 + PROBE_STEPS / BOOT_S))
     with pytest.raises(BadInput, match="no instance type called 'c99"):
         rented_probes(profile, catalog, ("c99.large",))
 
@@ -292,7 +289,7 @@ def a_machine_that(events: list[dict[str, object]], cloud: BotoEdge, folder: Pat
 
 
 @pytest.fixture
-def prober(
+def probes(
     cloud: BotoEdge,
     catalog: Catalog,
     billing: Billing,
@@ -300,71 +297,66 @@ def prober(
     profile: Profile,
     patience: Patience,
     tmp_path: Path,
-) -> Callable[[Callable[[], None]], Prober]:
-    def make(work: Callable[[], None]) -> Prober:
-        import time
-
-        patience.now_s = time.time()  # moto's machines are of now
-        worked: list[bool] = []
-
-        def sleep(seconds: float) -> None:
-            polls = seconds == 1.0
-            patience.sleep(20.0 if polls else seconds)
-            if polls and not worked:
-                worked.append(True)
-                work()
-
-        launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=sleep)
-        return Prober(
-            edge=cloud,
-            launcher=launcher,
-            catalog=catalog,
-            billing=billing,
-            options=Ec2(),
-            bundle=bundle,
-            data=None,
-            version="0.1.0",
-            gradient_bytes=profile.job.gradient_bytes,
-        )
-
-    return make
+) -> Ec2Probes:
+    patience.now_s = time.time()  # moto's machines are of now
+    return Ec2Probes(
+        home=tmp_path,
+        inner=cloud,
+        clock=patience.clock,
+        sleep=patience.sleep,
+        orders=Orders(edge=cloud, catalog=catalog, billing=billing, options=Ec2(), version="0.1.0"),
+        bundle=bundle,
+        data=None,
+        gradient_bytes=profile.job.gradient_bytes,
+        budget_usd=0.5,
+    )
 
 
-MakePlan = Callable[[Callable[[], None]], Prober]
+def measured_probe(
+    probes: Ec2Probes, probe: ProbeRun, folder: Path, patience: Patience, work: Callable[[], None]
+) -> StepSample:
+    """Rent and run a probe, whose machines do their work by the second look."""
+    looks = itertools.count()
+
+    def look(_: Path) -> None:
+        if next(looks) == 0:
+            work()
+        patience.sleep(20.0)
+
+    folder.mkdir(parents=True)
+    with measured(probes, probe.spec, {}, what="a probe", reporter=Reporter(), look=look, folder=folder):
+        return read_sample(probe, read_log(folder / EVENTS_FILE))
 
 
 def test_a_probe_is_rented_measured_and_given_back(
-    cloud: BotoEdge, prober: MakePlan, profile: Profile, catalog: Catalog, tmp_path: Path
+    cloud: BotoEdge, probes: Ec2Probes, profile: Profile, catalog: Catalog, patience: Patience, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "20261120-000000-probe-0001"
-    folder.mkdir(parents=True)
     probe = rented_probes(profile, catalog, TYPES)[1]
     steps = [
         fields("step", step=step, step_time_s=0.02, compute_s=[0.015, 0.016]) for step in range(5, PROBE_STEPS + 1, 5)
     ]
     events = [fields("training_started"), *steps, fields("training_finished", reason="steps")]
-    sample, usd = prober(a_machine_that(events, cloud, folder)).measure(probe, folder, 0.5)
+    sample = measured_probe(probes, probe, folder, patience, a_machine_that(events, cloud, folder))
     assert sample.step_time_s == 0.02
     assert sample.sync_time_s == pytest.approx(0.004)
     assert sample.layout == (("c7i.large", 1), ("c7i.large", 1))
     assert Order.load(folder / ORDER_FILE).budget_usd == 0.5
-    assert 0 < usd < 0.5
+    assert 0 < spent_usd(folder) < 0.5
     assert leftovers(cloud) == []
 
 
 def test_a_probe_that_fails_or_cannot_be_paid_for_leaves_nothing(
-    cloud: BotoEdge, prober: MakePlan, profile: Profile, catalog: Catalog, tmp_path: Path
+    cloud: BotoEdge, probes: Ec2Probes, profile: Profile, catalog: Catalog, patience: Patience, tmp_path: Path
 ) -> None:
     probe = rented_probes(profile, catalog, TYPES)[0]
     folder = tmp_path / "runs" / "20261120-000000-probe-0002"
-    folder.mkdir(parents=True)
     failed = a_machine_that([fields("run_failed", reason="no memory.")], cloud, folder)
     with pytest.raises(RunFailed, match="a probe failed: no memory"):
-        prober(failed).measure(probe, folder, 0.5)
-    other = tmp_path / "runs" / "20261120-000000-probe-0003"
-    other.mkdir()
+        measured_probe(probes, probe, folder, patience, failed)
+    poor, other = dataclasses.replace(probes, budget_usd=0.001), tmp_path / "runs" / "20261120-000000-probe-0003"
     with pytest.raises(BudgetStop, match="minutes of this cluster"):
-        prober(failed).measure(probe, other, 0.001)
+        measured_probe(poor, probe, other, patience, failed)
     assert leftovers(cloud) == []
 
 

@@ -26,25 +26,21 @@ from hetopt.backends.ec2.renter.request import Edge, Request, connect, if_there,
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.options import Ec2
-from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
+from hetopt.backends.probe_runs import ProbeRun, probe
 from hetopt.core.budget_law import PLACEMENT_OBJECT
-from hetopt.core.errors import BadInput, CloudRefused, NoFeasiblePlan, RunFailed
-from hetopt.core.events.log import EVENTS_FILE, read_log
-from hetopt.core.interruption import stopping
+from hetopt.core.errors import BadInput, CloudRefused, NoFeasiblePlan
 from hetopt.core.paths import shown
 from hetopt.core.plain_text import typed
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.run_status import RunState
-from hetopt.core.step_samples import Configuration, Node, StepSample
+from hetopt.core.step_samples import Node
 from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.exploring import check_probed
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +195,6 @@ def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> Run
     return spec.model_copy(update={"task": bundle.task, "script": bundle.script, "data_dir": data})
 
 
-BOOT_S = 180.0
-"""From the request of a machine to its first step, where nothing was measured yet."""
-
 MOST_MACHINES = 2
 """Of a layout: one tells how fast a type computes, two how it exchanges."""
 
@@ -231,21 +224,9 @@ def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> Probe
     return probe(profile, nodes, size, names=[f"{name}-{place}" for place, name in enumerate(layout)])
 
 
-def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, step_time_s: float | None) -> float:
-    """Return the USD that a probe's machines cost while they boot and train; ``usd_per_hour`` by instance type.
-
-    Args:
-        usd_per_hour: by type.
-        asked: its machines.
-        step_time_s: predicted seconds of a step; None: training counts as no time.
-    """
-    lasts_s = BOOT_S + PROBE_STEPS * (step_time_s or 0.0)
-    return sum(usd_per_hour[node.type] for node in asked.nodes) * lasts_s / 3600
-
-
-def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
-    """Return a fleet request (`Role`) on the spot market for each machine of a probe; request nothing."""
-    hosts = dict.fromkeys((worker.host, worker.type) for worker in probe.spec.workers)
+def roles_for(spec: RunSpec, catalog: Catalog) -> tuple[Role, ...]:
+    """Return a fleet request (`Role`) on the spot market for each machine of a probe's run; request nothing."""
+    hosts = dict.fromkeys((worker.host, worker.type) for worker in spec.workers)
     return tuple(
         Role(
             name=f"{number}-{name.replace('.', '-')}",
@@ -259,63 +240,49 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prober(ordering.Orders):
-    """The renter of machines for probes: it rents, measures and gives back those of one probe at a time.
+class Ec2Probes(Ec2Launcher):
+    """The launcher of short measuring runs on rented spot machines, each within a budget.
 
     Attributes:
-        launcher: rents, watches and gives back.
+        orders: asks AWS for prices, zones and images, and makes the order of a probe.
         bundle: the code, with the task's own file where it has one.
         data: where its data is, in S3.
+        gradient_bytes: of the model.
+        budget_usd: what the next probe may cost at most.
     """
 
-    launcher: Ec2Launcher
+    orders: Orders
     bundle: Bundle
     data: str | None
     gradient_bytes: int
+    budget_usd: float = 0.0
 
-    def measure(self, probe: ProbeRun, folder: Path, budget_usd: float) -> tuple[StepSample, float]:
-        """Rent a probe's machines, run it to its end, and give all back; return its measured step, and its cost in USD.
-
-        Args:
-            probe: what to measure.
-            folder: the run's, empty.
-            budget_usd: what it may cost at most.
+    def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
+        """Order and rent a probe's machines; start it in the empty folder ``run_dir``, where `hetopt gc` finds it.
 
         Raises:
             CloudRefused: the machines cannot be had. Nothing is left.
             BudgetStop: the budget does not last until they have booted.
-            RunFailed: it brought no step.
         """
-        payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
-        types = {node.type for node in probe.configuration.nodes}
-        order = self.of_job(
-            roles=roles_for(probe, self.catalog),
-            budget_usd=budget_usd,
+        payload, catalog = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes)), self.orders.catalog
+        self.orders.of_job(
+            roles=roles_for(spec, catalog),
+            budget_usd=self.budget_usd,
             gradient_bytes=self.gradient_bytes,
-            disk_gb=max(disk_gb(self.catalog.instance_type(name), payload) for name in types),
-            run_id=folder.name,
+            disk_gb=max(disk_gb(catalog.instance_type(worker.type), payload) for worker in spec.workers),
+            run_id=run_dir.name,
             bundle_sha256=self.bundle.sha256,
-            now_s=self.launcher.clock(),
-        )
-        order.save(folder / ORDER_FILE)
-        (folder / BUNDLE_FILE).write_bytes(self.bundle.data)
-        spec = probe.spec.model_copy(update={"task": self.bundle.task, "data_dir": self.data})
-        handle = self.launcher.start(spec, folder, {})
-        try:
-            while not (status := self.launcher.poll(handle)).state.is_over:
-                self.launcher.sleep(1.0)
-        except BaseException:
-            with stopping(f"the rented machines of {folder.name}", f"hetopt gc --on ec2 --run {folder.name} --remove"):
-                self.launcher.stop(handle)
-            raise
-        if status.state is not RunState.FINISHED:
-            raise RunFailed(
-                f"a probe failed: {status.reason or 'it was stopped from outside'}",
-                hint=status.next_step(f"read what its machines printed in {folder}"),
-            )
-        seen = last_seen(folder)
-        sample = read_sample(probe, read_log(folder / EVENTS_FILE))
-        return sample, order.fixed_usd + seen.spent_usd(seen.time_s)
+            now_s=self.clock(),
+        ).save(run_dir / ORDER_FILE)
+        (run_dir / BUNDLE_FILE).write_bytes(self.bundle.data)
+        there = {"task": self.bundle.task, "data_dir": self.data}
+        return super().start(spec.model_copy(update=there), run_dir, environment)
+
+
+def spent_usd(run_dir: Path) -> float:
+    """Return the USD that a run has cost by its last look: its machines, and what is paid whatever they do."""
+    seen = last_seen(run_dir)
+    return Order.load(run_dir / ORDER_FILE).fixed_usd + seen.spent_usd(seen.time_s)
 
 
 def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:
