@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.api.options import Ec2, Local, Measurement, Ssh
+from hetopt.api.probes import BOOT_S, ProbeRun, local_probes, own_probes, probe_usd, read_sample, rented_probes
 from hetopt.api.profiling import measured as measurement
 from hetopt.backends.backend import Launcher
-from hetopt.backends.ec2.renter.backend import Ec2Probes, rented_probes, spent_usd
-from hetopt.backends.ec2.renter.ordering import Orders
+from hetopt.backends.ec2.renter.backend import Ec2Probes, spent_usd
+from hetopt.backends.ec2.renter.ordering import Orders, image_kind
 from hetopt.backends.ec2.renter.request import connect
 from hetopt.backends.host.bundle import make_bundle
 from hetopt.backends.on_this_machine import SshProbes, ready
 from hetopt.backends.prediction import STARTUP_S
-from hetopt.backends.probe_runs import BOOT_S, ProbeRun, local_probes, own_probes, probe_usd, read_sample
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core import formatting
@@ -242,7 +242,7 @@ def place_on_ec2(
         BadInput: a type that there is not, or a task or data that machines cannot have.
     """
     catalog = load_catalog(region)
-    probes = rented_probes(measured, catalog, types)
+    probes = rented_probes(measured, list(map(catalog.instance_type, dict.fromkeys(types))), image_kind)
     launcher = Ec2Probes(
         home=runs_home().parent,
         tell=tell.note,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.catalogs import in_use
-from hetopt.backends.probe_runs import BOOT_S, probe_usd
+from hetopt.api.probes import BOOT_S, probe_usd
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known

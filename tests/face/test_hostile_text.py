@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from hetopt.api.probes import local_probes, read_sample
 from hetopt.api.run import Run, RunRecord
 from hetopt.backends.emulation.conductor import FitWatch
-from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
 from hetopt.backends.supervisor import Supervision
 from hetopt.cli import render, terminal

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
-from hetopt.backends.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample
+from hetopt.api.probes import WARM_UP_STEPS, counts, local_probes, read_sample
 from hetopt.core.errors import RunFailed
 from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.exploring import Suggested, suggest

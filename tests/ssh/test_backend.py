@@ -16,10 +16,10 @@ from hypothesis import given, strategies as st
 import hetopt
 from benchmarks._ssh_servers import Servers
 from hetopt.api.exploring import place_on_hosts
+from hetopt.api.probes import own_probes
 from hetopt.api.run import log_files
 from hetopt.backends.conductor import Situation, next_move
 from hetopt.backends.emulation.namespaces import EmulatedNetwork, pids_in
-from hetopt.backends.probe_runs import own_probes
 from hetopt.backends.ssh.checking import check_hosts
 from hetopt.backends.ssh.conductor import MOST_SKEW_S, in_our_time
 from hetopt.core.errors import BadInput, RunFailed

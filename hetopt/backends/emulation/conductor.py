@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -414,28 +413,21 @@ class FitWatch:
 
     slowdown: float = 1.0
     since_s: float = -math.inf
-    _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
+    _use: Sequence[float] = ()
 
     def look(self, event: LogEvent, now_s: float) -> int | None:
         """Read a log event; if a worker's computing does not fit, raise `slowdown` and return the rank; else None."""
         if not isinstance(event, StepsLogged) or not event.pace_use:
             return None
-        use = event.pace_use
         # A step more than the period has: what was measured may lag behind by one.
         if now_s - (event.steps + 1) * event.step_time_s < self.since_s:
             return None
-        if self._use and len(self._use[-1]) != len(use):
-            self._use.clear()  # others train
-        self._use.append(use)
-        if len(self._use) < _PERIODS:
+        largest = max(event.pace_use)
+        self._use = (*self._use, largest)[-_PERIODS:]
+        if len(self._use) < _PERIODS or (used := statistics.median(self._use)) <= 1:
             return None
-        medians = [statistics.median(worker) for worker in zip(*self._use, strict=True)]
-        if max(medians) <= 1:
-            return None
-        self.slowdown = rounded_up(self.slowdown * max(medians) * _ROOM)
-        self.since_s = now_s
-        self._use.clear()
-        return medians.index(max(medians))
+        self.slowdown, self.since_s, self._use = rounded_up(self.slowdown * used * _ROOM), now_s, ()
+        return event.pace_use.index(largest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """EC2 as a backend: the plan's machines are ordered, rented, and given back when the run ends.
 
 A probe is a run like any other: it has a ledger, a lease and a hard stop, which is what is left of the budget of all
-probes. Each layout is rented once, at the share of the task's batch that its workers would have.
+probes.
 
 Of a run from elsewhere the bucket holds the order, and EC2 its machines. A model arrives whole or not at all, and is
 checked by its size.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,12 @@ from hetopt.backends.ec2.renter.request import Edge, Request, connect, if_there,
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.options import Ec2
-from hetopt.backends.probe_runs import ProbeRun, probe
 from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused, NoFeasiblePlan
 from hetopt.core.paths import shown
 from hetopt.core.plain_text import typed
-from hetopt.core.profile import Profile
 from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.step_samples import Node
 from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.exploring import check_probed
@@ -193,35 +190,6 @@ def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> Run
             hint=f"copy it once, `aws s3 sync {typed(local)} s3://BUCKET/data/NAME`, then give `data=s3://BUCKET/data/NAME`",
         )
     return spec.model_copy(update={"task": bundle.task, "script": bundle.script, "data_dir": data})
-
-
-MOST_MACHINES = 2
-"""Of a layout: one tells how fast a type computes, two how it exchanges."""
-
-
-def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> tuple[ProbeRun, ...]:
-    """Return probe runs on one and two machines of each type, and on each pair of types with the same boot image.
-
-    Raises:
-        BadInput: there is no type of one of the names.
-    """
-    names = list(dict.fromkeys(types))
-    layouts = [(name,) * machines for name in names for machines in range(1, MOST_MACHINES + 1)]
-    kinds = {name: image_kind(catalog.instance_type(name)) for name in names}
-    layouts += [
-        (first, other)
-        for place, first in enumerate(names)
-        for other in names[place + 1 :]
-        if kinds[first] == kinds[other]
-    ]
-    return tuple(_probe(profile, catalog, layout) for layout in layouts)
-
-
-def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> ProbeRun:
-    nodes = tuple(Node(type=name, workers=catalog.instance_type(name).cuda_devices or 1) for name in layout)
-    workers = sum(node.workers for node in nodes)
-    size = max(1, min(profile.job.batch_size // workers, profile.job.dataset_size // workers))
-    return probe(profile, nodes, size, names=[f"{name}-{place}" for place, name in enumerate(layout)])
 
 
 def roles_for(spec: RunSpec, catalog: Catalog) -> tuple[Role, ...]:

@@ -19,9 +19,9 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -520,13 +520,12 @@ PRICES_EVERY_S = 600.0
 """Prices move over hours, and a machine is billed by the second: a look costs nothing, and tells little more often."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PriceChange:
+class PriceChange(NamedTuple):
     """A spot pool's price from a moment on (seconds since the epoch), in USD an hour without volume and address."""
 
+    at_s: float
     zone: str
     instance_type: str
-    at_s: float
     usd_per_hour: float
 
 
@@ -548,16 +547,10 @@ def price_request(names: Sequence[str], from_s: float) -> Request:
 
 def changes_of(answer: Answer) -> list[PriceChange]:
     """Return the price changes in an answer of DescribeSpotPriceHistory, oldest first."""
-    changes = (
-        PriceChange(
-            zone=row["AvailabilityZone"],
-            instance_type=row["InstanceType"],
-            at_s=row["Timestamp"].timestamp(),
-            usd_per_hour=float(row["SpotPrice"]),
-        )
+    return sorted(
+        PriceChange(row["Timestamp"].timestamp(), row["AvailabilityZone"], row["InstanceType"], float(row["SpotPrice"]))
         for row in answer.get("SpotPriceHistory", ())
     )
-    return sorted(changes, key=lambda change: change.at_s)
 
 
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:

@@ -1,9 +1,12 @@
-"""Short runs that measure whole steps of a layout: of this machine's processes, of the user's own hosts."""
+"""Short runs that measure whole steps of a layout: of this machine's processes, of the user's own or rented hosts.
+
+On rented machines each layout is probed once, at the share of the task's batch that its workers would have.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -13,6 +16,7 @@ from hetopt.core.hosts import Host
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.step_samples import Configuration, Node, StepSample
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 WARM_UP_STEPS = 10
@@ -64,6 +68,37 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
     layouts = [(node,) for node in nodes] + [tuple(nodes[:count]) for count in counts(len(nodes)) if count > 1]
     sizes = _local_sizes(profile, sum(node.workers for node in nodes))
     return tuple(probe(profile, layout, size) for layout in layouts for size in sizes)
+
+
+MOST_MACHINES = 2
+"""Of a layout: one tells how fast a type computes, two how it exchanges."""
+
+
+def rented_probes(
+    profile: Profile, types: Sequence[InstanceType], kind: Callable[[InstanceType], str]
+) -> tuple[ProbeRun, ...]:
+    """Return probe runs on one and two machines of each type, and on each pair of types with the same boot image.
+
+    Args:
+        profile: of the job.
+        types: that may be probed, each once.
+        kind: of the image that a type boots.
+    """
+    layouts = [(each,) * machines for each in types for machines in range(1, MOST_MACHINES + 1)]
+    layouts += [
+        (first, other)
+        for place, first in enumerate(types)
+        for other in types[place + 1 :]
+        if kind(first) == kind(other)
+    ]
+    return tuple(_rented(profile, layout) for layout in layouts)
+
+
+def _rented(profile: Profile, layout: tuple[InstanceType, ...]) -> ProbeRun:
+    nodes = tuple(Node(type=each.name, workers=each.cuda_devices or 1) for each in layout)
+    workers = sum(node.workers for node in nodes)
+    size = max(1, min(profile.job.batch_size // workers, profile.job.dataset_size // workers))
+    return probe(profile, nodes, size, names=[f"{each.name}-{place}" for place, each in enumerate(layout)])
 
 
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
