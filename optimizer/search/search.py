@@ -173,14 +173,14 @@ def search_study(
     first = list(dict.fromkeys(replace(result.cluster(row), exchange=0) for row in best))
     study = asked.run(first, trials, kept)
     study.set_user_attr("proved", proved(result))
-    more = [trial for trial in study.trials[len(first) :] if trial.state.is_finished()]
+    more = [trial for trial in study.get_trials(deepcopy=False)[len(first) :] if trial.state.is_finished()]
     if more:
         pool = Pool(columns, job, limits)
         pool.add(ClusterRows.of([asked.cluster(trial.params) for trial in more]))
         rows = ClusterRows.concatenate([result.rows, pool.rows])
         forecast = Forecast.concatenate([result.forecast, pool.forecast])
         result = replace(result, rows=rows, forecast=forecast, **choice(forecast, limits))
-    done = sum(trial.state.is_finished() for trial in study.trials)
+    done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
     return replace(result, trials=done, stopped=result.stopped or asked.stopped)
 
 

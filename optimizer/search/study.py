@@ -75,7 +75,7 @@ class Study:
         with _quiet():
             study = kept if isinstance(kept, optuna.Study) else self._study(kept)
             study.sampler = then or NSGAIISampler(seed=self.seed % 2**32)  # all that NumPy's old generator takes
-            before = study.trials
+            before = study.get_trials(deepcopy=False)
             done = sum(trial.state.is_finished() for trial in before)
             for cluster in first[done:]:
                 study.enqueue_trial(self._parameters(cluster), skip_if_exists=bool(before))
