@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,13 @@ def profile(request: pytest.FixtureRequest) -> Profile:
     return Profile.load(HERE / f"{request.param}.json")
 
 
-def _plan(profile: Profile, **goal: object) -> Plan:
-    amount = {"budget_usd": 20.0, "ends": "epochs", "amount": 10.0} | goal
-    return recommend(PlanRequest(profile, load_catalog(), Goal.model_validate(amount), Options()), seed=0, now=NOW)
+def _made(task: str, budget_usd: float) -> Plan:
+    goal = Goal(budget_usd=budget_usd, ends="epochs", amount=10.0)
+    profile = Profile.load(HERE / f"{task}.json")
+    return recommend(PlanRequest(profile, load_catalog(), goal, Options()), seed=0, now=NOW)
+
+
+_plan = cache(_made)
 
 
 def test_a_recording_is_a_real_measurement(profile: Profile) -> None:
@@ -74,23 +79,23 @@ def test_a_recording_is_a_real_measurement(profile: Profile) -> None:
 
 
 def test_a_plan_from_it_keeps_its_budget_and_survives_the_round_trip(profile: Profile) -> None:
-    plan = _plan(profile)
+    plan = _plan(profile.job.task, 20.0)
     assert plan.chosen.prediction.cost_usd.high <= 20
     assert Plan.from_json(plan.to_json(), origin="plan") == plan
     assert json.loads(plan.to_json())["profile"]["job"]["task"] == profile.job.task
 
 
 def test_the_same_seed_gives_the_same_plan(profile: Profile) -> None:
-    assert _plan(profile) == _plan(profile)
+    assert _made(profile.job.task, 20.0) == _plan(profile.job.task, 20.0)
 
 
 def test_a_larger_budget_never_gives_a_slower_plan(profile: Profile) -> None:
-    small, large = _plan(profile, budget_usd=5.0), _plan(profile, budget_usd=50.0)
+    small, large = (_plan(profile.job.task, budget_usd) for budget_usd in (5.0, 20.0))
     assert large.chosen.prediction.total_s.value <= small.chosen.prediction.total_s.value
 
 
 def test_a_slower_worker_gets_a_smaller_share_and_a_longer_prediction(profile: Profile) -> None:
-    plan = _plan(profile)
+    plan = _plan(profile.job.task, 20.0)
     equal, unequal = (predict_on_local(plan, paces) for paces in ((1.0, 1.0), (1.0, 3.0)))
     fast, slow = (worker.local_batch_size for worker in unequal.run.workers)
     assert fast > slow
@@ -99,7 +104,7 @@ def test_a_slower_worker_gets_a_smaller_share_and_a_longer_prediction(profile: P
 
 
 def test_a_plan_of_a_version_that_is_not_read_any_more_is_refused_with_what_makes_it_anew(tmp_path: Path) -> None:
-    kept = json.loads(_plan(Profile.load(HERE / "digits.json")).to_json())
+    kept = json.loads(_plan("digits", 20.0).to_json())
     file = tmp_path / "plan.json"
     for version, said in ((0, "which this hetopt cannot read"), (99, "this hetopt reads up to")):
         file.write_text(json.dumps({**kept, "schema_version": version}), encoding="utf-8")

@@ -180,7 +180,7 @@ def killed(folder: Path, moments: list[int], draw: random.Random) -> list[Event]
     return read_events(log)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_machine_that_is_killed_at_random_moments_changes_no_bit(kills: int, tmp_path: Path) -> None:
     """All start again from the newest checkpoint, and so nothing is lost or learned from twice."""
     draw = random.Random(kills)
