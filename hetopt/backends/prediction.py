@@ -1,7 +1,7 @@
 """Prediction of a run on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
 
-A profile times Top-k and tells its gain; a run may use any compressor, and may change it on the way. Bytes and
-collectives of all of them are known exactly (`hetopt.core.comm.payload_bytes`); the rest is assumed, and said.
+A run may use any compressor, and may change it on the way. Bytes and collectives of all of them are known exactly
+(`hetopt.core.comm.payload_bytes`); what the profile did not measure of one is assumed to be nothing, and said.
 """
 
 from __future__ import annotations
@@ -263,13 +263,6 @@ def _reaching(interval: Range, on_wall: float, reach: float) -> Range:
     return interval.model_copy(update={"low": shorter * interval.low, "high": reach * interval.high})
 
 
-TIMED = "topk"
-"""The compressor that profiles time, and whose gain they tell."""
-
-ASSUMED_LOG_SD = FORETOLD_LOG_SD
-"""How well the time of an exchange is known where it changes on the way, or where compressing was not timed."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExchangeGroup:
     """The group of workers that exchanges gradients on a backend, with timings of its links and compressors.
@@ -293,7 +286,7 @@ class ExchangeGroup:
     overlap: Callable[[str], Overlap] = lambda compressor: NO_OVERLAP
     crowding: float = 1.0
     together: float = 1.0
-    steered_log_sd: float = ASSUMED_LOG_SD
+    steered_log_sd: float = FORETOLD_LOG_SD
 
     def operations(self, compression: Compression) -> tuple[Operation, ...]:
         """Return the collective operations, such as all-reduce, of one exchange with a compression, in order.
@@ -317,23 +310,24 @@ class ExchangeGroup:
         return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
-        """Return a worker's seconds of compressing and decompressing an exchange; if untimed, Top-k's, else 0."""
+        """Return a worker's seconds of compressing and decompressing an exchange; 0 if that was not timed."""
         device, numel = self.model.reference.device, self.model.profile.job.parameters
         work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
-        if work is not None:
-            return (self.together if compression.name in ROUNDED else self.crowding) * work.time_s(self.workers)
-        line = self.compressors.get(TIMED)
-        gathers = any(operation.primitive == "all_gather" for operation in self.operations(compression))
-        return 0.0 if line is None else self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
+        if work is None:
+            return 0.0
+        return (self.together if compression.name in ROUNDED else self.crowding) * work.time_s(self.workers)
 
     def gain(self, compression: Compression) -> float:
-        """Return the share of the gradient's squared norm that is sent; if unknown, Top-k's at this ratio, else 1."""
-        curve, selects = self.model.gain, METHODS[compression.name].by_ratio and bool(self.model.gain.log_ratios)
-        if selects:  # the smallest gain that was measured counts for ratios below
-            ratio = max(compression.ratio, math.exp(curve.log_ratios[0]))
-            compression = compression.model_copy(update={"ratio": ratio})
-        known, otherwise = gain_of(self.model, compression), curve.gain(compression.ratio) if selects else 1.0
-        return otherwise if known is None else known
+        """Return the share of the gradient's squared norm that is sent; 1 if that was not measured."""
+        known = self.measured_gain(compression)
+        return 1.0 if known is None else known
+
+    def measured_gain(self, compression: Compression) -> float | None:
+        """Return the share of the gradient's squared norm that is sent; None if it was not measured."""
+        if METHODS[compression.name].by_ratio and (measured := self.model.gain.log_ratios):
+            # The smallest gain that was measured counts for ratios below.
+            compression = compression.model_copy(update={"ratio": max(compression.ratio, math.exp(measured[0]))})
+        return gain_of(self.model, compression)
 
     def is_assumed(self, compression: Compression) -> bool:
         """Return whether a worker's time for a compression is assumed, not profiled; False for dense gradients."""
@@ -391,7 +385,7 @@ def predict_exchange(run: RunSpec, meeting: ExchangeGroup, *, compute_s: float, 
     chosen = run.compression if run.is_local else min(_candidates(run, meeting), key=time_per_progress_s)
     exchange_s, log_sd = meeting.exchange(chosen)
     if meeting.is_assumed(chosen):
-        log_sd = ASSUMED_LOG_SD
+        log_sd = FORETOLD_LOG_SD
     elif meeting.workers > 1 and not run.is_local and (run.ratio_policy, run.collective_policy) != ("fixed", "fixed"):
         log_sd = max(log_sd, meeting.steered_log_sd)
     every_step = PredictedExchange(
@@ -478,11 +472,8 @@ def _notes(run: RunSpec, chosen: Compression, meeting: ExchangeGroup, *, to_targ
             f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {sent} in every step."
         )
     if meeting.is_assumed(chosen):
-        like = "it is taken to be what Top-k costs" if TIMED in meeting.compressors else "little or nothing is counted"
-        yield f"What {chosen.name} costs a worker was not profiled: {like}."
-    by_ratio = METHODS[chosen.name].by_ratio and bool(meeting.model.gain.log_ratios)
-    known = by_ratio or gain_of(meeting.model, chosen) is not None
-    if to_target and not known and not run.is_local:
+        yield f"What {chosen.name} costs a worker was not profiled: nothing is counted."
+    if to_target and meeting.measured_gain(chosen) is None and not run.is_local:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 
 

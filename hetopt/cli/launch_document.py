@@ -63,6 +63,7 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
 def _order(rental: Rental) -> Iterator[Block]:
     """Yield the rental order: cluster, prices, budget and zones."""
     from hetopt.api.account import last_end, unfollowed
+    from hetopt.backends.ec2.renter.order import usd_per_hour, worst_usd_per_hour
 
     plan, order = rental.wanted, rental.order
     zone, names = order.zones[0], [candidate.name for candidate in order.zones]
@@ -95,7 +96,7 @@ def _order(rental: Rental) -> Iterator[Block]:
     ]
     yield Remarks([*rental.launch.notes, *risk, *dearer])
     value, high = order.expected_usd(plan)
-    hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
+    hourly, worst = usd_per_hour(order.roles, zone), worst_usd_per_hour(order.roles, order.zones)
     move = _DEADLINE.format(formatting.usd(order.move_usd)) if order.move_usd else None
     facts = {
         "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
@@ -142,10 +143,12 @@ def calls(requests: Sequence[Request]) -> Iterator[Block]:
 
 def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
     """Return the order and its calls, for JSON."""
+    from hetopt.backends.ec2.renter.order import usd_per_hour, worst_usd_per_hour
+
     return {
         "order": order.model_dump(mode="json"),
-        "usd_per_hour": order.usd_per_hour(order.zones[0]),
-        "worst_usd_per_hour": order.worst_usd_per_hour(),
+        "usd_per_hour": usd_per_hour(order.roles, order.zones[0]),
+        "worst_usd_per_hour": worst_usd_per_hour(order.roles, order.zones),
         "calls": [
             {
                 "step": request.step,

@@ -18,7 +18,14 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.order import LEAST_LIFETIME_S, ORDER_FILE, SEEN_FILE, ClusterState, Order
+from hetopt.backends.ec2.renter.order import (
+    LEAST_LIFETIME_S,
+    ORDER_FILE,
+    SEEN_FILE,
+    ClusterState,
+    Order,
+    worst_usd_per_hour,
+)
 from hetopt.backends.ec2.renter.ordering import check_prices
 from hetopt.backends.ec2.renter.request import LEDGER_FILE, BotoEdge, Request, read_ledger
 from hetopt.core.errors import BudgetStop
@@ -241,7 +248,9 @@ def test_a_plan_for_a_budget_is_ordered_with_it(
     assert order.budget_usd == budget
     assert order.volume_gb == made.chosen.disk_gb
     assert order.lifetime_s >= LEAST_LIFETIME_S * (1 - 1e-6)
-    assert (budget - order.fixed_usd) / order.worst_usd_per_hour() * 3600 >= LEAST_LIFETIME_S * (1 - 1e-6)
+    assert (budget - order.fixed_usd) / worst_usd_per_hour(order.roles, order.zones) * 3600 >= LEAST_LIFETIME_S * (
+        1 - 1e-6
+    )
     if all(zone.rates[g.instance_type].usd_per_hour < 1.02 * g.price_usd_per_hour for zone in order.zones[:1]
            for g in made.chosen.groups):  # fmt: skip
         check_prices(made, order)

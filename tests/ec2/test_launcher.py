@@ -28,6 +28,7 @@ from hetopt.backends.ec2.renter.order import (
     MachineState,
     Order,
     hopeless_hosts,
+    worst_usd_per_hour,
 )
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Edge, Request, known_regions
@@ -86,7 +87,7 @@ def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_bud
         for zone in order.zones
     }
     zones = tuple(zone.model_copy(update={"rates": dear[zone.name]}) for zone in order.zones)
-    worst = order.worst_usd_per_hour()
+    worst = worst_usd_per_hour(order.roles, order.zones)
     # moto's clock is not ours: machines have been there since now.
     patience.now_s = time.time()
     changes = {"zones": zones, "budget_usd": worst / 2, "created_s": patience.now_s, "lifetime_s": 1800.0}

@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetopt.backends.ec2.renter.order import BootImage, ClusterState, MachineState, Order, Rate, Role, Zone
+from hetopt.backends.ec2.renter.order import (
+    BootImage,
+    ClusterState,
+    MachineState,
+    Order,
+    Rate,
+    Role,
+    Zone,
+    worst_usd_per_hour,
+)
 from hetopt.backends.ec2.renter.reconcile import (
     Action,
     Announce,
     Clear,
     End,
     Extend,
-    Note,
     Observed,
     Place,
     Rent,
@@ -202,7 +210,11 @@ class World:
                 assert spec.workers[0].host in there, "the first host is there"
                 assert len({machine.zone for machine in self.state.serving}) == 1, "nobody trains across zones"
             case Extend(end_s=end_s):
-                worst = self.order.worst_usd_per_hour(on_demand=before.on_demand) * (end_s - self.now_s) / 3600
+                worst = (
+                    worst_usd_per_hour(self.order.roles, self.order.zones, on_demand=before.on_demand)
+                    * (end_s - self.now_s)
+                    / 3600
+                )
                 spent = self.state.spent_usd(self.now_s) + self.order.fixed_usd + worst
                 assert spent <= self.order.budget_usd * (1 + 1e-9), "the budget is never exceeded"
                 self.state = self.state.model_copy(update={"lease_end_s": end_s})
@@ -213,8 +225,6 @@ class World:
                 missed = set(self.state.missed)
                 assert missed <= set(host_names(self.spec)[1:]), "nobody goes on without the first host"
                 assert not missed & {machine.host for machine in self.state.serving}
-            case Note() | Stop():
-                pass
 
     def check_rent(self, before: ClusterState, rent: Rent) -> None:
         """Never more machines than are wanted."""
@@ -222,7 +232,9 @@ class World:
         assert set(hosts) <= set(wanted_hosts(self.order, before))
         assert len(hosts) == len(set(hosts)) > 0
         lease_s = (before.lease_end_s or self.now_s) - self.now_s
-        worst = self.order.worst_usd_per_hour(on_demand=before.on_demand) * (lease_s - 1.0) / 3600
+        worst = (
+            worst_usd_per_hour(self.order.roles, self.order.zones, on_demand=before.on_demand) * (lease_s - 1.0) / 3600
+        )
         spent = before.spent_usd(self.now_s) + self.order.fixed_usd + worst
         assert spent <= self.order.budget_usd * (1 + 1e-9), "the lease is one that the new machines can be paid for"
         for host in hosts:
@@ -373,7 +385,7 @@ def test_the_states_of_what_is_wanted_are_one_flow() -> None:
     happens(finishes, "finishes", 0)
     finishes.look()
     finishes.settle()
-    assert kinds(finishes) == [Rent, Note, End], "nobody is given a place in a run that is finished"
+    assert kinds(finishes) == [Rent, Action, End], "nobody is given a place in a run that is finished"
 
 
 def test_nobody_joins_a_run_that_would_begin_again_for_it() -> None:

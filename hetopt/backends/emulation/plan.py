@@ -38,7 +38,6 @@ from hetopt.backends.emulation.namespaces import (
 )
 from hetopt.backends.prediction import (
     AGENT_S,
-    ASSUMED_LOG_SD,
     WORKER_S,
     ExchangeGroup,
     PlacedRun,
@@ -72,6 +71,7 @@ from hetopt.core.run_spec import (
 from hetopt.optimizer.fit import fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_time.model import learned_shape
+from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD
 
 HEADROOM = 1.4
 """Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
@@ -305,7 +305,7 @@ def _predict(
         # all add up, and read, what has arrived at the same moment.
         crowding=IN_TRAINING,
         together=IN_TRAINING * here.crowding,
-        steered_log_sd=STEERED_LOG_SD if several else ASSUMED_LOG_SD,
+        steered_log_sd=STEERED_LOG_SD if several else FORETOLD_LOG_SD,
     )
     exchange = predict_exchange(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and several:

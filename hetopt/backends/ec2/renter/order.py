@@ -242,14 +242,6 @@ class Order(Artifact):
         """Number of machines of all roles."""
         return sum(role.machines for role in self.roles)
 
-    def usd_per_hour(self, zone: Zone) -> float:
-        """Return the USD an hour of the cluster of planned types in a zone, at the prices of the order."""
-        return usd_per_hour(self.roles, zone)
-
-    def worst_usd_per_hour(self, *, on_demand: bool = False) -> float:
-        """Return the most USD an hour that any cluster of this order can come to cost; all machines ``on_demand``?"""
-        return worst_usd_per_hour(self.roles, self.zones, on_demand=on_demand)
-
     def machine_usd_per_hour(self, instance_type: str) -> float:
         """Return the USD an hour of a machine, without volume and address, in the first zone at the order's prices."""
         return self.zones[0].rates[instance_type].usd_per_hour - self.extras_usd_per_hour
@@ -264,7 +256,7 @@ class Order(Artifact):
 
     def expected_usd(self, plan: Plan) -> tuple[float, float]:
         """Return the USD of a plan's run in the order's first zone, storage included: expected, and the 90 % high."""
-        hourly, total = self.usd_per_hour(self.zones[0]), plan.chosen.prediction.total_s
+        hourly, total = usd_per_hour(self.roles, self.zones[0]), plan.chosen.prediction.total_s
         return self.fixed_usd + hourly * total.value / 3600, self.fixed_usd + hourly * total.high / 3600
 
     def outside_end_s(self, lease_end_s: float | None = None) -> float:
@@ -280,7 +272,9 @@ class Order(Artifact):
             lease_end_s: when the lease ends, in seconds since the epoch; None: the first lease.
         """
         ends_s = self.created_s + self.lifetime_s if lease_end_s is None else lease_end_s
-        late_s = budget_law.lasts_s(OVERRUN * self.budget_usd, self.worst_usd_per_hour(on_demand=True))
+        late_s = budget_law.lasts_s(
+            OVERRUN * self.budget_usd, worst_usd_per_hour(self.roles, self.zones, on_demand=True)
+        )
         outside_s: float = ends_s + budget_law.SHUTDOWN_S + late_s - facts.SCHEDULE_LATE_S
         return outside_s
 
@@ -291,7 +285,7 @@ class Order(Artifact):
         A lease grows while less is spent than was feared. Less than a quarter of what the cluster costs now is not
         spent: spot prices do not fall so far within a run, and a run on fewer machines than that asks for new ones.
         """
-        least = _LEAST_SPENT * min(self.usd_per_hour(zone) for zone in self.zones)
+        least = _LEAST_SPENT * min(usd_per_hour(self.roles, zone) for zone in self.zones)
         longest_s = (self.budget_usd - self.fixed_usd) / least * SECONDS_PER_HOUR
         return self.created_s + max(self.lifetime_s, longest_s)
 

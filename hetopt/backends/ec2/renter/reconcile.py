@@ -31,6 +31,7 @@ from hetopt.backends.ec2.renter.order import (
     Role,
     failed,
     hopeless_hosts,
+    worst_usd_per_hour,
 )
 from hetopt.backends.host.protocol import placed_on
 from hetopt.core import budget_law
@@ -60,7 +61,7 @@ def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
 
 def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
     """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices."""
-    worst = order.worst_usd_per_hour(on_demand=state.on_demand)
+    worst = worst_usd_per_hour(order.roles, order.zones, on_demand=state.on_demand)
     return min(budget_law.end_s(now_s, left_usd(order, state, now_s), worst), order.latest_end_s)
 
 
@@ -125,7 +126,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """The base of actions on the machines of a run, each with the cluster state to save with it.
+    """The action that only records the cluster state, and the base of those that ask something of AWS.
 
     Attributes:
         state: what is to be kept of the run.
@@ -136,11 +137,6 @@ class Action:
     state: ClusterState
     say: str | None = None
     unbooted: tuple[MachineState, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Note(Action):
-    """The action that only records: wishes, or machines' parts in the run, change, and nothing is asked of AWS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,11 +251,11 @@ def _change(order: Order, observed: Observed, now_s: float) -> Action | None:
         machine.id for machine in state.waiting if machine.host not in hosts or not fits(state, machine.host, machine)
     ]
     if useless:
-        return Note(state=state.with_machines(useless, duty="relieved"))
+        return Action(state=state.with_machines(useless, duty="relieved"))
     if observed.is_finished:
         return None
     if hopeless := hopeless_hosts(order, state, hosts):
-        return Note(
+        return Action(
             state=_with(state, given_up=(*state.given_up, *hopeless)),
             unbooted=_unbooted(order, state, hopeless),
             say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",

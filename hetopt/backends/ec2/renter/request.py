@@ -35,6 +35,7 @@ from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.market.quota import quota_of
+from hetopt.optimizer.plan import Market
 
 Kind = Literal["instance", "fleet", "security-group", "launch-template", "volume", "schedule-group", "object"]
 """What a call can make."""
@@ -175,7 +176,8 @@ def instances_in(answer: Answer) -> dict[str, Answer]:
 
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
     types = instance_types_of(request)
-    market = market_of(request)
+    target = request.parameters.get("TargetCapacitySpecification", {})
+    market: Market = "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
     quota = quota_of(types[0], market) if types else None
     fleet = request.operation == "create_fleet" and "spot" not in text.lower()
     return {
@@ -204,12 +206,6 @@ def instance_types_of(request: Request) -> list[str]:
     configs = request.parameters.get("LaunchTemplateConfigs", ())
     types = [override["InstanceType"] for config in configs for override in config["Overrides"]]
     return list(dict.fromkeys(types))
-
-
-def market_of(request: Request) -> Literal["spot", "on-demand"]:
-    """Return the market on which a CreateFleet call asks for machines; of any other call ``spot``."""
-    target = request.parameters.get("TargetCapacitySpecification", {})
-    return "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
 
 
 LEDGER_FILE = "ledger.jsonl"
