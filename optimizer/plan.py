@@ -183,6 +183,9 @@ class Group(Record):
     assumed: Assumptions | None = Field(
         default=None, description="absent in plans of versions that did not write it down"
     )
+    stand_ins: tuple[str, ...] = Field(
+        default=(), description="types that may be rented in its place: the run keeps its limits and intervals"
+    )
 
     @model_validator(mode="after")
     def _one_share_a_worker(self) -> Self:

@@ -324,7 +324,7 @@ def _is_there(backend: Any, id_: str) -> bool:
 
 def teach(temper: Temper) -> None:
     """Patch this process's moto to grant fewer machines, and to tell who calls, as the test says."""
-    plain_fleet, plain_counts = Fleets.create_fleet, Fleet.get_launch_spec_counts
+    plain_fleet = Fleets.create_fleet
 
     def counts(self: Fleet, weight_to_add: float) -> tuple[dict[SpotFleetLaunchSpec, int], float]:
         able = [spec for spec in self.launch_specs if spec.instance_type not in temper.exhausted]
@@ -335,8 +335,8 @@ def teach(temper: Temper) -> None:
         granted = temper.short.get(able[0].instance_type)
         if granted is not None:
             return {able[0]: granted}, float(granted)
-        # The cheapest that can be had; moto itself would take whatever is named first.
-        return ({able[0]: int(weight_to_add)}, weight_to_add) if temper.pools else plain_counts(self, weight_to_add)
+        # The first that can be had; moto itself would take whatever is named first.
+        return {able[0]: int(weight_to_add)}, weight_to_add
 
     def fits(spec: SpotFleetLaunchSpec, machines: float) -> bool:
         """Return whether a pool can have all machines of a fleet.

@@ -19,7 +19,15 @@ from hetopt.backends.ec2.renter.backend import Rental, adopt
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.doctor import Check, worst
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order, judged, last_seen
+from hetopt.backends.ec2.renter.order import (
+    OVERRUN,
+    UNPLACED_S,
+    Order,
+    judged,
+    last_seen,
+    usd_per_hour,
+    worst_usd_per_hour,
+)
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
 from hetopt.backends.ec2.renter.removal import LocalRun, Remover, TaggedResource
 from hetopt.backends.ec2.renter.request import (
@@ -341,6 +349,11 @@ def unfollowed(rental: Rental) -> str:
     if not rental.order.has_spot:
         return f"{sentence}, which is longer: it would end unfinished, with a checkpoint"
     return f"{sentence}, which is longer: `hetopt status`, now and then, gives it more time as long as less was spent"
+
+
+def hourly_usd(order: Order) -> tuple[float, float]:
+    """Return the USD an hour of an order's machines: as planned in its first zone, and the most that they can cost."""
+    return usd_per_hour(order.roles, order.zones[0]), worst_usd_per_hour(order.roles, order.zones)
 
 
 def last_end(order: Order) -> str:

@@ -287,15 +287,6 @@ class Ec2(Machines):
         str | None, Option(help="Where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION.")
     ] = None
     zone: Annotated[str | None, Option(help="Only this availability zone, by name or id.", read=zone)] = None
-    substitutes: Annotated[
-        Mapping[str, Sequence[str]],
-        Option(
-            help="TYPE=OTHER[,OTHER]: what may stand in for a type that is not to be had.",
-            flag="substitute",
-            repeats=True,
-            read=partial(pairs, form="TYPE=OTHER[,OTHER]", example="c7i.large=c6i.large"),
-        ),
-    ] = field(default_factory=dict)
     instance_profile: Annotated[
         str | None, Option(help="The machines' role. Default: hetopt-node, see `hetopt setup`.")
     ] = None

@@ -62,8 +62,7 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
 
 def _order(rental: Rental) -> Iterator[Block]:
     """Yield the rental order: cluster, prices, budget and zones."""
-    from hetopt.api.account import last_end, unfollowed
-    from hetopt.backends.ec2.renter.order import usd_per_hour, worst_usd_per_hour
+    from hetopt.api.account import hourly_usd, last_end, unfollowed
 
     plan, order = rental.wanted, rental.order
     zone, names = order.zones[0], [candidate.name for candidate in order.zones]
@@ -80,7 +79,7 @@ def _order(rental: Rental) -> Iterator[Block]:
                 role.market,
                 formatting.usd(planned[role.instance_types[0]]),
                 formatting.usd(order.machine_usd_per_hour(role.instance_types[0])),
-                formatting.usd(zone.rates[role.instance_types[0]].worst_usd_per_hour - order.extras_usd_per_hour),
+                formatting.usd(zone.rates[zone.types(role)[0]].worst_usd_per_hour - order.extras_usd_per_hour),
             ]
             for role in order.roles
         ],
@@ -96,7 +95,7 @@ def _order(rental: Rental) -> Iterator[Block]:
     ]
     yield Remarks([*rental.launch.notes, *risk, *dearer])
     value, high = order.expected_usd(plan)
-    hourly, worst = usd_per_hour(order.roles, zone), worst_usd_per_hour(order.roles, order.zones)
+    hourly, worst = hourly_usd(order)
     move = _DEADLINE.format(formatting.usd(order.move_usd)) if order.move_usd else None
     facts = {
         "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
@@ -143,12 +142,11 @@ def calls(requests: Sequence[Request]) -> Iterator[Block]:
 
 def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
     """Return the order and its calls, for JSON."""
-    from hetopt.backends.ec2.renter.order import usd_per_hour, worst_usd_per_hour
+    from hetopt.api.account import hourly_usd
 
     return {
         "order": order.model_dump(mode="json"),
-        "usd_per_hour": usd_per_hour(order.roles, order.zones[0]),
-        "worst_usd_per_hour": worst_usd_per_hour(order.roles, order.zones),
+        **dict(zip(("usd_per_hour", "worst_usd_per_hour"), hourly_usd(order), strict=True)),
         "calls": [
             {
                 "step": request.step,

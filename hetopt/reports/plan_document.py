@@ -350,7 +350,7 @@ def details(plan: Plan) -> Iterator[Block]:
     yield Heading("Machines")
     yield Table(
         name="machines",
-        columns=columns("machines, market, each has, #USD/h, #batch, step time is"),
+        columns=columns("machines, or, market, each has, #USD/h, #batch, step time is"),
         rows=[_machine(group) for group in chosen.groups],
         caption="USD/h: one machine · batch: local batch size, samples · "
         + "; ".join(dict.fromkeys(map(_price_of, chosen.groups))),
@@ -374,6 +374,7 @@ def _machine(group: Group) -> list[Cell]:
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
     return [
         f"{group.machines} × {group.instance_type}",
+        ", ".join(group.stand_ins),
         group.terms + band + seen,
         "" if group.hardware is None else group.hardware.in_words,
         Figure(group.price_usd_per_hour, "USD", "price"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,15 @@ from hetopt.optimizer.cost.bill import itemise
 from hetopt.optimizer.cost.cost import CHECKPOINT_INTERVAL_S, planned_usage
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.plan import Assumptions, Candidate, Goal, Group, Hardware, Prediction, Range, ScalingRule
-from hetopt.optimizer.search.forecast import Forecast, JobModel
-from hetopt.optimizer.search.objective import Limits, expected
+from hetopt.optimizer.plan import OWN, Assumptions, Candidate, Goal, Group, Hardware, Prediction, Range, ScalingRule
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
+from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.objective import Limits, expected, expected_totals
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
+
+STAND_INS = 10
+"""Types beside the planned one: 'A good rule of thumb is to be flexible across at least 10 instance types for each
+workload' (EC2 user guide, "Best practices for Amazon EC2 Spot", read 2026-11)."""
 
 
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: Forecast, row: int) -> Candidate:
@@ -53,6 +59,46 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast
         disk_gb=int(forecast.disk_gb[row]),
         prediction=_prediction(space, job, cluster, forecast, row),
     )
+
+
+def with_stand_ins(
+    space: SearchSpace, job: JobModel, limits: Limits, cluster: Cluster, candidate: Candidate
+) -> Candidate:
+    """Return the plan record of ``cluster`` with the types that may be rented in place of each group's, cheapest first.
+
+    With all machines of the group of such a type, the run fits the limits at its median, and its expected time and cost
+    lie within the candidate's 90 % intervals.
+    """
+    own, groups = [space.options[index] for index, _ in cluster.machines], []
+    for place, (group, (_, machines)) in enumerate(zip(candidate.groups, cluster.machines, strict=True)):
+        others = [option for option in (*space.options, *space.beaten) if _may_replace(option, own[place])]
+        rest = [(other, count) for other, (_, count) in enumerate(cluster.machines) if other != place]
+        clusters = [
+            Cluster.of([*rest, (len(own) + number, machines)], cluster.batch, cluster.exchange)
+            for number in range(len(others))
+        ]
+        rows, table = tabulate_rows(Columns(replace(space, options=(*own, *others))), ClusterRows.of(clusters))
+        predicted = forecast(table, job)
+        time_s, cost_usd = expected_totals(predicted)
+        within = (time_s <= candidate.prediction.total_s.high) & (cost_usd <= candidate.prediction.cost_usd.high)
+        kept = within & (limits.overrun(predicted) <= 1)
+        cheapest = [row for row in np.argsort(cost_usd, kind="stable").tolist() if kept[row]][:STAND_INS]
+        names = tuple(others[rows.cluster(row).machines[-1][0] - len(own)].name for row in cheapest)
+        groups.append(group.model_copy(update={"stand_ins": names}))
+    return candidate.model_copy(update={"groups": tuple(groups)})
+
+
+def _may_replace(option: MachineOption, planned: MachineOption) -> bool:
+    """Return whether machines of an option boot, and take workers, as the planned machines do: on one cloud and market.
+
+    Machines of one's own are those that there are.
+    """
+    alike = (
+        (each.offer.price.market, each.offer.price.region, each.offer.instance_type.architecture, each.worker.kind,
+         each.worker.workers, each.way)
+        for each in (option, planned)
+    )  # fmt: skip
+    return option.name != planned.name and planned.offer.price.region != OWN and len(set(alike)) == 1
 
 
 def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]:

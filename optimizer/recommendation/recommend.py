@@ -37,7 +37,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
 from hetopt.optimizer.plan import AWS, OWN, Candidate, Goal, Plan, Sensitivity
-from hetopt.optimizer.recommendation.candidates import make_candidate, run_spec
+from hetopt.optimizer.recommendation.candidates import make_candidate, run_spec, with_stand_ins
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
     choices,
@@ -142,6 +142,7 @@ def recommend(
 
     assert result.chosen is not None
     chosen, front = candidate(result.chosen), tuple(candidate(row) for row in result.front.tolist())
+    chosen = with_stand_ins(space, job, limits, result.cluster(result.chosen), chosen)
     ways = choices(model, question, result, limits)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
@@ -500,7 +501,7 @@ def space_of(
         if unpriced.is_most:
             excluded = {**excluded, unpriced.counted: unpriced.missing}
         raise nothing_usable(catalog.region, offered, excluded, by_gpus=by_gpus)
-    job = model.profile.job
+    job, unbeaten = model.profile.job, drop_dominated(usable, options.quotas)
     fixed = options.batch_size if isinstance(options.batch_size, int) else None
     if fixed is not None and fixed > job.dataset_size:
         raise BadInput(
@@ -508,7 +509,8 @@ def space_of(
             hint="with all of them, an epoch is one step",
         )
     return SearchSpace(
-        options=drop_dominated(usable, options.quotas),
+        options=unbeaten,
+        beaten=tuple(option for option in usable if option not in unbeaten),
         batch_sizes=(fixed or min(job.batch_size, job.dataset_size),),  # whoever does not ask keeps the batch size
         exchanges=menu,
         max_machines=min(options.max_machines or options.max_workers, options.max_workers),

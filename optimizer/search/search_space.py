@@ -134,6 +134,7 @@ class SearchSpace:
         max_hourly_usd: of the machines of one cluster together; absent: no limit.
         quotas: vCPUs that may run at once.
         open_hours: when machines may be used; absent: always.
+        beaten: further options, each beaten by another in every respect: what stands in where that is not to be had.
     """
 
     options: tuple[MachineOption, ...]
@@ -147,6 +148,7 @@ class SearchSpace:
     max_hourly_usd: float | None = None
     quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
     open_hours: OpenHours | None = None
+    beaten: tuple[MachineOption, ...] = ()
 
     @property
     def ways(self) -> tuple[tuple[Precision, Scheme], ...]:

@@ -1,7 +1,7 @@
 """Local SGD policies that a search may choose from: those that pilots support, or the one that the user asked for.
 
-A policy that was measured is offered as it was, and with averages twice and four times as often. FedAvg counts in
-epochs, so that its share depends on the batch: it is planned as if every step summed gradients.
+A policy is offered as it was measured. FedAvg counts in epochs, so that its share depends on the batch: it is planned
+as if every step summed gradients.
 
 What workers that train for themselves spend on being brought together: which part of their steps communicate.
 
@@ -19,7 +19,7 @@ import numpy as np
 from hetopt.core.run_rules import steps_of_epochs
 from hetopt.core.run_spec import Synchronization
 from hetopt.core.training_laws import MOST_LOST
-from hetopt.optimizer.convergence.compression_penalty import LocalGate, LocalPilot, Penalty, distance
+from hetopt.optimizer.convergence.compression_penalty import LocalGate, Penalty, distance
 from hetopt.optimizer.convergence.steps_law import Array
 
 PUBLISHED_SHARE = 0.15
@@ -81,12 +81,7 @@ def communication(
     return Communication(share=share, log_sd=log_sd, note=note)
 
 
-OFTENER = (1, 2, 4)
-
 PLANNED = ("local-sgd", "selsync")
-
-MOST_SHARE = 0.5
-"""Averages in more of the steps than that are not worth another way of training: they hide behind nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +112,7 @@ class LocalOption:
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
-    """Yield the local SGD policies that pilots support, as measured and averaging two and four times as often.
+    """Yield the local SGD policies that pilots support, as they were measured.
 
     Args:
         gate: rules from the pilots.
@@ -125,20 +120,17 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
         dataset_size: samples of an epoch.
         batch: the task's global batch size, samples.
     """
-    for pilot in gate.arrived():
-        if not is_planned(pilot.sync):
-            continue
-        for sync in dict.fromkeys(_oftener(pilot)):
-            averaging = communication(
-                sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
+    for sync in dict.fromkeys(pilot.sync for pilot in gate.arrived() if is_planned(pilot.sync)):
+        averaging = communication(
+            sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
+        )
+        penalty, most = gate.penalty(sync), gate.most_workers(sync, averaging.share)
+        if not to_target:
+            most = _most_that_lose_little(penalty, averaging.share, most)
+        if most > 1 and gate.objection(sync, averaging.share) is None:
+            yield LocalOption(
+                sync=sync, communication=averaging, penalty=penalty, most_workers=most, counts_steps=to_target
             )
-            penalty, most = gate.penalty(sync), gate.most_workers(sync, averaging.share)
-            if not to_target:
-                most = _most_that_lose_little(penalty, averaging.share, most)
-            if most > 1 and gate.objection(sync, averaging.share) is None:
-                yield LocalOption(
-                    sync=sync, communication=averaging, penalty=penalty, most_workers=most, counts_steps=to_target
-                )
 
 
 def asked_option(
@@ -156,20 +148,6 @@ def asked_option(
 def is_planned(sync: Synchronization) -> bool:
     """Return whether the planner can compare clusters under a policy: local SGD, or SelSync that ever averages."""
     return sync.name in PLANNED and sync.delta != "never"
-
-
-def _oftener(pilot: LocalPilot) -> Iterator[Synchronization]:
-    sync = pilot.sync
-    for times in OFTENER:
-        if sync.name == "local-sgd":
-            if times == 1 or sync.every_steps // times >= 1 / MOST_SHARE:
-                every_steps = sync.every_steps // times
-                yield sync.model_copy(update={"every_steps": every_steps})
-        elif sync.name == "selsync" and sync.delta == "auto":
-            if times == 1 or sync.synchronised_share * times <= MOST_SHARE:
-                yield sync.model_copy(update={"synchronised_share": sync.synchronised_share * times})
-        elif times == 1:
-            yield sync
 
 
 def _most_that_lose_little(penalty: Penalty, share: float, most: int) -> int:

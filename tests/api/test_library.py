@@ -96,7 +96,6 @@ TWO = hetopt.Local(slowdowns=(1, 1))
         (lambda _: Local(slowdowns=2), "`slowdowns` must be a factor for each worker, got 2"),
         (lambda _: Local(restarts=-1), "`restarts` must be at least 0, got -1"),
         (lambda _: Ec2(budget_usd=[5]), r"`budget_usd` must be an amount in USD, got '\[5\]'"),
-        (lambda _: Ec2(substitutes=["c7i.large"]), "`substitutes` must be TYPE=OTHER"),
         (lambda _: Ec2(images=["x86_64-cpu"]), "`images` must be KIND=AMI"),
         (lambda _: options_at("local", {"hosts": "1"}), '`hosts` is for `on="rehearsal"` or `on="ssh"`'),
         (lambda _: options_at("rehearsal", {"slowdowns": "1"}), '`slowdowns` is for `on="local"`'),

@@ -68,7 +68,7 @@ def test_a_dry_run_prints_every_call_and_makes_none(
 def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach", "--substitute", "c7i.large=c6i.large")
+    answer = hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach")
     assert answer.code == 0, answer.err
     (folder,) = home.iterdir()
     assert Launch.load(folder / LAUNCH_FILE).on == "ec2"

@@ -73,7 +73,6 @@ def test_lists_are_written_in_parts(hetopt, home: Path) -> None:
         """
         [launch]
         slowdown = [1, 2]
-        substitute = ["c7i.large=c6i.large"]
         allow_partial = true
         [recommend]
         quota = ["g=8", "spot:standard=32"]

@@ -361,14 +361,14 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
     which the run's budget affords: beyond it the run could not be paid to its end, and EC2 never bills more.
     """
     spot = role.market == "spot"
-    extras = order.extras_usd_per_hour
-    highest = {name: zone.worst_usd_per_hour(name, role.market) for name in role.instance_types}
+    highest = {name: zone.worst_usd_per_hour(name, role.market) for name in zone.types(role)}
     types = [
-        {"InstanceType": name, "SubnetId": zone.subnet_id, **({"MaxPrice": f"{usd - extras:.6f}"} if spot else {})}
-        for name, usd in highest.items()
+        {"InstanceType": name, "SubnetId": zone.subnet_id, "Priority": float(place)}
+        | ({"MaxPrice": f"{usd - order.extras_usd_per_hour:.6f}"} if spot else {})
+        for place, (name, usd) in enumerate(highest.items())
     ]
     options = {
-        "AllocationStrategy": "price-capacity-optimized" if spot else "lowest-price",
+        "AllocationStrategy": "capacity-optimized-prioritized" if spot else "prioritized",
         "SingleAvailabilityZone": True,
         "MinTargetCapacity": role.machines,
     }
@@ -392,10 +392,10 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
             },
             "TagSpecifications": order.tagged("fleet", "instance", "network-interface", "volume"),
         },
-        purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
+        purpose=f"{role.machines} × {' or '.join(highest)}, {role.market}, in {zone.name}; all or none",
         makes="fleet",
         passing=frozenset({facts.TEMPLATE_NOT_KNOWN_YET}),
-        usd_per_hour=role.machines * zone.usd_per_hour(role.instance_types[0], role.market),
+        usd_per_hour=role.machines * zone.usd_per_hour(zone.types(role)[0], role.market),
         worst_usd_per_hour=role.machines * max(highest.values()),
     )
 

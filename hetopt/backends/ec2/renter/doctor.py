@@ -164,7 +164,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
     """
     edge, kept, roles = orders.edge, dict[str, Order](), tuple[Role, ...]()
     with suppress(HetoptError):  # which the order tells
-        roles = roles_of(plan, orders.catalog, orders.options.substitutes)
+        roles = roles_of(plan, orders.catalog)
     for kind in dict.fromkeys(role.image_kind for role in roles):
         yield examined(f"image for {kind}", _image, edge, kind, orders.options.images.get(kind))
     yield from quota_checks(edge, orders.catalog, roles)

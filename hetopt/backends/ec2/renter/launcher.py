@@ -370,7 +370,13 @@ class Loop(_Renter):
         return state
 
     def _place(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
-        """Tell the machines that serve their generation and places; return the cluster state that was recorded."""
+        """Tell the machines that serve their generation and places; return the cluster state that was recorded.
+
+        Workers are recorded as of the types that were granted, by which later plans learn from the run.
+        """
+        granted = {machine.host: {"type": machine.instance_type} for machine in state.serving}
+        workers = (worker.model_copy(update=granted.get(worker.host, {})) for worker in spec.workers)
+        spec = spec.model_copy(update={"workers": tuple(workers)})
         state = self._outlive(state, state.lease_end_s or self.order.created_s + self.order.lifetime_s)
         if state.generation or any(machine.has_stepped for machine in state.machines):
             state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})

@@ -105,7 +105,7 @@ class Rate(Record):
 
 
 class Zone(Record):
-    """An availability zone that has all types of an order, with a subnet and the prices of each type.
+    """An availability zone that has a type of each role of an order, with a subnet and the prices of these types.
 
     Accounts' names of zones differ, ids do not.
     """
@@ -115,7 +115,11 @@ class Zone(Record):
     subnet_id: str
     vpc_id: str
     gives_address: bool = Field(default=True, description="whether machines there get a public one, if they may")
-    rates: dict[str, Rate] = Field(description="by instance type")
+    rates: dict[str, Rate] = Field(description="by instance type that it has")
+
+    def types(self, role: Role) -> list[str]:
+        """Return the instance types of a role that the zone has, as planned first."""
+        return [name for name in role.instance_types if name in self.rates]
 
     def usd_per_hour(self, instance_type: str, market: Market) -> float:
         """Return the USD an hour of a machine, volume and address included, at the prices of the order."""
@@ -132,7 +136,7 @@ class Role(Record):
     """The machines of a run that one EC2 fleet request rents: types, hosts, workers, market and boot image."""
 
     name: str
-    instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then substitutes")
+    instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then what may stand in")
     hosts: tuple[HostName, ...] = Field(min_length=1, description="their names in the run")
     market: Market
     image_kind: str
@@ -242,9 +246,13 @@ class Order(Artifact):
         """Number of machines of all roles."""
         return sum(role.machines for role in self.roles)
 
-    def machine_usd_per_hour(self, instance_type: str) -> float:
-        """Return the USD an hour of a machine, without volume and address, in the first zone at the order's prices."""
-        return self.zones[0].rates[instance_type].usd_per_hour - self.extras_usd_per_hour
+    def machine_usd_per_hour(self, planned: str) -> float:
+        """Return the USD an hour of a machine of a ``planned`` type, or what stands in for it in the first zone, alone.
+
+        Volume and address are left out.
+        """
+        [name, *_] = next(self.zones[0].types(role) for role in self.roles if role.instance_types[0] == planned)
+        return self.zones[0].rates[name].usd_per_hour - self.extras_usd_per_hour
 
     def dearer(self, plan: Plan) -> list[Group]:
         """Return the groups of a plan whose machines cost over 2 % more in the order than in the plan."""
@@ -305,7 +313,7 @@ class Order(Artifact):
 
 def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:
     """Return the USD an hour of roles in a zone, each with its planned type, at the zone's prices of the order."""
-    return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
+    return sum(role.machines * zone.usd_per_hour(zone.types(role)[0], role.market) for role in roles)
 
 
 def worst_usd_per_hour(roles: Sequence[Role], zones: Sequence[Zone], *, on_demand: bool = False) -> float:
@@ -319,7 +327,7 @@ def worst_usd_per_hour(roles: Sequence[Role], zones: Sequence[Zone], *, on_deman
 
     def most(zone: Zone, role: Role) -> float:
         market: Market = "on-demand" if on_demand else role.market
-        return role.machines * max(zone.worst_usd_per_hour(name, market) for name in role.instance_types)
+        return role.machines * max(zone.worst_usd_per_hour(name, market) for name in zone.types(role))
 
     return max(sum(most(zone, role) for role in roles) for zone in zones)
 

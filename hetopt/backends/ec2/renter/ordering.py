@@ -8,7 +8,7 @@ which booting relies on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -182,7 +182,7 @@ def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
 def zones_for(
     edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float, named: Sequence[str] = ()
 ) -> tuple[Zone, ...]:
-    """Ask EC2 for the zones that have every type and a subnet; return them, the cheapest first at present prices.
+    """Ask EC2 for the zones with a subnet and a type of every role; return them, the cheapest first at present prices.
 
     All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
 
@@ -215,10 +215,13 @@ def zones_for(
     subnets = {subnet["AvailabilityZone"]: subnet for subnet in available}
     changes = changes_of(edge(price_request(names, now_s)))
     spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
-    have_all = sorted(zone for zone in subnets if all((name, zone) in offered for name in names))
+    have_all = sorted(
+        zone for zone in subnets if all(any((name, zone) in offered for name in role.instance_types) for role in roles)
+    )
     if not have_all:
+        planned = ", ".join(role.instance_types[0] for role in roles)
         raise CloudRefused(
-            f"no zone of the region has all of {', '.join(names)} and {'one of the' if named else 'default'} subnets.",
+            f"no zone of the region has all of {planned} and {'one of the' if named else 'default'} subnets.",
             hint=f"plan again with `hetopt recommend PROFILE --exclude TYPE`; {MAKE_SUBNETS}",
         )
     zones = (
@@ -232,6 +235,7 @@ def zones_for(
                 name: _rate(catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd)
                 for role in roles
                 for name in role.instance_types
+                if (name, zone) in offered
             },
         )
         for zone in have_all
@@ -382,11 +386,11 @@ def region_of(plan: Plan) -> str:
     return region
 
 
-def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[str]] | None = None) -> tuple[Role, ...]:
-    """Return the plan's groups as fleets to ask for, in order, with the run's hosts and the substitute types of each.
+def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
+    """Return the plan's groups as fleets to ask for, in order, with the run's hosts and the types that may stand in.
 
     Raises:
-        BadInput: the run's workers are not those of the groups, or a substitute boots another image than its group.
+        BadInput: the run's workers are not those of the groups, or a type cannot be trained on.
     """
     hosts = list(dict.fromkeys(worker.host for worker in plan.run.workers))
     if len(hosts) != sum(group.machines for group in plan.chosen.groups):
@@ -397,20 +401,13 @@ def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[st
     roles = []
     for number, group in enumerate(plan.chosen.groups):
         mine, hosts = hosts[: group.machines], hosts[group.machines :]
-        others = tuple((substitutes or {}).get(group.instance_type, ()))
-        kinds = {image_kind(catalog.instance_type(name)) for name in (group.instance_type, *others)}
-        if len(kinds) > 1:
-            raise BadInput(
-                f"{', '.join(others)} cannot stand in for {group.instance_type}: they boot different images.",
-                hint="name substitutes of the same architecture, all with a GPU or all without",
-            )
         roles.append(
             Role(
                 name=f"{number}-{group.instance_type.replace('.', '-')}",
-                instance_types=(group.instance_type, *others),
+                instance_types=(group.instance_type, *group.stand_ins),
                 hosts=tuple(mine),
                 market=group.market,
-                image_kind=kinds.pop(),
+                image_kind=image_kind(catalog.instance_type(group.instance_type)),
             )
         )
     return tuple(roles)
@@ -513,7 +510,7 @@ class Orders:
         # Who brings the data set to the region has paid for that out of the same budget.
         before_usd = plan.chosen.prediction.data_transfer_usd
         order = self.of_job(
-            roles=roles_of(plan, self.catalog, self.options.substitutes),
+            roles=roles_of(plan, self.catalog),
             budget_usd=budget_of(plan, self.options.budget_usd),
             gradient_bytes=plan.profile.job.gradient_bytes,
             disk_gb=plan.chosen.disk_gb,
