@@ -47,21 +47,20 @@ class Place:
     """The machines that run probes, as the probes they can make, their price and how they measure.
 
     Attributes:
-        probes: all that may be made.
+        probes: all that may be made, one of a layout.
         usd_per_hour: of the machines of a layout, by its configuration.
         startup_s: from the request of its machines to the first step of a probe.
-        measure: all probes of a layout, within so many USD: what they brought and cost.
+        measure: one probe, within so many USD: what it brought and cost.
     """
 
     probes: Sequence[ProbeRun]
     usd_per_hour: Callable[[Configuration], float]
     startup_s: float
-    measure: Callable[[Sequence[ProbeRun], float], tuple[Sequence[StepSample], float]]
+    measure: Callable[[ProbeRun, float], tuple[StepSample, float]]
 
     def price_usd(self, asked: Configuration, step_time_s: float | None) -> float:
-        """Return the USD of all probes of a layout, by its configuration and, where it is known, the time of a step."""
-        runs = sum(probe.configuration.layout == asked.layout for probe in self.probes)
-        return runs * probe_usd(self.usd_per_hour(asked), self.startup_s, step_time_s)
+        """Return the USD of the probe of a configuration, with the seconds of its step; None: not known."""
+        return probe_usd(self.usd_per_hour(asked), self.startup_s, step_time_s)
 
 
 def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
@@ -70,9 +69,6 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
     Raises:
         BadInput: there is nothing to explore.
     """
-    by_layout: dict[object, list[ProbeRun]] = {}
-    for probe in place.probes:
-        by_layout.setdefault(probe.configuration.layout, []).append(probe)
     samples: list[StepSample] = []
     begun_s, spent_usd = time.monotonic(), 0.0
     next_probe = partial(
@@ -85,12 +81,20 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
     while not isinstance(suggested := next_probe(samples, spent_usd), str):
         asked = suggested.configuration
         tell(f"{_layout(asked)}: measuring", None)
-        probed, usd = place.measure(by_layout[asked.layout], budget_usd - spent_usd)
-        samples += probed
+        run = next(probe for probe in place.probes if probe.configuration == asked)
+        try:
+            sample, usd = place.measure(run, budget_usd - spent_usd)
+        except (BudgetStop, CloudRefused, RunFailed) as refused:
+            if not samples:
+                raise
+            # What was measured so far is worth keeping.
+            suggested = f"{refused.message} {refused.hint or ''}".strip()
+            break
+        samples.append(sample)
         spent_usd += usd
-        steps = ", ".join(formatting.duration(sample.step_time_s) for sample in probed)
-        tell.note(f"{_layout(asked)}: steps of {steps} for {formatting.usd(usd)} ({suggested.reason})")
-        if all(sample.layout != asked.layout for sample in probed):
+        took = formatting.duration(sample.step_time_s)
+        tell.note(f"{_layout(asked)}: steps of {took} for {formatting.usd(usd)} ({suggested.reason})")
+        if sample.layout != asked.layout:
             suggested = "a probe brought no step of its layout"
             break
     tell.note(f"explored for {formatting.usd(spent_usd)} of {formatting.usd(budget_usd)}: {suggested}")
@@ -193,10 +197,10 @@ def _place(
 ) -> Place:
     """Return a place whose probes cost what their machines cost for the time that they take."""
 
-    def measure(runs: Sequence[ProbeRun], left_usd: float) -> tuple[Sequence[StepSample], float]:
+    def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
         begun_s = time.monotonic()
-        samples = [_run(launcher, run, tell) for run in runs]
-        return samples, usd_per_hour(runs[0].configuration) * (time.monotonic() - begun_s) / 3600
+        sample = _run(launcher, run, tell)
+        return sample, usd_per_hour(run.configuration) * (time.monotonic() - begun_s) / 3600
 
     return Place(probes=probes, usd_per_hour=usd_per_hour, startup_s=startup_s, measure=measure)
 
@@ -252,27 +256,14 @@ def place_on_ec2(
         gradient_bytes=measured.job.gradient_bytes,
     )
     hourly = _spot_usd_per_hour(catalog, types)
-    completed: list[ProbeRun] = []
 
-    def measure(runs: Sequence[ProbeRun], left_usd: float) -> tuple[Sequence[StepSample], float]:
-        samples, spent = [], 0.0
-        for run in runs:
-            # Whatever happens, `hetopt gc` knows of a run's folder.
-            now = datetime.datetime.now(datetime.UTC)
-            folder = RunFolders(home=runs_home()).create("probe", now, secret=True)
-            try:
-                within, command = left_usd - spent, f"hetopt gc --on ec2 --run {folder.name} --remove"
-                sample = _run(replace(launcher, budget_usd=within), run, tell, folder=folder, command=command)
-            except (BudgetStop, CloudRefused, RunFailed) as refused:
-                if not completed:
-                    raise
-                # What was measured so far is worth keeping.
-                tell.note(f"{refused.message} {refused.hint or ''}".strip())
-                break
-            samples.append(sample)
-            completed.append(run)
-            spent += spent_usd(folder)
-        return samples, spent
+    def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
+        # Whatever happens, `hetopt gc` knows of a run's folder.
+        folder = RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)
+        command = f"hetopt gc --on ec2 --run {folder.name} --remove"
+        return _run(replace(launcher, budget_usd=left_usd), run, tell, folder=folder, command=command), spent_usd(
+            folder
+        )
 
     return Place(
         probes=probes,

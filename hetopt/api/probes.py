@@ -1,6 +1,6 @@
 """Short runs that measure whole steps of a layout: of this machine's processes, of the user's own or rented hosts.
 
-On rented machines each layout is probed once, at the share of the task's batch that its workers would have.
+Each layout is probed once, at the share of the task's batch that its workers would have.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ def counts(most: int) -> tuple[int, ...]:
 
 
 def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
-    """Return probe runs of 1, 2, 3, 4, 6 and so on to ``workers`` processes of this machine, at two batch sizes."""
+    """Return probe runs of 1, 2, 3, 4, 6 and so on to ``workers`` processes of this machine."""
     return tuple(
-        probe(profile, (Node(type=LOCAL, workers=count),), size, threads=max(1, profile.host.logical_cpus // count))
+        probe(profile, (Node(type=LOCAL, workers=count),), threads=max(1, profile.host.logical_cpus // count))
         for count in counts(workers)
-        for size in _local_sizes(profile, workers)
     )
 
 
@@ -66,8 +65,7 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
     """Return probe runs of each host alone, then of the first 2, 3, 4, 6 and so on together, under the hosts' names."""
     nodes = [Node(type=host.name, workers=len(host.devices)) for host in hosts]
     layouts = [(node,) for node in nodes] + [tuple(nodes[:count]) for count in counts(len(nodes)) if count > 1]
-    sizes = _local_sizes(profile, sum(node.workers for node in nodes))
-    return tuple(probe(profile, layout, size) for layout in layouts for size in sizes)
+    return tuple(probe(profile, layout) for layout in layouts)
 
 
 MOST_MACHINES = 2
@@ -91,14 +89,14 @@ def rented_probes(
         for other in types[place + 1 :]
         if kind(first) == kind(other)
     ]
-    return tuple(_rented(profile, layout) for layout in layouts)
-
-
-def _rented(profile: Profile, layout: tuple[InstanceType, ...]) -> ProbeRun:
-    nodes = tuple(Node(type=each.name, workers=each.cuda_devices or 1) for each in layout)
-    workers = sum(node.workers for node in nodes)
-    size = max(1, min(profile.job.batch_size // workers, profile.job.dataset_size // workers))
-    return probe(profile, nodes, size, names=[f"{each.name}-{place}" for place, each in enumerate(layout)])
+    return tuple(
+        probe(
+            profile,
+            tuple(Node(type=each.name, workers=each.cuda_devices or 1) for each in layout),
+            names=[f"{each.name}-{place}" for place, each in enumerate(layout)],
+        )
+        for layout in layouts
+    )
 
 
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
@@ -120,30 +118,23 @@ def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
     )
 
 
-def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
-    """Return the local batch sizes of probes: as if the task's batch was divided among all workers, and among two."""
-    batch = profile.job.batch_size
-    most = max(1, profile.job.dataset_size // workers)
-    return tuple(sorted({min(most, max(2, batch // workers)), min(most, max(4, batch // 2))}))
-
-
 def probe(
     profile: Profile,
     nodes: tuple[Node, ...],
-    size: int,
     *,
     names: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> ProbeRun:
-    """Return a probe run of ``size`` samples a worker on ``nodes``, called ``names`` as hosts (None: by their types).
+    """Return a probe run on ``nodes``, each worker with its share of the job's batch, at least a sample.
 
     Args:
         profile: of the job.
         nodes: the machines.
-        size: samples of each worker.
         names: of the machines as hosts of the run; None: they are called as their types.
         threads: of a worker; None: as many as it takes.
     """
+    count = sum(node.workers for node in nodes)
+    size = max(1, min(profile.job.batch_size // count, profile.job.dataset_size // count))
     workers = tuple(
         WorkerSpec(host=name, type=node.type, local_batch_size=size, threads=threads)
         for name, node in zip(names or [node.type for node in nodes], nodes, strict=True)

@@ -84,14 +84,10 @@ class StepTimes:
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
         """Return the USD of renting a configuration for set-up and a probe's steps; None: a price is not known."""
-        hourly = 0.0
-        for node in configuration.nodes:
-            listed = node.type in self.catalog.instance_types
-            price = self.catalog.price(node.type, self.market) if listed else None
-            if price is None:
-                return None
-            hourly += price.usd_per_hour
-        return probe_usd(hourly, BOOT_S, step_time_s)
+        types = [node.type for node in configuration.nodes]
+        prices = [self.catalog.price(name, self.market) for name in types if name in self.catalog.instance_types]
+        known = [price.usd_per_hour for price in prices if price is not None]
+        return probe_usd(sum(known), BOOT_S, step_time_s) if len(known) == len(types) else None
 
 
 def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:

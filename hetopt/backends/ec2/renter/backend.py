@@ -243,8 +243,9 @@ class Ec2Probes(Ec2Launcher):
             now_s=self.clock(),
         ).save(run_dir / ORDER_FILE)
         (run_dir / BUNDLE_FILE).write_bytes(self.bundle.data)
-        there = {"task": self.bundle.task, "data_dir": self.data}
-        return super().start(spec.model_copy(update=there), run_dir, environment)
+        return super().start(
+            spec.model_copy(update={"task": self.bundle.task, "data_dir": self.data}), run_dir, environment
+        )
 
 
 def spent_usd(run_dir: Path) -> float:
