@@ -183,9 +183,6 @@ class Group(Record):
     assumed: Assumptions | None = Field(
         default=None, description="absent in plans of versions that did not write it down"
     )
-    stand_ins: tuple[str, ...] = Field(
-        default=(), description="types that may be rented in its place: the run keeps its limits and intervals"
-    )
 
     @model_validator(mode="after")
     def _one_share_a_worker(self) -> Self:
@@ -476,6 +473,10 @@ class Plan(Artifact):
     hetopt_version: str
     goal: Goal
     chosen: Candidate
+    stand_ins: tuple[tuple[str, ...], ...] = Field(
+        default=(),
+        description="by group of the chosen cluster: other types with which the run keeps its limits and intervals",
+    )
     pareto: tuple[Candidate, ...] = Field(
         description="no other that was found is better both for who wants the fastest and for who wants the cheapest"
     )
@@ -498,6 +499,12 @@ class Plan(Artifact):
     insight: Sensitivity | None = Field(default=None, description="absent in plans of versions that did not look")
     run: RunSpec
     profile: Profile = Field(description="the profile it was planned from, whole, so that a plan stands alone")
+
+    @property
+    def with_stand_ins(self) -> list[tuple[Group, tuple[str, ...]]]:
+        """The groups of the chosen cluster, each with the types that may be rented in place of its own."""
+        nothing = ((),) * len(self.chosen.groups)
+        return list(zip(self.chosen.groups, (*self.stand_ins, *nothing), strict=False))
 
     @property
     def risk(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hetopt.core import formatting
@@ -351,7 +351,7 @@ def details(plan: Plan) -> Iterator[Block]:
     yield Table(
         name="machines",
         columns=columns("machines, or, market, each has, #USD/h, #batch, step time is"),
-        rows=[_machine(group) for group in chosen.groups],
+        rows=[_machine(*row) for row in plan.with_stand_ins],
         caption="USD/h: one machine · batch: local batch size, samples · "
         + "; ".join(dict.fromkeys(map(_price_of, chosen.groups))),
     )
@@ -368,13 +368,13 @@ def _interval(known: Range, say: formatting.Say) -> str:
     return f"{say(known.value)} ({say(known.low)} – {say(known.high)} with 90 % probability)"
 
 
-def _machine(group: Group) -> list[Cell]:
+def _machine(group: Group, others: Sequence[str]) -> list[Cell]:
     band = f", {group.interruption_band} a month" if group.interruption_band else ""
     seen = f", {group.watched.in_words}" if group.watched else ""
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
     return [
         f"{group.machines} × {group.instance_type}",
-        ", ".join(group.stand_ins),
+        ", ".join(others),
         group.terms + band + seen,
         "" if group.hardware is None else group.hardware.in_words,
         Figure(group.price_usd_per_hour, "USD", "price"),

@@ -61,16 +61,16 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast
     )
 
 
-def with_stand_ins(
+def stand_ins(
     space: SearchSpace, job: JobModel, limits: Limits, cluster: Cluster, candidate: Candidate
-) -> Candidate:
-    """Return the plan record of ``cluster`` with the types that may be rented in place of each group's, cheapest first.
+) -> tuple[tuple[str, ...], ...]:
+    """Return the types that may be rented in place of each group's of a ``cluster``, the cheapest first.
 
     With all machines of the group of such a type, the run fits the limits at its median, and its expected time and cost
     lie within the candidate's 90 % intervals.
     """
-    own, groups = [space.options[index] for index, _ in cluster.machines], []
-    for place, (group, (_, machines)) in enumerate(zip(candidate.groups, cluster.machines, strict=True)):
+    own, types = [space.options[index] for index, _ in cluster.machines], []
+    for place, (_, machines) in enumerate(cluster.machines):
         others = [option for option in (*space.options, *space.beaten) if _may_replace(option, own[place])]
         rest = [(other, count) for other, (_, count) in enumerate(cluster.machines) if other != place]
         clusters = [
@@ -83,9 +83,8 @@ def with_stand_ins(
         within = (time_s <= candidate.prediction.total_s.high) & (cost_usd <= candidate.prediction.cost_usd.high)
         kept = within & (limits.overrun(predicted) <= 1)
         cheapest = [row for row in np.argsort(cost_usd, kind="stable").tolist() if kept[row]][:STAND_INS]
-        names = tuple(others[rows.cluster(row).machines[-1][0] - len(own)].name for row in cheapest)
-        groups.append(group.model_copy(update={"stand_ins": names}))
-    return candidate.model_copy(update={"groups": tuple(groups)})
+        types.append(tuple(others[rows.cluster(row).machines[-1][0] - len(own)].name for row in cheapest))
+    return tuple(types)
 
 
 def _may_replace(option: MachineOption, planned: MachineOption) -> bool:

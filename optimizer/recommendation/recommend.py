@@ -37,7 +37,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
 from hetopt.optimizer.plan import AWS, OWN, Candidate, Goal, Plan, Sensitivity
-from hetopt.optimizer.recommendation.candidates import make_candidate, run_spec, with_stand_ins
+from hetopt.optimizer.recommendation.candidates import make_candidate, run_spec, stand_ins
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
     choices,
@@ -142,7 +142,6 @@ def recommend(
 
     assert result.chosen is not None
     chosen, front = candidate(result.chosen), tuple(candidate(row) for row in result.front.tolist())
-    chosen = with_stand_ins(space, job, limits, result.cluster(result.chosen), chosen)
     ways = choices(model, question, result, limits)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
@@ -152,6 +151,7 @@ def recommend(
         hetopt_version=version("hetopt"),
         goal=goal,
         chosen=chosen,
+        stand_ins=stand_ins(space, job, limits, result.cluster(result.chosen), chosen),
         pareto=front,
         memory=memory,
         choices=ways,

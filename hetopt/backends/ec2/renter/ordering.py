@@ -399,12 +399,12 @@ def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
             hint=f"it was edited; make it again with `{Plan.MADE_BY}`",
         )
     roles = []
-    for number, group in enumerate(plan.chosen.groups):
+    for number, (group, others) in enumerate(plan.with_stand_ins):
         mine, hosts = hosts[: group.machines], hosts[group.machines :]
         roles.append(
             Role(
                 name=f"{number}-{group.instance_type.replace('.', '-')}",
-                instance_types=(group.instance_type, *group.stand_ins),
+                instance_types=(group.instance_type, *others),
                 hosts=tuple(mine),
                 market=group.market,
                 image_kind=image_kind(catalog.instance_type(group.instance_type)),
