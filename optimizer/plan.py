@@ -503,8 +503,7 @@ class Plan(Artifact):
     @property
     def with_stand_ins(self) -> list[tuple[Group, tuple[str, ...]]]:
         """The groups of the chosen cluster, each with the types that may be rented in place of its own."""
-        nothing = ((),) * len(self.chosen.groups)
-        return list(zip(self.chosen.groups, (*self.stand_ins, *nothing), strict=False))
+        return list(zip(self.chosen.groups, (*self.stand_ins, *((),) * len(self.chosen.groups)), strict=False))
 
     @property
     def risk(self) -> str | None:
