@@ -220,18 +220,21 @@ def worth_their_machines(question: Question, result: SearchResult, limits: Limit
 
     One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
     for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
+    Both wait alike for spot machines, which therefore does not count.
     """
     rows, forecast = result.rows, result.forecast
     is_one, is_idle = rows.count.sum(axis=1) == 1, np.zeros(len(forecast), dtype=np.bool_)
+    took_s = forecast.startup_s + forecast.work_s
     is_steady = np.isin(np.arange(len(forecast)), on_demand_rows(question.space, result))
     is_safe = limits.risk(forecast) <= 1
     kinds = [*rows_of_gpus(question.space, result, question.gpus)] or [np.arange(len(forecast))]
     for kind, steady in product(kinds, (False, True)):
         ones = kind[is_one[kind] & (is_steady[kind] | (not steady)) & is_safe[kind]]
-        ones = ones[np.argsort(forecast.total_s[ones], kind="stable")]
+        ones = ones[np.argsort(took_s[ones], kind="stable")]
         clusters = kind[~is_one[kind] & (is_steady[kind] == steady)]
         least_usd = np.minimum.accumulate(np.array([np.inf, *forecast.cost_usd[ones]]))  # of the quickest so many
-        in_time = np.searchsorted(forecast.total_s[ones], forecast.total_high_s[clusters], side="right")
+        late_s = took_s[clusters] * np.exp(Z90 * forecast.work_log_sd[clusters])
+        in_time = np.searchsorted(took_s[ones], late_s, side="right")
         is_idle[clusters] = least_usd[in_time] <= forecast.cost_high_usd[clusters]
     worth = np.flatnonzero(~is_idle)
     part = forecast.take(worth)

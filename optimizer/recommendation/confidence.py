@@ -67,7 +67,7 @@ def simulate(
                 written_s=job.written_s,
                 checkpoint_bytes=job.checkpoint_bytes,
                 before_usd=job.before_usd,
-                resumes=job.resumes,
+                interval_s=float(forecast.interval_s[row]),
             )
         )
     runs = possible_runs(finalists, seed=seed)
