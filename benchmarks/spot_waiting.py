@@ -4,7 +4,8 @@ Jobs of 1 to 48 h, on as many machines as a recording has, begin at moments draw
 the two days before is what a plan knows: losses, machine-hours, and how long lost machines were missed. Its prior was
 fitted to the recordings of all pools but the job's. The replay trains in every sample with the machines that are there,
 each from `START_S` after it came, at a speed of the job's own: a plan knows it within `SPEED_LOG_SD`. A job that
-outlives its recording counts as later than planned where it is already, and is left out elsewhere.
+outlives its recording counts as later than planned where it is already, and is left out elsewhere. The chance to keep a
+deadline of `DEADLINE` times the work stands beside the share of jobs that kept it.
 
 ``shown`` is the time of a plan, and ``simulated`` the median of its possible runs. ``first_`` is the plan of who saw
 nothing of the pool. ``blind`` is the simulated one where a lost machine can be had again at once. ``certain`` believes
@@ -40,7 +41,7 @@ from hetopt.optimizer.step_time.posterior import Known, Shape
 JOBS = 600
 SEEN_S = 2 * 86_400.0
 WORK_S = 3600.0, 48 * 3600.0
-START_S, SPEED_LOG_SD = 180.0, 0.05
+START_S, SPEED_LOG_SD, DEADLINE = 180.0, 0.05, 2.0
 
 ONE_STEP = JobModel(
     steps=GivenSteps(amount=1),
@@ -145,7 +146,7 @@ def shown_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
 
 
 def simulated_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
-    """Return the median time of simulated runs and its 90 % interval, seconds."""
+    """Return the median time of simulated runs and its 90 % interval, seconds, and the chance to keep the deadline."""
     run = Finalist(
         pools=(RentedPool(machines=job.machines, usd_per_hour=1.0, belief=belief),),
         billing=ONE_STEP.billing,
@@ -156,7 +157,11 @@ def simulated_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
         checkpoint_s=ONE_STEP.checkpoint_s,
         interval_s=60.0,
     )
-    return tuple(np.quantile(possible_runs([run], seed=0).total_s[0], [0.5, 0.05, 0.95]).tolist())
+    runs = possible_runs([run], seed=0)
+    return (
+        *np.quantile(runs.total_s[0], [0.5, 0.05, 0.95]).tolist(),
+        float(runs.chance(deadline_s=DEADLINE * job.work_s)[0]),
+    )
 
 
 def believed(job: Job, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
@@ -174,11 +179,12 @@ def believed(job: Job, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePoste
 
 def judged(drawn: list[Job], planned: Callable[[Job], tuple[float, ...]]) -> tuple[float, float, float]:
     """Return the signed median error of planned times, the share within their interval, and its median half width."""
-    rows = []
-    for job in drawn:
-        middle, low, high = planned(job)
-        if job.ended or job.took_s >= high:
-            rows.append((middle / job.took_s - 1, low / 1.001 <= job.took_s <= high, math.sqrt(high / low)))
+    rows = [
+        (middle / job.took_s - 1, low / 1.001 <= job.took_s <= high, math.sqrt(high / low))
+        for job in drawn
+        for middle, low, high, *_ in [planned(job)]
+        if job.ended or job.took_s >= high
+    ]
     errors, inside, widths = np.array(rows).T
     return float(np.median(errors)), float(np.mean(inside)), float(np.median(widths))
 
@@ -211,6 +217,16 @@ def main() -> None:
                 f"{name}_abs_signed_median_error": round(abs(error), 4),
                 f"{name}_within_interval": round(within, 4),
             }
+    chance, kept = np.mean(
+        [
+            (simulated_s(job, believed(job))[-1], job.took_s <= DEADLINE * job.work_s)
+            for job in drawn
+            if job.ended or job.took_s > DEADLINE * job.work_s
+        ],
+        axis=0,
+    )
+    print(f"{chance:.0%} planned to keep a deadline of {DEADLINE:g} times the work, {kept:.0%} kept it")
+    results.goal("chance_less_kept", abs(float(chance - kept)), at_most=0.10)
     publish(results, read.json_file)
 
 
