@@ -27,11 +27,11 @@ from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, possible_runs
 from hetopt.optimizer.cost.preemption_rate import (
     RECORDED,
-    SHOCKS,
     TOLD_BY_THE_PAST,
     ObservedPreemptions,
     Outages,
     PreemptionRatePosterior,
+    effective_machines,
     scarce_prior,
 )
 from hetopt.optimizer.plan import ObservedLosses
@@ -126,7 +126,7 @@ def jobs(traces: list[NodeTrace], count: int, seed: int) -> Iterator[Job]:
 
 def shown_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
     """Return the time of a plan and its 90 % interval, seconds."""
-    effective = float(SHOCKS.effective_machines(job.machines))
+    effective = float(effective_machines(job.machines))
     known = {
         "machines": job.machines,
         "workers": 1.0,

@@ -136,13 +136,11 @@ class Interruptions:
     Attributes:
         expected_factor: expected time of the job over its time without losses, checkpoints included.
         log_sd: spread of the log of that factor between calm and scarce pools.
-        scarce_factor: the factor if one of the pools turns out to be scarce.
         interval_s: work between checkpoints, the best for the whole prior; infinite where nothing is ever lost.
     """
 
     expected_factor: Array
     log_sd: Array
-    scarce_factor: Array
     interval_s: Array
 
 
@@ -197,7 +195,6 @@ def interruptions(
     return Interruptions(
         expected_factor=expected.reshape(work.shape),
         log_sd=np.sqrt(variance).reshape(work.shape),
-        scarce_factor=(factors[:, 1:] @ _NODE_WEIGHTS).reshape(work.shape),
         interval_s=np.array(interval),
     )
 

@@ -6,6 +6,9 @@ job until another machine could have started; work since the last checkpoint is 
 drawn by their number and the moments of what each costs, so that one draw takes no loop over events; the mean over
 draws is Daly's. Where the pool has no other machine, the rest of the cluster trains on: the run takes longer by the
 part of its machines that is away, and nobody is paid for that. A request may fall into such a time, too.
+
+A run with a deadline moves to the same machines on demand, once it trains, at the last moment at which these are in
+time, if the budget pays for that: as a launch does that is followed.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from functools import lru_cache
 import numpy as np
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Billing, Numbers, Usage, total_usd
-from hetopt.optimizer.cost.preemption_rate import OUTAGE_SHAPE, SHOCKS, PreemptionRatePosterior
+from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Billing, Numbers, Usage, billed_hours, total_usd
+from hetopt.optimizer.cost.preemption_rate import OUTAGE_SHAPE, PreemptionRatePosterior, effective_machines
 
 DRAWS = 2000
 _MOST_LOSSES = 1e5
@@ -56,6 +59,8 @@ class Finalist:
         interval_s: work between checkpoints; infinite where none is saved, and a loss costs all that was done.
         written_s: from then until it is on disk.
         before_usd: paid before machines are rented, such as for the data set's transfer.
+        deadline_s, budget_usd: by which, and with which in all, it moves to machines on demand; 0: it does not.
+        on_demand_usd_per_hour: of all its machines, on demand.
     """
 
     pools: tuple[RentedPool, ...]
@@ -72,6 +77,9 @@ class Finalist:
     checkpoint_bytes: float = 0.0
     disk_gb: float = USUAL_DISK_GB
     before_usd: float = 0.0
+    deadline_s: float = 0.0
+    budget_usd: float = 0.0
+    on_demand_usd_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +115,14 @@ def _runs_of(run: Finalist, seed: int, draws: int) -> tuple[Array, Array]:
     start_factor = np.exp(run.start_up_log_sd * start_error)
     work = run.work_s * np.exp(run.step_time_log_sd * time_error + run.steps_log_sd * steps_error)
     machines = sum(pool.machines for pool in run.pools)
-    per_hour, hourly, away_s = np.zeros((3, draws))
+    per_hour, hourly, away_s, first_s = np.zeros((4, draws))
     for pool in run.pools:
         if pool.belief is not None:
             hazard, outage_h = pool.belief.sample(draws, generator)
-            per_hour += hazard * SHOCKS.effective_machines(pool.machines)
-            later_s, first_s = waits(work, hazard, SECONDS_PER_HOUR * outage_h, generator)
-            away_s += pool.machines / machines * later_s + first_s
+            per_hour += hazard * effective_machines(pool.machines)
+            waits_s = waits(work, hazard, SECONDS_PER_HOUR * outage_h, generator)
+            away_s += pool.machines / machines * waits_s[0]
+            first_s += waits_s[1]
         hourly += pool.machines * pool.usd_per_hour * np.exp(pool.price_log_sd * price_error)
     interval_s, restart_s = min(run.interval_s, _NEVER_S), run.restart_s * start_factor + run.written_s
     count, checkpoints, added_s = losses(work, per_hour, interval_s, run.checkpoint_s, restart_s, generator)
@@ -129,7 +138,15 @@ def _runs_of(run: Finalist, seed: int, draws: int) -> tuple[Array, Array]:
     cost = run.before_usd + total_usd(
         usage, run.billing, machine_usd_per_hour=hourly, machines=machines, disk_gb=run.disk_gb
     )
-    return start_up + work + added_s + away_s, cost
+    began_s, total_s = start_up + first_s, start_up + first_s + work + added_s + away_s
+    # The last moment to move, of a run that trains evenly: two changes of machines must fit, in case the first is lost.
+    pace = work / (total_s - began_s)
+    move_s = (run.deadline_s - 2 * restart_s - interval_s - work - pace * began_s) / np.maximum(1 - pace, 1e-9)
+    moved_usd = (
+        cost * move_s / total_s + billed_hours(run.deadline_s - move_s, run.billing) * run.on_demand_usd_per_hour
+    )
+    moves = (total_s > run.deadline_s) & (move_s >= began_s) & (moved_usd <= run.budget_usd)
+    return np.where(moves, run.deadline_s, total_s), np.where(moves, moved_usd, cost)
 
 
 def losses(

@@ -72,8 +72,7 @@ class HazardComponent:
 CALM_SHAPE = 0.5
 """Of the hazard of a pool with capacity to spare; its mean is what its band leaves."""
 
-MONTH_LOST = {"<5%": 0.025, "5-10%": 0.075, "10-15%": 0.125, "15-20%": 0.175, ">20%": 0.6}
-MONTH_LOST_UNKNOWN = 0.26
+MONTH_LOST = {"<5%": 0.025, "5-10%": 0.075, "10-15%": 0.125, "15-20%": 0.175, ">20%": 0.6, None: 0.26}
 """Share of a fleet that is taken back in a month, by the advisor's band: its middle. Of an unknown band it is the mean
 over the 14,962 types and regions of the advisor's file of 2025-06, a third of which are in the last."""
 
@@ -135,7 +134,7 @@ class PreemptionRatePosterior:
     @cache
     def prior(cls, band: str | None) -> PreemptionRatePosterior:
         """Return the belief about an unobserved pool in AWS's interruption band, such as '<5%'; None: unknown."""
-        lost = MONTH_LOST.get(band or "", MONTH_LOST_UNKNOWN)
+        lost = MONTH_LOST.get(band, MONTH_LOST[None])
         scarce_chance = LOST_TO_SCARCITY * lost
         kept = (1 - lost) / (1 - scarce_chance)  # of a month's machines in calm pools: (rate / (rate + month))^shape
         scarce, outages = scarce_prior(ObservedPreemptions.load(RECORDED).pools)
@@ -208,40 +207,29 @@ class PreemptionRatePosterior:
         return np.where(scarce, scarce_rates, calm_rates), np.where(scarce, outages_h, 0.0)
 
 
-_NONE = HazardComponent(shape=0.0, rate_h=1.0)
-NEVER_LOST = PreemptionRatePosterior(calm=_NONE, scarce=_NONE, scarce_chance=0.0)
+NEVER_LOST = PreemptionRatePosterior(
+    calm=HazardComponent(shape=0.0, rate_h=1.0), scarce=HazardComponent(shape=0.0, rate_h=1.0), scarce_chance=0.0
+)
 """Of machines that nobody takes back."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommonShocks:
-    """Model of preemptions within one pool: some hit one machine, shocks hit several at once (Marshall, Olkin 1967).
+SHOCK_SHARE, SHOCK_REACH = 0.66, 0.35
+"""Of a pool's losses, the part that comes with shocks, and the probability that a shock takes a certain machine. From
+the sizes of losses in two pools of four V100 machines over 30 days (skypilot-org/spot-traces 221da1a, 2023-08): 140,
+40, 14 and 2 times one, two, three and four machines went between two samples 5 minutes apart. The ratios of the last
+three give the reach (0.34, 0.36), and what is left of the first the share; 48 % of the lost went with another."""
 
-    Of a machine's hazard lambda the part ``(1 - share) lambda`` is its own. Shocks arrive at ``share lambda / reach``
-    for the whole pool, and each takes any machine with probability ``reach``, which adds up to lambda again.
 
-    Attributes:
-        share: of the losses, that come with a shock.
-        reach: probability that a shock takes a certain machine.
+def effective_machines(machines: ArrayLike, *, share: float = SHOCK_SHARE, reach: float = SHOCK_REACH) -> Array:
+    """Return the number of independently lost machines that would stop a job as often as ``machines`` of one pool.
+
+    Some losses hit one machine, and shocks several at once (Marshall, Olkin 1967). Of a machine's hazard lambda the
+    part ``(1 - share) lambda`` is its own. Shocks arrive at ``share lambda / reach`` for the whole pool, and each takes
+    any machine with probability ``reach``, which adds up to lambda again. Events that stop a job of n machines arrive
+    at ``lambda * effective_machines(n)``: n if losses are independent, less with shocks.
     """
-
-    share: float
-    reach: float
-
-    def effective_machines(self, machines: ArrayLike) -> Array:
-        """Return the number of independently lost machines that would stop a job as often as ``machines`` of one pool.
-
-        ``n`` if losses are independent; less with shocks, as one event takes several machines at once. Events that
-        stop a job of n machines arrive at ``lambda * effective_machines(n)``.
-        """
-        count = np.asarray(machines, dtype=np.float64)
-        return (1 - self.share) * count + self.share / self.reach * (1 - (1 - self.reach) ** count)
-
-
-SHOCKS = CommonShocks(share=0.66, reach=0.35)
-"""From the sizes of losses in two pools of four V100 machines over 30 days (skypilot-org/spot-traces 221da1a, 2023-08):
-140, 40, 14 and 2 times one, two, three and four machines went between two samples 5 minutes apart. The ratios of the
-last three give the reach (0.34, 0.36), and what is left of the first the share; 48 % of the lost went with another."""
+    count = np.asarray(machines, dtype=np.float64)
+    return (1 - share) * count + share / reach * (1 - (1 - reach) ** count)
 
 
 class ObservedPool(Record):

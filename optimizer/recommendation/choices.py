@@ -52,7 +52,7 @@ def listed(question: Question, result: SearchResult, limits: Limits) -> SearchRe
     wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
     wished = [result.chosen if wish == limits else _chosen(question, result, wish) for wish in wishes]
     rows = list(dict.fromkeys([*(row for row in wished if row is not None), *result.front.tolist()]))
-    runs = simulate(question.space, question.job, result, rows, seed=question.seed)
+    runs = simulate(question.space, question.job, result, rows, limits, seed=question.seed)
     chance = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     sure = np.array(rows)[chance >= min(question.asked, chance[0] - AS_LIKELY)]
     front = {result.chosen, *sure[plan_front(result.forecast.take(sure))].tolist()}
@@ -76,7 +76,7 @@ def choices(model: FittedModel, question: Question, result: SearchResult, limits
     for row in _of_each_gpu(question, result, limits, list(names)):
         names.setdefault(row, []).append("other GPU")
     rows = list(names)
-    runs = simulate(question.space, question.job, result, rows, seed=question.seed)
+    runs = simulate(question.space, question.job, result, rows, limits, seed=question.seed)
     kept = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     times_s = np.quantile(runs.total_s, EQUALLY_LIKELY, axis=1).T
     costs_usd = np.quantile(runs.cost_usd, EQUALLY_LIKELY, axis=1).T

@@ -124,7 +124,6 @@ class Forecast(Table):
     startup_s: Array
     disk_gb: Array
     interruption_s: Array
-    scarce_factor: Array
     stops_per_hour: Array
     interval_s: Array
     unavailable_s: Array
@@ -205,7 +204,6 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         startup_s=table.startup_s,
         disk_gb=table.disk_gb,
         interruption_s=training - work,
-        scarce_factor=lost.scarce_factor,
         stops_per_hour=stops,
         interval_s=lost.interval_s,
         unavailable_s=worked_s - at_work_s,
