@@ -347,12 +347,15 @@ def test_whatever_a_file_says_is_counted_or_refused(family: str, fields: dict[st
     assert 0 < counted.forward_flops < float("inf")
 
 
+SPEAKING = (
+    "apertus arcee codegen cohere cohere2 ernie4_5 exaone4 falcon glm glm4 gpt_bigcode gpt_oss gptj granite "
+    "granitemoe helium olmo olmo2 olmoe persimmon phimoe seed_oss smollm3 stablelm starcoder2"
+)
 KINDS = {
-    "camembert": "MaskedLM", "cohere": "CausalLM", "cohere2": "CausalLM", "deit": "ImageClassification",
-    "dinov2": "ImageClassification", "exaone4": "CausalLM", "falcon": "CausalLM", "gpt_bigcode": "CausalLM",
-    "gptj": "CausalLM", "granite": "CausalLM", "helium": "CausalLM", "olmo": "CausalLM", "olmo2": "CausalLM",
-    "smollm3": "CausalLM", "stablelm": "CausalLM", "starcoder2": "CausalLM",
-}  # fmt: skip
+    **dict.fromkeys(SPEAKING.split(), "CausalLM"),
+    **dict.fromkeys(("camembert", "deberta-v2", "modernbert", "mpnet"), "MaskedLM"),
+    **dict.fromkeys(("deit", "dinov2"), "ImageClassification"),
+}
 
 
 def test_families_have_the_parameters_that_transformers_gives_them() -> None:
