@@ -13,8 +13,9 @@ SAID_FILE = "said-{rank}.log"
 MEETING_FILE = "meeting"
 
 Watch: TypeAlias = Literal["every-size", "own-size", "steps"]
-"""How much of a script is watched: loaders, gradients and steps, also at other batch sizes than its own; these at its
-own alone; or nothing but the ends of optimizers' steps, so that it runs as it does by itself."""
+"""How much of a script is watched. ``every-size``: loaders, gradients and steps, also at other batch sizes than its
+own; ``own-size``: these at its own alone; ``steps``: nothing but the ends of optimizers' steps, so that it runs as
+by itself."""
 
 
 class ScriptOrder(Sweep):
