@@ -91,8 +91,8 @@ def session(
 
     Raises:
         BadInput: an argument cannot be used (the message names it), the spec is for another number of workers, things
-            do not go together, the workers were given different arguments, or another session is open.
-        RunFailed: rank 0 cannot listen at the address by which the others know it.
+            do not go together, the workers were given different arguments, another session is open, torchrun's
+            variables are missing, or rank 0 cannot listen at the address by which the others know it.
     """
     audits = AuditRecord(mode=audit, tolerance=audit_tolerance)
     if batch_norm not in get_args(BatchNormWay):
@@ -196,8 +196,8 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
 
     Raises:
         BadInput: the script's own process group cannot be used, as it has no gloo; the group stays. Or the workers have
-            different versions of hetopt, or torchrun's variables are missing.
-        RunFailed: rank 0 cannot listen at the address by which the others know it.
+            different versions of hetopt, torchrun's variables are missing, or rank 0 cannot listen at the address by
+            which the others know it.
     """
     if world_size == 1 or dist.is_initialized():
         if world_size > 1 and "gloo" not in dist.get_backend_config():
