@@ -8,7 +8,8 @@ devices that hold the same part of other replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -147,34 +148,39 @@ def cut_states(
     return weights, {**updates, "state": states}
 
 
+LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+"""Classes of modules in which models keep the blocks that they repeat."""
+
+
 def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.Module]:
-    """Return a model's blocks to shard, the modules of class ``kind``; None: the repeated class with most parameters.
+    """Return a model's blocks to shard, the modules of class ``kind``; None: the blocks that its lists repeat.
 
     Args:
         model: not sharded yet.
-        kind: class of the blocks; None: the class that holds most parameters among those that occur twice or more.
+        kind: class of the blocks; None: modules of one class, at least two, that a ``ModuleList``, ``ModuleDict`` or
+            ``Sequential`` holds, in the outermost of such lists; without lists, that any module holds.
 
     Raises:
-        BadInput: the model has none of that class, or no class that occurs twice.
+        BadInput: the model has none of that class, or repeats no module.
     """
-    modules: dict[type[nn.Module], list[nn.Module]] = {}
-    for module in list(model.modules())[1:]:  # the model itself is sharded in any case
-        modules.setdefault(type(module), []).append(module)
-    sizes = {
-        other: sum(parameter.numel() for module in same for parameter in module.parameters())
-        for other, same in modules.items()
-    }
-    # Lists of modules repeat, too: what they hold counts for itself.
-    lists = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
-    repeated = [other for other in sizes if len(modules[other]) > 1 and sizes[other] and other not in lists]
-    chosen = kind or max(repeated, key=lambda other: sizes[other], default=None)
-    if chosen is None or chosen not in modules:
-        named = "that occurs twice" if kind is None else f"of class {kind.__name__}"
+    every = [module for module in list(model.modules())[1:] if type(module) is kind]
+    blocks = every if kind else list(_repeated(model, LISTS)) or list(_repeated(model, (nn.Module,)))
+    if not blocks:
         raise BadInput(
-            f"The model has no block {named}, by which it could be sharded.",
+            f"The model has no block {'that it repeats' if kind is None else f'of class {kind.__name__}'}.",
             hint="name the class of its blocks with `blocks`, or leave `shard` out",
         )
-    return modules[chosen]
+    return blocks
+
+
+def _repeated(module: nn.Module, holders: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:
+    """Yield the outermost modules of which a module of a class of ``holders`` has several of one class."""
+    classes = Counter(type(child) for child in module.children() if any(True for _ in child.parameters()))
+    for child in module.children():
+        if isinstance(module, holders) and classes[type(child)] > 1 and not isinstance(child, LISTS):
+            yield child
+        else:
+            yield from _repeated(child, holders)
 
 
 def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[str, Any]:

@@ -189,8 +189,8 @@ class Task:
         shard: what the devices of a machine share of the model: ``none``; ``grads``: gradients and optimizer state;
             ``full``: weights as well; ``auto``: everything where one device cannot hold a replica. A run may say
             otherwise.
-        blocks: class of the modules that the model is sharded and computed again by; None: the class that holds most
-            parameters among those that occur several times.
+        blocks: class of the modules that the model is sharded and computed again by; None: the modules that its lists
+            repeat (see `hetopt.trainer.sharding.blocks_of`).
         checkpoint_activations: whether a block keeps its inputs alone for the backward pass, which computes it again.
 
     Raises:

@@ -68,6 +68,7 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
 def _order(rental: Rental) -> Iterator[Block]:
     """Yield the rental order: cluster, prices, budget and zones."""
     from hetopt.api.account import hourly_usd, last_end, unfollowed
+    from hetopt.reports.plan_document import stand_ins
 
     plan, order = rental.wanted, rental.order
     zone, names = order.zones[0], [candidate.name for candidate in order.zones]
@@ -76,11 +77,10 @@ def _order(rental: Rental) -> Iterator[Block]:
     planned = {group.instance_type: group.price_usd_per_hour for group in plan.chosen.groups}
     yield Table(
         name="machines",
-        columns=columns("machines, or, market, #planned $/h, #now $/h, #at most $/h"),
+        columns=columns("machines, market, #planned $/h, #now $/h, #at most $/h"),
         rows=[
             [
                 f"{role.machines} × {role.instance_types[0]}",
-                ", ".join(role.instance_types[1:]),
                 role.market,
                 formatting.usd(planned[role.instance_types[0]]),
                 formatting.usd(order.machine_usd_per_hour(role.instance_types[0])),
@@ -98,7 +98,7 @@ def _order(rental: Rental) -> Iterator[Block]:
         f"{formatting.usd(order.machine_usd_per_hour(group.instance_type))} an hour it is"
         for group in order.dearer(plan)
     ]
-    yield Remarks([*rental.launch.notes, *risk, *dearer])
+    yield Remarks([*rental.launch.notes, *risk, *dearer, *stand_ins(plan)])
     value, high = order.expected_usd(plan)
     hourly, worst = hourly_usd(order)
     move = _DEADLINE.format(formatting.usd(order.move_usd)) if order.move_usd else None

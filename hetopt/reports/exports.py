@@ -153,6 +153,7 @@ def dstack_task(plan: Plan, wheel: str, secret: str) -> str:
         BadInput: the plan mixes machine types, which a dstack task cannot, or trains a script.
     """
     (_, _, group), *others = _groups(plan)
+    [(_, stand_ins), *_] = plan.with_stand_ins
     if others:
         raise BadInput(
             f"The plan mixes machine types ({plan.chosen.in_words}), and a dstack task has one.",
@@ -172,7 +173,7 @@ nodes: {group.machines}
 python: "3.12"
 backends: [{json.dumps(cloud_of(group.region))}]
 regions: [{json.dumps(group.region.rpartition(":")[2])}]
-instance_types: [{json.dumps(group.instance_type)}]
+instance_types: {json.dumps([group.instance_type, *stand_ins])}
 spot_policy: {group.market}
 resources:
   cpu: 1..

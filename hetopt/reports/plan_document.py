@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from hetopt.core import formatting
@@ -363,11 +363,12 @@ def details(plan: Plan) -> Iterator[Block]:
     yield Heading("Machines")
     yield Table(
         name="machines",
-        columns=columns("machines, or, market, each has, #USD/h, #batch, step time is"),
-        rows=[_machine(*row) for row in plan.with_stand_ins],
+        columns=columns("machines, market, each has, #USD/h, #batch, step time is"),
+        rows=[_machine(group) for group in chosen.groups],
         caption="USD/h: one machine · batch: local batch size, samples · "
         + "; ".join(dict.fromkeys(map(_price_of, chosen.groups))),
     )
+    yield Remarks(stand_ins(plan))
     yield from _memory(plan)
     yield Heading("Cost")
     yield from bill(chosen)
@@ -377,17 +378,25 @@ def details(plan: Plan) -> Iterator[Block]:
     yield Remarks(plan.explanation)
 
 
+def stand_ins(plan: Plan) -> list[str]:
+    """Return a sentence for each group of the plan on the types that may be rented in place of its own."""
+    return [
+        f"In place of {group.instance_type}, where it is not to be had: {', '.join(others)}."
+        for group, others in plan.with_stand_ins
+        if others
+    ]
+
+
 def _interval(known: Range, say: formatting.Say) -> str:
     return f"{say(known.value)} ({say(known.low)} – {say(known.high)} with 90 % probability)"
 
 
-def _machine(group: Group, others: Sequence[str]) -> list[Cell]:
+def _machine(group: Group) -> list[Cell]:
     band = f", {group.interruption_band} a month" if group.interruption_band else ""
     seen = f", {group.watched.in_words}" if group.watched else ""
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
     return [
         f"{group.machines} × {group.instance_type}",
-        ", ".join(others),
         group.terms + band + seen,
         "" if group.hardware is None else group.hardware.in_words,
         Figure(group.price_usd_per_hour, "USD", "price"),

@@ -114,14 +114,20 @@ def stand_ins(
 def _may_replace(option: MachineOption, planned: MachineOption) -> bool:
     """Return whether machines of an option boot, and take workers, as the planned machines do: on one cloud and market.
 
-    Machines of one's own are those that there are.
+    Machines of one's own are those that there are. Where steps were measured on the planned type or a relative, so they
+    must be on what stands in (see `optimizer.exploring.check_probed`).
     """
     alike = (
         (each.offer.price.market, each.offer.price.region, each.offer.instance_type.architecture, each.worker.kind,
          each.worker.workers, each.way)
         for each in (option, planned)
     )  # fmt: skip
-    return option.name != planned.name and planned.offer.price.region != OWN and len(set(alike)) == 1
+    return (
+        option.name != planned.name
+        and planned.offer.price.region != OWN
+        and len(set(alike)) == 1
+        and (option.worker.evidence != "extrapolated" or planned.worker.evidence == "extrapolated")
+    )
 
 
 def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]:

@@ -57,7 +57,7 @@ def listed(question: Question, result: SearchResult, limits: Limits) -> SearchRe
     wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
     wished = [result.chosen if wish == limits else _chosen(question, result, wish) for wish in wishes]
     rows = list(dict.fromkeys([*(row for row in wished if row is not None), *result.front.tolist()]))
-    runs = simulate(question.space, question.job, result, rows, seed=question.seed)
+    runs = simulate(question.space, question.job, result, rows, limits, seed=question.seed)
     chance = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     sure = np.array(rows)[chance >= min(question.asked, chance[0] - AS_LIKELY)]
     front = {result.chosen, *sure[plan_front(result.forecast.take(sure))].tolist()}
@@ -85,7 +85,7 @@ def choices(model: FittedModel, question: Question, result: SearchResult, limits
     for row in _of_each_gpu(question, result, limits, list(names)):
         names.setdefault(row, []).append("other GPU")
     rows = list(names)
-    runs = simulate(question.space, question.job, result, rows, seed=question.seed)
+    runs = simulate(question.space, question.job, result, rows, limits, seed=question.seed)
     kept = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     times_s = np.quantile(runs.total_s, EQUALLY_LIKELY, axis=1).T
     costs_usd = np.quantile(runs.cost_usd, EQUALLY_LIKELY, axis=1).T
@@ -242,19 +242,23 @@ def worth_their_machines(question: Question, result: SearchResult, limits: Limit
 
     One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
     for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
+    Both wait alike for spot machines, which therefore does not count.
+
     Rows, forecast, choice and front of the returned result are those that are left.
     """
     rows, forecast = result.rows, result.forecast
     is_one, is_idle = rows.count.sum(axis=1) == 1, np.zeros(len(forecast), dtype=np.bool_)
+    took_s = forecast.startup_s + forecast.work_s
     is_steady = np.isin(np.arange(len(forecast)), on_demand_rows(question.space, result))
     is_safe = limits.risk(forecast) <= 1
     kinds = [*rows_of_gpus(question.space, result, question.gpus)] or [np.arange(len(forecast))]
     for kind, steady in product(kinds, (False, True)):
         ones = kind[is_one[kind] & (is_steady[kind] | (not steady)) & is_safe[kind]]
-        ones = ones[np.argsort(forecast.total_s[ones], kind="stable")]
+        ones = ones[np.argsort(took_s[ones], kind="stable")]
         clusters = kind[~is_one[kind] & (is_steady[kind] == steady)]
         least_usd = np.minimum.accumulate(np.array([np.inf, *forecast.cost_usd[ones]]))  # of the quickest so many
-        in_time = np.searchsorted(forecast.total_s[ones], forecast.total_high_s[clusters], side="right")
+        late_s = took_s[clusters] * np.exp(Z90 * forecast.work_log_sd[clusters])
+        in_time = np.searchsorted(took_s[ones], late_s, side="right")
         is_idle[clusters] = least_usd[in_time] <= forecast.cost_high_usd[clusters]
     worth = np.flatnonzero(~is_idle)
     part = forecast.take(worth)

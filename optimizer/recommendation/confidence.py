@@ -38,15 +38,18 @@ likeliest is taken."""
 
 
 def simulate(
-    space: SearchSpace, job: JobModel, result: SearchResult, rows: Sequence[int], *, seed: int
+    space: SearchSpace, job: JobModel, result: SearchResult, rows: Sequence[int], limits: Limits, *, seed: int
 ) -> PossibleRuns:
     """Return simulated runs, total seconds and USD, [rows, draws], of the clusters in some rows of a search.
+
+    With a budget and a deadline, runs on AWS move to machines on demand in time, as a launch does that is followed.
 
     Args:
         space: that was searched.
         job: what of a forecast does not depend on the cluster.
         result: of the search.
         rows: of ``result``, in the order of the returned rows.
+        limits: of the plan; its budget and deadline decide when a run moves.
         seed: of the draws; the same arguments give the same runs.
     """
     forecast, finalists = result.forecast, []
@@ -76,7 +79,10 @@ def simulate(
                 written_s=job.written_s,
                 checkpoint_bytes=job.checkpoint_bytes,
                 before_usd=job.before_usd,
-                resumes=job.resumes,
+                deadline_s=limits.deadline_s or 0.0,
+                budget_usd=(limits.budget_usd or 0.0) * all(option.offer.is_of_aws for option, _ in machines),
+                on_demand_usd_per_hour=sum(count * option.offer.worst_usd_per_hour for option, count in machines),
+                interval_s=float(forecast.interval_s[row]),
             )
         )
     runs = possible_runs(finalists, seed=seed)
@@ -131,7 +137,7 @@ def first_likely(chances: NDArray[np.float64], asked: float) -> int:
 def _chances(
     space: SearchSpace, job: JobModel, result: SearchResult, limits: Limits, rows: Sequence[int], *, seed: int
 ) -> NDArray[np.float64]:
-    runs = simulate(space, job, result, rows, seed=seed)
+    runs = simulate(space, job, result, rows, limits, seed=seed)
     return runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
 
 
@@ -221,7 +227,7 @@ class Question:
         rows = rows[wide.overrun(result.forecast)[rows] <= 1]
         if not rows.size:
             return math.inf
-        runs, forecast = simulate(self.space, self.job, result, rows.tolist(), seed=self.seed), result.forecast
+        runs, forecast = simulate(self.space, self.job, result, rows.tolist(), wide, seed=self.seed), result.forecast
         mine, others, fits = runs.total_s, runs.cost_usd, forecast.total_s
         if limit == "budget_usd":
             mine, others, fits = runs.cost_usd, runs.total_s, np.maximum(forecast.cost_usd, forecast.least_budget_usd)

@@ -59,7 +59,7 @@ def explain(
         _time(chosen),
         *batch_note(model, chosen, priced=to_target or equal_progress),
         *_begins_again(model.profile),
-        *_scarce(result, chosen),
+        *_scarce(chosen),
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
         *_not_weighed(model, to_target=to_target),
@@ -139,10 +139,9 @@ def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterat
     yield f"Batches of {size:,}, not {usual:,}: {counted}."
 
 
-def _scarce(result: SearchResult, chosen: Candidate) -> Iterator[str]:
-    if result.chosen is None or all(group.market != "spot" for group in chosen.groups):
+def _scarce(chosen: Candidate) -> Iterator[str]:
+    if all(group.market != "spot" for group in chosen.groups):
         return
-    factor = float(result.forecast.scarce_factor[result.chosen])
     basis = "their interruption band suggests"
     seen = [
         f"{group.watched.in_words} of {group.instance_type} until {group.watched.until[:10]}"
@@ -152,8 +151,8 @@ def _scarce(result: SearchResult, chosen: Candidate) -> Iterator[str]:
     if seen:
         basis += f", and with what was seen: {' and '.join(seen)}"
     yield (
-        f"If spot machines are taken away often here, this run takes {factor:.2g} times as long, and longer where no "
-        f"other is to be had. The shown cost counts on that as often as {basis}."
+        "Spot machines may be taken away often here, and no other be had for hours: the shown intervals count on that "
+        f"as often as {basis}."
     )
 
 

@@ -240,7 +240,7 @@ def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tup
         confidence = question.asked if by_chance else None
     result = listed(question, result, limits)
     assert result.chosen is not None
-    runs = simulate(question.space, question.job, result, [result.chosen], seed=question.seed)
+    runs = simulate(question.space, question.job, result, [result.chosen], limits, seed=question.seed)
     kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
     gap = None
     if result.safe and result.proof is not None and result.proof.complete:

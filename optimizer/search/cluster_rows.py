@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.preemption_rate import SHOCKS
+from hetopt.optimizer.cost.preemption_rate import effective_machines
 from hetopt.optimizer.market.quota import bucket_of
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, grown, late
 from hetopt.optimizer.search.group_shares import (
@@ -335,7 +335,7 @@ def _table(
     chance = np.where(present, columns.scarce_chance[option], 0.0)
     # Machines on demand are not taken back, and have no chance of it.
     # Machines of a pool go together, so that they stop a job less often than as many of different pools.
-    effective = np.where(present, SHOCKS.effective_machines(count), 0.0)
+    effective = np.where(present, effective_machines(count), 0.0)
     calm = (effective * columns.calm_per_hour[option]).sum(axis=1)
     any_scarce = 1 - (1 - chance).prod(axis=1)
     scarce = (effective * chance * columns.scarce_per_hour[option]).sum(axis=1)

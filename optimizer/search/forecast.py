@@ -18,7 +18,7 @@ from hetopt.optimizer.cost.bill import (
     fixed_usd,
     least_budget_usd,
 )
-from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
+from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage, unavailable_s
 from hetopt.optimizer.plan import CostTerm
 from hetopt.optimizer.search.group_shares import Array, Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
@@ -113,9 +113,8 @@ class Forecast(Table):
     ``communication_s`` what a step takes beyond. ``work_s`` is training without interruptions, evaluations included;
     ``interruption_s`` what losses of machines add, and ``interval_s`` the work between checkpoints. ``unavailable_s``
     is what of the total is waiting for spot machines, and ``closed_s`` what is outside the hours in which machines may
-    be used. ``scarce_factor`` is how many times as long a run takes where machines are taken often.
-    ``least_budget_usd`` is the least budget that each is rented with (see `least_budget_usd`), and ``open_parts`` is as
-    in `ClusterTable`.
+    be used. ``least_budget_usd`` is the least budget that each is rented with (see `least_budget_usd`), and
+    ``open_parts`` is as in `ClusterTable`.
     """
 
     compute_s: Array
@@ -130,7 +129,6 @@ class Forecast(Table):
     startup_s: Array
     disk_gb: Array
     interruption_s: Array
-    scarce_factor: Array
     stops_per_hour: Array
     interval_s: Array
     unavailable_s: Array
@@ -143,11 +141,6 @@ class Forecast(Table):
     cost_high_usd: Array
     least_budget_usd: Array
     open_parts: Array
-
-
-UNAVAILABLE_LOG_SD = 1.0
-"""Standard deviation of the log of the time without machines, of pools that are known to be scarce: how much days
-differ."""
 
 
 def forecast(table: ClusterTable, job: JobModel) -> Forecast:
@@ -198,9 +191,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         bound[:] = cost + sign * reach
     at_work_s = total
     # Machines that are not to be had are not paid: the others train on.
-    unavailable = table.missing * training
-    longer = table.scarce_chance * distance(unavailable, UNAVAILABLE_LOG_SD, 1)
-    total, high = total + unavailable, high + unavailable + longer
+    unavailable, longest = unavailable_s(training, table.missing, table.scarce_chance)
+    total, high = total + unavailable, high + longest
     worked_s = total
     if len(job.slots_s) > 1:  # who may not be used meanwhile draws nothing: the bill is for the time at work
         total, low, high = (elapsed_s(worked, table.open_parts, job.slots_s) for worked in (total, low, high))
@@ -217,7 +209,6 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         startup_s=table.startup_s,
         disk_gb=table.disk_gb,
         interruption_s=training - work,
-        scarce_factor=lost.scarce_factor,
         stops_per_hour=stops,
         interval_s=lost.interval_s,
         unavailable_s=worked_s - at_work_s,

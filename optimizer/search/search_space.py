@@ -381,6 +381,7 @@ def _figures(option: MachineOption) -> list[float]:
         option.losses.scarce_chance,
         option.losses.calm.mean_per_hour,
         option.losses.scarce.mean_per_hour,
+        option.losses.missing,
         option.network.log_sd,
         -option.network.relief,
         option.bus.latency_s,

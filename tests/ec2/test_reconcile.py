@@ -92,7 +92,7 @@ class World:
     stopped_s: float | None = None
     steps: bool = True
     finished: bool = False
-    failed: bool = False
+    failed_s: float | None = None
     ended: set[str] = field(default_factory=set)
     granted: int = 0
     done: list[Action] = field(default_factory=list)
@@ -158,7 +158,7 @@ class World:
             stepped_s=self.now_s if self.steps else None,
             stopped_s=self.stopped_s,
             is_finished=self.finished,
-            has_failed=self.failed,
+            failed_s=self.failed_s,
         )
 
     def decide(self) -> list[Action]:
@@ -373,6 +373,15 @@ def test_the_states_of_what_is_wanted_are_one_flow() -> None:
     forgets.look(400.0)
     forgets.settle()
     assert Place in kinds(forgets), "what those that are left had in memory was lost, too"
+    ends = World(order_of(), is_task=True, empty=True)
+    happens(ends, "lost", 1)
+    ends.look()
+    ends.settle()
+    assert Place not in kinds(ends)
+    ends.failed_s = ends.now_s
+    ends.look()
+    ends.settle()
+    assert Place in kinds(ends), "those that are left have said that they ended"
     moves = World(order_of())
     happens(moves, "move", 0)
     until_quiet(moves)

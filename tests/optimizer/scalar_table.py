@@ -10,7 +10,7 @@ import numpy as np
 from hetopt.core.batch_partition import Shares, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.preemption_rate import SHOCKS
+from hetopt.optimizer.cost.preemption_rate import effective_machines
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, steps_of
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
@@ -114,7 +114,7 @@ def _row(space: SearchSpace, cluster: Cluster, shares: Shares) -> tuple[float, .
     for option, count in groups:
         if option.belief is None:
             continue
-        effective = float(SHOCKS.effective_machines(count))
+        effective = float(effective_machines(count))
         calm_chance *= 1 - option.belief.scarce_chance
         calm += effective * option.belief.calm.mean_per_hour
         scarce += effective * option.belief.scarce_chance * option.belief.scarce.mean_per_hour

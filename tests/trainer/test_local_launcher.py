@@ -383,7 +383,12 @@ def test_only_the_holder_of_the_lease_is_ever_ended(tmp_path: Path, holder: subp
 
 def test_a_lease_that_is_let_go_a_moment_later_is_waited_for(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
     """As that of a process which is ending: it has closed its files before the kernel unlocks them."""
-    LocalLauncher(sleep=lambda _: holder.kill()).stop(RunHandle(run_dir=tmp_path))
+
+    def end(_: float) -> None:
+        holder.kill()
+        holder.wait(PATIENCE_S)  # a busy machine takes a while
+
+    LocalLauncher(sleep=end).stop(RunHandle(run_dir=tmp_path))
     assert not is_alive(tmp_path)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -48,7 +50,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "by shape": ("transformer", {"compression": {"name": "powersgd"}}, "powersgd works on whole matrices"),
     "partitioned": ("transformer", {"partition": {"name": "shards"}}, "read one stream of samples"),
     "kept whole": ("kept_whole", {}, "Whole keeps kept of whole parameters"),
-    "lone": ("lone", {}, "no block that occurs twice"),
+    "lone": ("lone", {}, "no block that it repeats"),
     "tied": ("tied", {}, "blocks.1.inner.weight is in several blocks"),
     "outside": ("outside", {}, "mixed torch.Tensor and DTensor"),
 }
@@ -191,9 +193,24 @@ def test_a_machine_that_is_killed_at_random_moments_changes_no_bit(kills: int, t
     assert disturbed[-1]["parameters_sha256"] == calm[-1]["parameters_sha256"]
 
 
-def test_blocks_are_the_largest_class_that_repeats() -> None:
+def test_blocks_are_what_a_models_lists_repeat() -> None:
     made = Language("experts")
     assert blocks_of(made) == list(made.blocks)
+    words = {"vocab_size": 30_000, "hidden_size": 48, "num_hidden_layers": 3}
+    with torch.device("meta"):  # whose outputs are larger than all layers
+        decoder = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(intermediate_size=64, num_attention_heads=4, **words)
+        )
+        encoder = transformers.BertForMaskedLM(transformers.BertConfig(intermediate_size=64, **words))
+        both = transformers.T5ForConditionalGeneration(transformers.T5Config(num_layers=2, d_model=16, d_ff=32))
+    assert blocks_of(decoder) == list(decoder.model.layers)
+    assert blocks_of(encoder) == list(encoder.bert.encoder.layer)
+    assert blocks_of(both) == [*both.encoder.block, *both.decoder.block]
+    stages = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)) for _ in range(2))
+    assert [type(block) for block in blocks_of(nn.Sequential(stages, nn.Linear(2, 1)))] == [nn.Linear] * 4
+    pair = nn.Module()
+    pair.one, pair.other = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert blocks_of(pair) == [pair.one, pair.other], "a model without lists"
     assert blocks_of(made, nn.MultiheadAttention) == [block.attention for block in made.blocks]
     assert blocks_of(nested := nn.Sequential(nn.Sequential(made), nn.Sequential(made)), nn.Sequential) == [*nested]
     with pytest.raises(BadInput, match="no block of class Conv2d"):

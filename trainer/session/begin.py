@@ -86,8 +86,8 @@ def session(
         shard: what the devices of a machine share of the model, by torch's ``fully_shard``: ``none``; ``grads``:
             gradients and optimizer state; ``full``: weights as well; ``auto``: everything where one device cannot hold
             a replica. The model is sharded in place, and the optimizer steps by its shards. A plan may say otherwise.
-        blocks: class of the modules that the model is sharded by; None: the class that holds most parameters among
-            those that occur several times.
+        blocks: class of the modules that the model is sharded by; None: the modules that its lists repeat (see
+            `hetopt.trainer.sharding.blocks_of`).
 
     Raises:
         BadInput: an argument cannot be used (the message names it), the spec is for another number of workers, things

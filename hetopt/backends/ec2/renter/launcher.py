@@ -35,8 +35,8 @@ from hetopt.backends.ec2.renter.order import (
     are_due,
     billed_from_s,
     ending_of,
+    failed_s,
     filters,
-    has_failed,
     judged,
     last_seen,
     price_request,
@@ -331,7 +331,7 @@ class Loop(_Renter):
                 stepped_s=stepped_s(events),
                 stopped_s=stopped_s(events),
                 is_finished=is_finished(events),
-                has_failed=has_failed(self.order, events, now_s),
+                failed_s=failed_s(self.order, events),
             )
             action = reconcile(self.order, observed, now_s, patience_s=self.patience_s)
             before, state = state, state if action is None else self.act(action)

@@ -714,9 +714,6 @@ def _reason(machines: Sequence[MachineState]) -> str | None:
     return next((machine.reason for machine in machines if machine.reason), None)
 
 
-_LOSSES_SHOW_S = 180.0
-
-
 def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
     """Return the status of a run by its last cluster state and the events in its folder, without asking AWS."""
     if not seen.machines:
@@ -740,12 +737,11 @@ def last_seen(run_dir: Path) -> ClusterState:
     return ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
 
 
-def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
-    """Return whether a run's log has ended in a failure for 3 minutes, within which lost machines would show."""
-    since_s = events[-1].time_s if events else now_s
+def failed_s(order: Order, events: Sequence[LogEvent]) -> float | None:
+    """Return when a run's log ended in a failure (seconds since the epoch); None: it did not, since its last launch."""
+    since_s = events[-1].time_s if events else 0.0
     # A failure before the run was resumed is what it was resumed from.
-    in_this_life = since_s >= order.created_s
-    return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
+    return since_s if since_s >= order.created_s and failure_reason(events) is not None else None
 
 
 def stepped_s(events: Sequence[LogEvent]) -> float | None:

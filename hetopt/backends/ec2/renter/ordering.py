@@ -507,8 +507,7 @@ class Orders:
             BudgetStop: the budget does not last until the cluster has booted.
             BadInput: the plan cannot be rented as it is.
         """
-        # Who brings the data set to the region has paid for that out of the same budget.
-        before_usd = plan.chosen.prediction.data_transfer_usd
+        said = plan.chosen.prediction
         order = self.of_job(
             roles=roles_of(plan, self.catalog),
             budget_usd=budget_of(plan, self.options.budget_usd),
@@ -519,9 +518,11 @@ class Orders:
             now_s=now_s,
             life=life,
             deadline_s=plan.goal.deadline_s,
-            spent_usd=spent_usd + before_usd,
-            may_cost_usd=plan.chosen.prediction.cost_usd.high - before_usd,
-            may_take_s=plan.chosen.prediction.total_s.high,
+            # Who brings the data set to the region has paid for that out of the same budget.
+            spent_usd=spent_usd + said.data_transfer_usd,
+            may_cost_usd=said.cost_usd.high - said.data_transfer_usd,
+            # Machines that are waited for are not paid.
+            may_take_s=(said.total_s.value - said.unavailable_s) * said.training_s.high / said.training_s.value,
         )
         return order.of_run(plan.run)
 

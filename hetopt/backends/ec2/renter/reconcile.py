@@ -99,6 +99,9 @@ ASK_AGAIN_S = 300.0
 PAUSE_PATIENCE_S = 300.0
 """Machines that have not saved their checkpoint by then are told their new places all the same."""
 
+LOSSES_SHOW_S = 180.0
+"""A lost machine shows within so long; a run that failed without a loss until then failed by itself."""
+
 LEASE_GROWS_S = 60.0
 """A lease is not written anew for less."""
 
@@ -113,7 +116,7 @@ class Observed:
         stepped_s: when a step was logged last, by its events; absent: none is in their end.
         stopped_s: when training last stopped with a checkpoint, by its events; absent: it goes on.
         is_finished: by its events, it has reached its end.
-        has_failed: by its events, it failed by itself.
+        failed_s: when it failed by itself, by its events; absent: it did not.
     """
 
     state: ClusterState
@@ -121,7 +124,7 @@ class Observed:
     stepped_s: float | None = None
     stopped_s: float | None = None
     is_finished: bool = False
-    has_failed: bool = False
+    failed_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +217,7 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
         reason = f"the budget of {usd(order.budget_usd)} is reached"
         return Stop(state=_with(state, stop_wished_s=now_s, stop_reason=reason))
     # Those that wait would take over from machines that were all lost.
-    if observed.has_failed and not state.waiting:
+    if observed.failed_s is not None and now_s - observed.failed_s > LOSSES_SHOW_S and not state.waiting:
         return Clear(state=state)
     change = _end_relieved(state, now_s) or _change(order, observed, now_s)
     if isinstance(change, Rent) and state.lease_end_s is not None and end_s + 1.0 < state.lease_end_s:
@@ -322,8 +325,8 @@ def goes_on_from_memory(observed: Observed, lost: Collection[str], now_s: float)
     state, stepped_s = observed.state, observed.stepped_s
     if not observed.spec.is_elastic or observed.spec.workers[0].host in lost or state.paused_s is not None:
         return False
-    if stepped_s is None or stepped_s < state.placed_s:
-        return False  # they have not begun
+    if stepped_s is None or stepped_s < state.placed_s or (observed.failed_s or 0.0) > state.placed_s:
+        return False  # they have not begun, or have ended
     return stepped_s > state.missed_s or now_s < state.missed_s + PAUSE_PATIENCE_S
 
 
