@@ -461,6 +461,8 @@ def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | 
 class RegionOffer(Record):
     """Best cluster of one machine type in a region, where a plan compared regions.
 
+    ``data_transfer_usd`` is the part of the cost that moving the data set there takes.
+
     ``machines`` are in words; ``total_s`` and ``cost_usd`` are medians.
     """
 

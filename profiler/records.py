@@ -157,6 +157,8 @@ Ending: TypeAlias = Literal["target", "time", "epochs", "diverged"]
 class PilotSeen(Record):
     """Event: a pilot as far as it has come, written as it begins, after each evaluation and at its end.
 
+    ``workers`` is the number that train together, ``evaluations`` those made so far.
+
     ``pilot`` counts the pilots of the schedule from 0; ``step`` and ``epoch`` are those done. ``ended`` is None while
     it goes on, and then says why it ended: it reached the target, its time or epochs were over, or it diverged.
     """

@@ -40,7 +40,10 @@ _WIDE = 10
 
 
 class Series(Record):
-    """One curve of a run; those of one title are compared."""
+    """One curve of a run; those of one title are compared.
+
+    ``key`` names it for programs, ``label`` tells it from others of its title (empty: there is one).
+    """
 
     key: str
     title: CleanText
@@ -53,7 +56,10 @@ class Series(Record):
 
 
 class OverTime(Record):
-    """The curves of a run over equal stretches of time, those without a step left out."""
+    """The curves of a run over equal stretches of time, those without a step left out.
+
+    ``end_s`` is the end of each stretch, in seconds since training began. Empty: no step was logged.
+    """
 
     begin_s: tuple[float, ...] = Field(default=(), description="of each stretch, seconds since training began")
     end_s: tuple[float, ...] = ()

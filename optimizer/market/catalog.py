@@ -122,6 +122,9 @@ class Listing:
         zones: number of the region's availability zones that offer the type; 0: known to be none, None: not known.
         spot_saving: part of the on-demand price that spot saves, 0 to 1: of the two prices where both are known (below
             0 where spot costs more), else the published one.
+        on_demand: price on demand in the region; None: not known.
+        spot: spot price in the region, which may be an estimate; None: not known.
+        band: how often spot machines are interrupted; None: not known.
     """
 
     instance_type: InstanceType
@@ -151,7 +154,9 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """An instance type at its price in one market, which a plan can rent, with its on-demand price (None: not known).
+    """An instance type at its price in one market, which a plan can rent, with its on-demand price.
+
+    ``on_demand`` is the price on demand of the same type, whatever the market; None: not known.
 
     ``band`` is the interruption band of a spot offer; None on demand, and on the spot market where it is unknown.
     """

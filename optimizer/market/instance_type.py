@@ -187,6 +187,12 @@ class InstanceType:
             type.
         source: where the specification comes from.
         memory_gib: main memory.
+        architecture: of the processor.
+        efa: whether it has Amazon's network for machine learning, the Elastic Fabric Adapter.
+        placement_group: whether machines can be placed close to each other.
+        bare_metal: whether no hypervisor is between program and machine.
+        burstable: whether its processors are throttled once credits are used up.
+        local_nvme_gb: size of its local disks.
     """
 
     name: Name

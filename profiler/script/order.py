@@ -19,7 +19,10 @@ by itself."""
 
 
 class ScriptOrder(Sweep):
-    """Order to measure one start of a script, or of several copies side by side: arguments, steps and time limits."""
+    """Order to measure one start of a script, or of several copies side by side: arguments, steps and time limits.
+
+    Of a start ``warmup_steps`` steps are not timed, then ``timed_steps`` are. ``compressors`` None: none are timed.
+    """
 
     script: str = Field(description="the file")
     arguments: tuple[str, ...] = ()

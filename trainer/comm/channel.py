@@ -127,6 +127,10 @@ class Channel:
         """Replace a tensor, in place, by its sum, max or bitwise AND over all workers, the same bits on each.
 
         All call it.
+
+        Args:
+            tensor: 1-D; the result afterwards.
+            reduction: "sum", "max", or "and" (bitwise, of whole numbers).
         """
         with self.operation("all_reduce", tensor.nbytes):
             if self.workers > 1 and tensor.numel():

@@ -156,6 +156,12 @@ class StepMessages(Guard):
     def take(self, action: Action, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> list[float]:
         """Send ``action`` and numbers, wait for all workers', and return the sums (see `begin` and `finish`).
 
+        Args:
+            action: name of what this worker is about to do.
+            part: its part of the batch at hand; None: there is none.
+            numbers: to be summed over the workers; as many on all of them.
+            mark: fingerprint of what all must have alike, see `begin`; 0: nothing.
+
         Raises:
             RunFailed: workers are about to do different things, or one is gone; all of them raise it.
         """

@@ -519,8 +519,8 @@ class Outlook:
     def is_borne(self, candidate: RatedOption, saving_s: float) -> bool:
         """Return whether an option could save what trying it may take in vain.
 
-        Of averages that were never measured these are two rounds, until a look; of what ends averages, their end: two
-        dense exchanges, and a third that sends what was held back before the next.
+        Tried in vain, averages that were never measured cost two rounds, until a look. What ends averages costs their
+        end: two dense exchanges, and a third that sends what was held back before the next.
 
         Args:
             candidate: option that is weighed.
