@@ -195,8 +195,8 @@ _MEMORY = re.compile(r"sizeinmib\W*(\d{3,7})", re.IGNORECASE)
 class CloudRow(Record):
     """One line of a cloud's price file: a machine type in a region, in the columns of SkyPilot's catalogues.
 
-    ``gpus`` is the number of GPUs; prices are USD an hour of the whole machine (None: the file has none). ``gpu_facts`` is
-    text of the cloud's own on the GPU; empty: none.
+    ``gpus`` is the number of GPUs; prices are USD an hour of the whole machine (None: the file has none). ``gpu_facts``
+    is text of the cloud's own on the GPU; empty: none.
     """
 
     name: Name = Field(alias="InstanceType")
