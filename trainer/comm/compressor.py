@@ -163,6 +163,12 @@ class Summed(Compressor[PayloadT]):
     def decode(self, payload: PayloadT, total: Tensor, out: Tensor, turn: Turn) -> None:
         """Write the sum of all workers' gradients into ``out``, read from ``total``, the all-reduced `wire`.
 
+        Args:
+            payload: what this worker sent, as `encode` returned it.
+            total: the tensor that `wire` returned, summed over the workers.
+            out: 1-D fp32, [numel]; overwritten.
+            turn: this worker's channel, step and seed.
+
         Raises:
             NotImplementedError: the subclass has none.
         """
@@ -181,7 +187,14 @@ class Identity(Summed[DensePayload]):
         return out if out.data_ptr() == payload.values.data_ptr() else out.copy_(payload.values)
 
     def decode(self, payload: DensePayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Do nothing: the all-reduce has left the sum in ``out``."""
+        """Do nothing: the all-reduce has left the sum in ``out``.
+
+        Args:
+            payload: not used.
+            total: not used.
+            out: holds the sum.
+            turn: not used.
+        """
 
 
 class Collective(Protocol):
@@ -206,7 +219,14 @@ class AllReduce:
     """Collective that sums all workers' payloads in one all-reduce, to the same bits on each."""
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
-        """Compress ``flat``, all-reduce, write the sum into ``out``; return this worker's payload. All must call it."""
+        """Compress ``flat``, all-reduce, write the sum into ``out``; return this worker's payload. All must call it.
+
+        Args:
+            compressor: one whose payloads are summed.
+            flat: 1-D fp32, not empty; left as it is, unless it shares memory with ``out``.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
+        """
         payload = compressor.encode(flat, turn)
         total = compressor.wire(payload, out)
         turn.channel.all_reduce(total)

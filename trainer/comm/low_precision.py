@@ -241,6 +241,12 @@ class SlicedAllReduce:
         """Write the sum of all workers' gradients, rounded, into ``out``.
 
         Return this worker's payload. All must call it.
+
+        Args:
+            compressor: one of low precision.
+            flat: 1-D fp32, not empty; left as it is, unless it shares memory with ``out``.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
         """
         channel, coding = turn.channel, compressor.coding
         payload = compressor.encode(flat, turn)

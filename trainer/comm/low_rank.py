@@ -150,7 +150,14 @@ class LowRank(Summed[LowRankPayload]):
         return self._workspace.take("right", payload.right.numel(), torch.float32, payload.right.device)
 
     def decode(self, payload: LowRankPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Write the products of the summed factors into ``out``; keep ``total`` as the next step's right factors."""
+        """Write the products of the summed factors into ``out``; keep ``total`` as the next step's right factors.
+
+        Args:
+            payload: what this worker sent; not used.
+            total: right factors of all matrices, summed over the workers.
+            out: 1-D fp32, [numel]; overwritten.
+            turn: this worker's step and seed, by which factors that have become zero are drawn anew.
+        """
         left = self._workspace.take("left", self._left_elements, torch.float32, out.device)
         for place in self._places:
             if place.rank:

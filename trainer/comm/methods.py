@@ -179,7 +179,8 @@ def make_chain(
 ) -> Chain:
     """Return a new chain from a gradient of ``numel`` elements to all workers' sum, by a compression, without residual.
 
-    Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
+    Arguments mean what they mean in `hetopt.trainer.comm.exchange.Exchange`: ``device`` is where the gradient lies,
+    ``seed`` the same on every worker.
 
     Raises:
         BadInput: unknown name, parts of the compression that do not go together, one that needs ``shapes``, or codes

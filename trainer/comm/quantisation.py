@@ -227,7 +227,14 @@ class Quantised(Summed[QuantisedPayload]):
         return payload.lanes.pack(payload.codes)
 
     def decode(self, payload: QuantisedPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Write the values of the summed codes into ``out``; all NaN if any worker's gradient was not finite."""
+        """Write the values of the summed codes into ``out``; all NaN if any worker's gradient was not finite.
+
+        Args:
+            payload: what this worker sent, with the common grid.
+            total: packed codes, summed over the workers.
+            out: 1-D fp32, [numel]; overwritten.
+            turn: this worker's channel.
+        """
         if payload.grid is None:
             out.fill_(math.nan)
             return
@@ -322,7 +329,14 @@ class PackedAllGather:
     """Collective that gathers all workers' packed payloads and adds them in rank order, to the same bits on each."""
 
     def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
-        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it."""
+        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it.
+
+        Args:
+            compressor: one to packed codes.
+            flat: 1-D fp32, not empty; left as it is.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
+        """
         payload = compressor.encode(flat, turn)
         messages = turn.channel.all_gather(payload.message())
         out.zero_()

@@ -153,7 +153,14 @@ class AllGather:
         self._workspace = Workspace()
 
     def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it."""
+        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it.
+
+        Args:
+            compressor: a selection of elements.
+            flat: 1-D fp32, not empty; left as it is.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
+        """
         return self.gather(compressor.encode(flat, turn), out, turn)
 
     def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
@@ -361,6 +368,11 @@ class ThresholdSelection(Selection):
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
         """Return ascending indices of about k elements, fewer than all; None: Top-k decides. Subclasses define it.
 
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for, below all.
+            turn: this worker's step and seed.
+
         Raises:
             NotImplementedError: the subclass has none.
         """
@@ -416,7 +428,13 @@ class Dgc(ThresholdSelection):
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the indices of 0.7 k to 1.3 k elements not below a sampled threshold; None: Top-k decides."""
+        """Return the indices of 0.7 k to 1.3 k elements not below a sampled threshold; None: Top-k decides.
+
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for.
+            turn: this worker's step and seed, by which the sample is drawn.
+        """
         numel = flat.numel()
         sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
         if sample == numel:
@@ -443,7 +461,13 @@ class RedSync(ThresholdSelection):
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the indices of k to 2 k elements not below a bisected threshold; None: Top-k decides."""
+        """Return the indices of k to 2 k elements not below a bisected threshold; None: Top-k decides.
+
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for.
+            turn: not used.
+        """
         lower, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
         return None if lower is None or upper is not None else not_below(flat, lower)[0]
 
@@ -460,7 +484,13 @@ class MsTopK(ThresholdSelection):
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the ascending indices of exactly k elements, the last ones at random; None: Top-k decides."""
+        """Return the ascending indices of exactly k elements, the last ones at random; None: Top-k decides.
+
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for.
+            turn: this worker's step and seed, by which the last ones are drawn.
+        """
         lower, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
         if lower is None:
             return None
@@ -535,6 +565,12 @@ class Levels(Chain):
         """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
 
         A NaN keeps nothing, so everything is sent and seen.
+
+        Args:
+            flat: 1-D fp32, not empty, this worker's gradient with its residual.
+            out: 1-D fp32, as long; overwritten.
+            channel: to the other workers.
+            step: number of the step, the same on all workers.
         """
         turn = Turn(channel, step, self._seed)
         floor = candidate = self._first.encode(flat, turn)

@@ -577,6 +577,12 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
     """Return a function from a pass to dataset indices: every ``workers``-th of the shuffled epoch, from ``rank`` on.
 
     Where the data has fewer samples than workers, a worker that would have none has all of them.
+
+    Args:
+        dataset_size: samples of an epoch.
+        seed: of the orders, the same on every rank.
+        rank: of this worker.
+        workers: number of workers.
     """
 
     def order(number: int) -> Indices:

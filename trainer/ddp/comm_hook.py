@@ -149,7 +149,13 @@ class WholeSum:
         self._pieces: dict[int, Tensor] = {}  # by parameter
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Keep a bucket, 1-D, whose elements are the gradients of ``parameters``, until the others are made."""
+        """Keep a bucket, 1-D, whose elements are the gradients of ``parameters``, until the others are made.
+
+        Args:
+            parameters: parameters of the bucket, in the order of its elements.
+            buffer: 1-D fp32, their weighted gradients; holds the sum once `wait` has returned.
+            last: not used.
+        """
         pieces = torch.split(buffer, [parameter.numel() for parameter in parameters])
         self._pieces |= zip(map(id, parameters), pieces, strict=True)
 

@@ -49,8 +49,8 @@ def classification(
 ) -> Task:
     """Return a task with cross-entropy loss: batches ``(inputs, labels)``, and a model that returns [samples, classes].
 
-    Arguments mean what they mean in `Task`. The model returns logits. Metrics: ``accuracy``,
-    ``loss`` (mean cross-entropy, nats), and ``top5_accuracy`` where there are more than five classes.
+    Arguments mean what the attributes of `Task` mean that have their names. The model returns logits. Metrics:
+    ``accuracy``, ``loss`` (mean cross-entropy, nats), and ``top5_accuracy`` where there are more than five classes.
     """
     return Task(
         name=name,
@@ -84,7 +84,7 @@ def language_model(
 ) -> Task:
     """Return a task of next-token prediction: batches ``(tokens, next tokens)`` [samples, time], cross-entropy loss.
 
-    Arguments mean what they mean in `Task`. The model returns logits [samples, time,
+    Arguments mean what the attributes of `Task` mean that have their names. The model returns logits [samples, time,
     vocabulary]. Every sample has the same number of tokens, so that the mean over samples is the mean over tokens.
     Metrics: ``perplexity`` = exp(summed negative log-likelihood / tokens), and ``loss`` (nats a token).
     """

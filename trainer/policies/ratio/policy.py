@@ -72,6 +72,11 @@ def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) 
 
     Below the smallest point the gain is taken to fall in proportion, which is the least that it can be: the largest
     elements come first, so what is kept falls no faster than what is sent.
+
+    Args:
+        ratios: measured ratios, increasing, each in (0, 1]; at least one.
+        gains: fraction of the energy kept at each of them.
+        ratio: fraction of the elements that is asked about, in (0, 1].
     """
     if ratio < ratios[0]:
         return gains[0] * ratio / ratios[0]
