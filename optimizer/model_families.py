@@ -291,8 +291,10 @@ class Transformer:
         )
         heads = fields.whole("num_attention_heads", "n_head", "n_heads", default=max(1, width // HEAD_WIDTH))
         each = fields.whole("head_dim", default=max(1, width // heads))
-        shared = 1 if fields.flag("multi_query", default=False) else heads
-        keys = fields.whole("num_key_value_heads", "num_kv_heads", default=shared)
+        is_one = fields.flag("multi_query", default=False) and not fields.flag(
+            "new_decoder_architecture", default=False
+        )
+        keys = 1 if is_one else fields.whole("num_key_value_heads", "num_kv_heads", default=heads)
         if heads % keys:
             fields.wrong.append(f"{heads} heads cannot share {keys} of keys and values")
         query, key = heads * each, keys * each
@@ -558,19 +560,31 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "albert": Transformer(places=True, encodes=True, shares=True),
         "bert": _BERT,
         "bloom": Transformer(),
+        "camembert": _BERT,
+        "cohere": Transformer(gated=True),
+        "cohere2": Transformer(gated=True),
         "convnext": _convnext,
+        "deit": _vit,
+        "dinov2": _vit,
         "distilbert": _BERT,
         "electra": _BERT,
+        "exaone4": _LLAMA,
         "falcon": Transformer(),
         "gemma": Transformer(gated=True),
         "gemma2": Transformer(gated=True),
         "gemma3_text": Transformer(gated=True),
         "gpt2": Transformer(places=True),
         "gpt_neox": Transformer(tied=False),
+        "gpt_bigcode": Transformer(places=True),
+        "gptj": Transformer(tied=False),
+        "granite": _LLAMA,
+        "helium": _LLAMA,
         "llama": _LLAMA,
         "mistral": _LLAMA,
         "mixtral": _MIXTRAL,
         "mt5": _t5,
+        "olmo": _LLAMA,
+        "olmo2": _LLAMA,
         "opt": Transformer(places=True),
         "phi": Transformer(tied=False),
         "phi3": _LLAMA,
@@ -580,6 +594,9 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "qwen3_moe": _QWEN_MOE,
         "resnet": _resnet,
         "roberta": _BERT,
+        "smollm3": Transformer(gated=True),
+        "stablelm": _LLAMA,
+        "starcoder2": Transformer(),
         "swin": _swin,
         "t5": _t5,
         "vit": _vit,

@@ -62,6 +62,12 @@ CLUSTERS: tuple[Groups, ...] = (
     (("c7i.xlarge", 1, "on-demand"), ("c7i.large", 1, "on-demand")),
     (("c7i.xlarge", 2, "spot"), ("c6in.large", 1, "spot")),
 )
+STAND_INS = {
+    "c7i.large": ("c6in.large",),
+    "c7i.xlarge": ("c6i.xlarge", "m7i.xlarge"),
+    "c7g.xlarge": ("c6g.xlarge",),
+    "c6in.large": ("c7i.large",),
+}
 PlanOf = Callable[[Groups, float], Plan]
 """A plan of these machines, with a budget in USD."""
 
@@ -165,8 +171,7 @@ class Story:
 
     def timeline(self) -> str:
         """Return the story as text, a line for each thing that happened."""
-        short = {name: mood for name, mood in self.moods.items() if name not in ("policy", "pools")}
-        lines = [f"story {self.seed}: {json.dumps(short)}"]
+        lines = [f"story {self.seed}: {json.dumps({**self.moods, 'policy': '...', 'pools': '...'})}"]
         lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.told, key=lambda entry: entry[0])]
         return "\n".join([*lines, f"ends: {self.ends}, ${self.usd:.4f} of ${self.budget_usd:.2f}", *self.faults])
 
@@ -189,7 +194,7 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
         moods["faulty"] = drawn.choice((0.02, 0.08))
     if chance(0.3):
         moods["cut"] = drawn.choice((0.02, 0.06))
-    types = [name for name, _, _ in groups]
+    types = [name for planned, _, _ in groups for name in (planned, *STAND_INS[planned])]
     moods["pools"] = {
         f"{zone}/{name}": pool_of(drawn, catalog, name, scarce=chance(0.25)) for zone in _ZONES for name in types
     }
@@ -609,7 +614,15 @@ def plan_on(plan: Plan, catalog: Catalog, groups: Groups, budget_usd: float | No
     chosen = plan.chosen.model_copy(update={"groups": tuple(groups_of_plan), "global_batch_size": 64 * len(workers)})
     run = plan.run.model_copy(update={"workers": tuple(workers)})
     goal = plan.goal if budget_usd is None else plan.goal.model_copy(update={"budget_usd": budget_usd})
-    return plan.model_copy(update={"chosen": chosen, "pareto": (chosen,), "run": run, "goal": goal})
+    return plan.model_copy(
+        update={
+            "chosen": chosen,
+            "stand_ins": tuple(STAND_INS[name] for name, _, _ in groups),
+            "pareto": (chosen,),
+            "run": run,
+            "goal": goal,
+        }
+    )
 
 
 CREDENTIALS = {

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 
 from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.launcher import ADDRESSES_WITHIN_S, Ec2Launcher
 from hetopt.backends.ec2.renter.order import (
     BOOT_FOLDER,
     ORDER_FILE,
@@ -119,6 +119,28 @@ def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_bud
     assert stopped_s is not None
     assert "budget" in str(launcher.poll(handle).reason)
     assert most > 0.9 * order.budget_usd, "nor is it stopped much too early"
+
+
+def test_machines_whose_renter_was_killed_before_it_knew_them_are_paid_and_given_back(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience
+) -> None:
+    patience.now_s = time.time()
+    order.model_copy(update={"created_s": patience.now_s}).save(run_dir / ORDER_FILE)
+    handle = launcher.start(plan.run, run_dir, {})
+    put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
+    known = ClusterState.load(run_dir / SEEN_FILE)
+    stray, *others = known.machines
+    known.model_copy(update={"machines": tuple(others)}).save(run_dir / SEEN_FILE)
+    patience.now_s += ADDRESSES_WITHIN_S + 20
+    launcher.poll(handle)
+    seen = ClusterState.load(run_dir / SEEN_FILE)
+    [found] = [machine for machine in seen.machines if machine.id == stray.id]
+    assert (found.duty, found.instance_type) == ("relieved", stray.instance_type)
+    assert found.usd(patience.now_s) >= stray.usd_per_hour * ADDRESSES_WITHIN_S / 3600
+    patience.now_s += 60
+    launcher.poll(handle)
+    assert stray.id not in {left.id for left in leftovers(cloud)}
+    launcher.stop(handle)
 
 
 def test_a_wish_to_end_from_another_machine_stands_whatever_the_follower_does(

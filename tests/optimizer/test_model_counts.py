@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput
@@ -342,3 +345,24 @@ def test_whatever_a_file_says_is_counted_or_refused(family: str, fields: dict[st
         return
     assert counted.parameters > 0
     assert 0 < counted.forward_flops < float("inf")
+
+
+KINDS = {
+    "camembert": "MaskedLM", "cohere": "CausalLM", "cohere2": "CausalLM", "deit": "ImageClassification",
+    "dinov2": "ImageClassification", "exaone4": "CausalLM", "falcon": "CausalLM", "gpt_bigcode": "CausalLM",
+    "gptj": "CausalLM", "granite": "CausalLM", "helium": "CausalLM", "olmo": "CausalLM", "olmo2": "CausalLM",
+    "smollm3": "CausalLM", "stablelm": "CausalLM", "starcoder2": "CausalLM",
+}  # fmt: skip
+
+
+def test_families_have_the_parameters_that_transformers_gives_them() -> None:
+    """As each is configured where nothing is said; nothing is allocated."""
+    counted = {}
+    for name, kind in KINDS.items():
+        config = transformers.AutoConfig.for_model(name, architectures=[])
+        with torch.device("meta"):
+            model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
+        fields = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [kind]}
+        true = sum(parameter.numel() for parameter in model.parameters())
+        counted[name] = of_config(fields, None).parameters / true
+    assert {name: ratio for name, ratio in counted.items() if abs(ratio - 1) > 0.01} == {}

@@ -210,9 +210,10 @@ class Loop(_Renter):
                 life=self.order.life,
             )
 
-    def save(self, seen: ClusterState) -> None:
-        """Write the cluster state into the run's folder."""
+    def save(self, seen: ClusterState) -> ClusterState:
+        """Write the cluster state into the run's folder, and return it."""
         seen.save(self.run_dir / SEEN_FILE)
+        return seen
 
     def look(self) -> ClusterState:
         """Update the run's folder from EC2 and the bucket; return the cluster state (the last, if another looks).
@@ -237,8 +238,7 @@ class Loop(_Renter):
             served = {machine.id for machine in before.serving} if stepped else set()
             seen = heard.model_copy(update={"time_s": self.clock(), "machines": machines})
             seen = seen.with_machines(served, has_stepped=True)
-            self.save(seen)
-            return seen
+            return self.save(seen)
 
     def machines_now(self, seen: ClusterState) -> ClusterState:
         """Ask EC2 alone for the machines' states; record and return the cluster state. The bucket is not read.
@@ -246,13 +246,19 @@ class Loop(_Renter):
         Raises:
             CloudRefused: the cloud does not answer.
         """
-        after = seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})})
-        self.save(after)
-        return after
+        return self.save(seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})}))
 
     def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
-        listed = instances_in(self.edge(calls.addresses_call(self.order)))
-        now_s = self.clock()
+        """Return the states of a run's machines now, with those that nobody knows: whoever rented them was killed then.
+
+        Such machines are paid for, and relieved.
+        """
+        listed, now_s = instances_in(self.edge(calls.addresses_call(self.order))), self.clock()
+        known, host = {machine.id for machine in before.machines}, self.order.workers[0].host
+        for id_, machine in listed.items():
+            if id_ not in known and now_s > machine["LaunchTime"].timestamp() + ADDRESSES_WITHIN_S:
+                strays = tuple(self.granted({host: machine}, before, "relieved"))
+                before = before.model_copy(update={"machines": (*before.machines, *strays)})
         lease_s = now_s if before.lease_end_s is None else min(now_s, before.lease_end_s)
         return tuple(_updated(machine, listed.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
 
@@ -366,8 +372,7 @@ class Loop(_Renter):
                 return self._place(state, read_spec(self.run_dir), pauses=action.pauses)
             case Place():
                 return self._place(state, action.spec)
-        self.save(state)
-        return state
+        return self.save(state)
 
     def _place(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
         """Tell the machines that serve their generation and places; return the cluster state that was recorded.
@@ -382,8 +387,7 @@ class Loop(_Renter):
             state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
         self._tell_places(state, spec, pauses=pauses)
         write_spec(self.run_dir, spec)
-        self.save(state)
-        return state
+        return self.save(state)
 
     def extend(self, state: ClusterState, end_s: float) -> ClusterState:
         """Write a lease until ``end_s``, unless another terminal wrote a lease since the last look; return the state.
@@ -401,9 +405,7 @@ class Loop(_Renter):
                 return state  # the next look reads what it was
             raise
         lease = {"lease_end_s": end_s, "lease_tag": answer["ETag"]}
-        granted = self._outlive(state.model_copy(update=lease), end_s)
-        self.save(granted)
-        return granted
+        return self.save(self._outlive(state.model_copy(update=lease), end_s))
 
     def _outlive(self, state: ClusterState, lease_end_s: float) -> ClusterState:
         """Have the account end machines with a place later than their lease: before that grows, after it has shrunk.
@@ -433,8 +435,7 @@ class Loop(_Renter):
             roles = [role for role in order.roles if role.market == "spot"]
             types = list(dict.fromkeys(name for role in roles for name in role.instance_types))
             history = self.edge(price_request(types, billed_from_s(order, state)))
-            state = rebilled(order, state, history, now_s)
-            self.save(state)
+            return self.save(rebilled(order, state, history, now_s))
         return state
 
     def clear(self, state: ClusterState, reason: str | None = None) -> ClusterState:
@@ -494,8 +495,7 @@ class Loop(_Renter):
         if missing:
             self.tell(f"there is no capacity for {', '.join(missing)}; it is asked for again in {ASK_AGAIN_S:.0f} s")
         state = state.model_copy(update={"machines": (*state.machines, *machines)})
-        self.save(state)
-        return state
+        return self.save(state)
 
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> None:
         """Write the placement of the machines that serve."""
