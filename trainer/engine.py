@@ -329,7 +329,11 @@ class Engine:
         self._steps = self._reported_steps = self._done = 0
 
     def period_steps(self, steps: int) -> int:
-        """Return the steps of the next control period: ``steps``, or fewer if the ratio is to be judged sooner."""
+        """Return the steps of the next control period: ``steps``, or fewer if the ratio is to be judged sooner.
+
+        Args:
+            steps: steps that the period would have otherwise.
+        """
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:

@@ -368,7 +368,13 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:
-    """Return the waits that make this worker as slow as its spec says, by a factor or a declared time."""
+    """Return the waits that make this worker as slow as its spec says, by a factor or a declared time.
+
+    Without either the waits are none.
+
+    Args:
+        context: context of this worker; conditions of a rehearsal are read from the run's folder as it goes on.
+    """
     return make_pace(
         context.worker,
         context.device,

@@ -49,7 +49,10 @@ class GainCurve:
         return self._at(ratio, [sum(column) for column in zip(*self.kept, strict=True)], sum(self.energy))
 
     def gains(self, ratio: float) -> tuple[float, ...]:
-        """Return the fraction, 0 to 1, of each worker's gradient energy kept at ``ratio``, in rank order."""
+        """Return the fraction, 0 to 1, of each worker's gradient energy kept at ``ratio``, in rank order.
+
+        1: that worker has no gradient.
+        """
         return tuple(self._at(ratio, row, energy) for row, energy in zip(self.kept, self.energy, strict=True))
 
     def points(self) -> tuple[tuple[float, float], ...]:
