@@ -19,13 +19,13 @@ from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
 
 COUNTED = "counted"
-"""The device type of a described profile: no machine."""
+"""Device type of a described profile, which is no machine."""
 
 REFERENCE_GPU = ("A100", 40 * 2**30)
-"""Name and memory of `REFERENCE` as drivers tell them."""
+"""Name and memory, bytes, of the GPU `REFERENCE`, as drivers tell them."""
 
 OPERATORS_A_LAYER = 60
-"""Kernels of forward, backward and update."""
+"""Number of kernels of forward, backward and update a layer."""
 
 
 HARDLY_USED = 0.05
@@ -34,7 +34,7 @@ HARDLY_USED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Past training of the described job: its wall time, and the GPUs (type and number) that it ran on."""
+    """Past training of the described job: its wall time, seconds, and the GPUs (type and number) that it ran on."""
 
     took_s: float
     gpus: Accelerator
@@ -42,8 +42,14 @@ class Timed:
     def utilisation(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> float:
         """Return the share (MFU) of the GPUs' peak rate that training on ``samples`` had, half of attention counted.
 
+        Args:
+            count: of the model.
+            recipe: how it was trained.
+            samples: that the whole training passed over.
+            precision: in which its matrices were multiplied.
+
         Raises:
-            BadInput: no rates of the GPU are published, or it was above its peak.
+            BadInput: no rates of the GPU are published, or the share would be above 1.
         """
         flops = recipe.passes * samples * (count.forward_flops - count.attention_flops / 2)
         most = self._most_flops(precision)
@@ -73,7 +79,10 @@ class Timed:
         return self.took_s * self.gpus.count * 1e12 * gpu.tflops(precision)
 
     def remarks(self, count: ModelCount, recipe: Recipe, samples: int, precision: Precision) -> Iterator[str]:
-        """Yield a warning sentence if the timed training used less than 5 % of its GPUs' peak rate; else nothing."""
+        """Yield a warning sentence if the timed training used less than 5 % of its GPUs' peak rate; else nothing.
+
+        Arguments and errors are as of `utilisation`.
+        """
         share = self.utilisation(count, recipe, samples, precision)
         if share < HARDLY_USED:
             yield (
@@ -86,8 +95,16 @@ class Timed:
     ) -> Counted:
         """Return ``counted`` rescaled so that a sample takes as long as it did in the timed training.
 
+        Args:
+            counted: operations and bytes of a sample, by count.
+            count: of the model.
+            recipe: how it was trained.
+            samples: that the whole training passed over.
+            precision: in which its matrices were multiplied.
+
         Raises:
-            BadInput: that training cannot have been, by the peak rate or the memory of its GPUs.
+            BadInput: the training cannot have been so: no rates of its GPUs are published, it was above their peak
+                rate, or their memory does not hold a step of one sample.
         """
         share, gpu, gpus = self.utilisation(count, recipe, samples, precision), gpu_of(self.gpus), self.gpus.count
         assert gpu is not None
@@ -127,13 +144,13 @@ def described_profile(
         count: counts of the model.
         samples: that the whole training passes over; the data set of the profile.
         batch_size: samples of a step.
-        precisions: that its matrix products may be in, the usual one first; one device of the profile each.
+        precisions: that its matrix products may be in, the usual one first, each with a device of the profile.
         now: the profile's date.
         recipe: how the model is trained.
-        timed: a past training of the job; its time then replaces that by operations.
+        timed: a past training of the job, whose time then replaces that by operations; None: times are by operations.
 
     Raises:
-        BadInput: the timed training is impossible.
+        BadInput: the timed training is impossible, see `Timed.by_time`.
     """
     trained = recipe.trained_parameters(count.parameters)
     operators = OPERATORS_A_LAYER * count.layers

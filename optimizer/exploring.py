@@ -23,7 +23,7 @@ JOB_OVER_PROBES = 20.0
 """A job is taken to be worth this many times what may be spent on probing it: at most 5 % of it, that is."""
 
 FIRST_LAYOUTS = 2
-"""Measured before anything can be weighed: without an exchange and with one."""
+"""Number of layouts measured before anything can be weighed: one without an exchange and one with one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,21 @@ def suggest(
 ) -> Suggested | str:
     """Return the next probe, given the steps measured so far; or a sentence on why no probe is worth it.
 
+    Layouts that were measured are not suggested again. The first two, and types of machines to which nothing measured
+    is related, are measured smallest first if the budget pays for them; later ones only if their worth exceeds their
+    price.
+
     Args:
         known: steps that were measured so far.
         spent_usd: what measuring them cost.
         candidates: configurations that are to be predicted, and may be measured.
-        price_usd: price of measuring a configuration, by the seconds of its step; None: not known yet.
-        budget_usd: for all probes together.
+        price_usd: returns the price of measuring a configuration, USD, by the seconds of its step (None: not known
+            yet).
+        budget_usd: for all probes together; the job is taken to be worth `JOB_OVER_PROBES` times as much.
         catalog: instance types by name, to relate machine types to each other.
+
+    Returns:
+        The probe, or a clause without full stop that says why there is none.
     """
     layouts = {sample.layout for sample in known}
     rest = [candidate for candidate in candidates if candidate.layout not in layouts]
@@ -113,7 +121,10 @@ def _size(configuration: Configuration) -> tuple[int, int, int]:
 
 
 def unprobed_types(plan: Plan) -> tuple[str, ...]:
-    """Return the chosen cluster's machine types, each once, whose speed is extrapolated from another family."""
+    """Return the chosen cluster's machine types, each once, whose speed is extrapolated from another kind of machine.
+
+    Empty where every type, or a relative of it, was measured.
+    """
     return tuple(dict.fromkeys(group.instance_type for group in plan.chosen.groups if group.evidence == "extrapolated"))
 
 
@@ -121,7 +132,7 @@ def check_probed(plan: Plan, *, unprobed: bool) -> None:
     """Raise an error if the speed of a planned machine type is only extrapolated, unless ``unprobed`` allows it.
 
     Raises:
-        BadInput: such a type is in the plan.
+        BadInput: such a type is in the chosen cluster, and ``unprobed`` is False.
     """
     types = unprobed_types(plan)
     if types and not unprobed:

@@ -19,23 +19,25 @@ from hetopt.optimizer.convergence.compression_penalty import ExchangeLosses, exc
 from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
 
 HUBER_RELATIVE = 0.03
-"""Residuals up to this relative size count fully (about the repeat noise of a quiet machine); beyond, linearly."""
+"""Relative residual up to which a measurement counts fully (about the repeat noise of a quiet machine); beyond,
+linearly."""
 
 SPREAD_FLOOR = 0.03
-"""No fit is trusted better than this: runs of one configuration on one machine differ by 2-5 % (DESIGN, models)."""
+"""Least log standard deviation of a fit: runs of one configuration on one machine differ by 2-5 % (DESIGN, models)."""
 
 JITTER_LIMIT = 0.3
-"""A machine so unsteady was busy with something else while it was measured."""
+"""Largest relative spread of single steps that is believed: a machine so unsteady was busy with something else."""
 
 UNSTEADY_LOG_SD = 0.15
-"""Above this, step times of one worker say more about the host's other business than about the job."""
+"""Log standard deviation of a fit above which step times say more about the host's other work than about the job."""
 
 SPREAD_ONE_BATCH_SIZE = 0.3
-"""Log standard deviation where one batch size was measured, so that fixed and per-sample time cannot be told apart."""
+"""Log standard deviation of a fit where one batch size was measured, so that fixed and per-sample time cannot be told
+apart."""
 
 
 THREAD_SCALING = 0.85
-"""Prior of eta in ``t ~ threads^-eta``: small models leave many threads idle."""
+"""Prior of eta in ``t ~ threads^-eta``, how step time falls with threads: small models leave many threads idle."""
 
 THREAD_SCALING_SD = 0.15
 
@@ -46,8 +48,8 @@ LEAST_GROWTH = 0.1
 def times_as_long(law: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
     """Return the seconds of a step of ``samples`` samples by one step-time law over those by ``other``.
 
-    Of whole steps, never of fitted slopes: where time does not grow over the batches that were measured, the slope is
-    next to nothing, and so a ratio to it may be anything.
+    Each law is a function from samples to seconds. The ratio is of whole steps, never of fitted slopes: where time does
+    not grow over the batches that were measured, the slope is next to nothing, and so a ratio to it may be anything.
     """
     return law(samples) / other(samples)
 
@@ -57,9 +59,10 @@ class StepTimeLine:
     """Seconds of a step of ``b`` local samples, without exchange: ``max(floor_s, fixed_s + per_sample_s * b)``.
 
     Attributes:
-        fixed_s: paid whatever the batch (launching operators, the optimizer).
+        fixed_s: seconds paid whatever the batch (launching operators, the optimizer).
         per_sample_s: seconds a sample.
-        floor_s: below this no step is finished however few samples (latency-bound devices); 0 where none shows.
+        floor_s: seconds below which no step is finished however few samples (latency-bound devices); 0 where none
+            shows.
         log_sd: standard deviation of the log of (true / predicted) inside the measured range.
         jitter: relative standard deviation of single steps around their mean.
     """
@@ -77,14 +80,23 @@ class StepTimeLine:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressorLine:
-    """Seconds to compress and decompress one gradient by ratio, interpolated in its log, and flat outside."""
+    """Seconds to compress and decompress one gradient by ratio, interpolated in its log, and flat outside.
+
+    Attributes:
+        log_ratios: logarithms of the measured ratios, ascending.
+        compress_s: seconds to compress the gradient at each of them.
+        decompress_s: seconds to decompress one payload at each of them.
+    """
 
     log_ratios: tuple[float, ...]
     compress_s: tuple[float, ...]
     decompress_s: tuple[float, ...]
 
     def parts_s(self, ratio: float) -> tuple[float, float]:
-        """Return seconds to compress a gradient at ``ratio`` and decompress one payload; beyond the ends, theirs."""
+        """Return seconds to compress a gradient at ``ratio``, and to decompress one payload.
+
+        Beyond the ends, theirs.
+        """
         at = math.log(ratio)
         return (
             float(np.interp(at, self.log_ratios, self.compress_s)),
@@ -92,7 +104,7 @@ class CompressorLine:
         )
 
     def time_s(self, ratio: float, payloads: int) -> float:
-        """Return the seconds to compress one gradient at ``ratio``, and to decompress ``payloads`` of them."""
+        """Return the seconds to compress one gradient at ``ratio``, and to decompress ``payloads`` payloads."""
         compress_s, each_s = self.parts_s(ratio)
         return compress_s + payloads * each_s
 
@@ -102,10 +114,13 @@ class FittedDevice:
     """Fits to one profiled kind of worker: step time by samples, peak memory and compressors.
 
     Attributes:
+        device: the measurements.
         step_time: the whole step, loading and optimizer included.
-        load_per_sample_s: the part of it that is fetching samples.
-        optimizer_s: the part of it that is the optimizer's update.
-        mean_to_median: what hiccups add to the median step on average.
+        load_per_sample_s: seconds of the step a sample that are fetching samples.
+        optimizer_s: seconds of the step that are the optimizer's update.
+        mean_to_median: mean over median step time, by hiccups; the line's coefficients have it already.
+        memory: peak memory by samples; None: not measured at two batch sizes or more.
+        compressors: cost of each measured compressor, by name.
     """
 
     device: Device
@@ -142,13 +157,13 @@ class FittedDevice:
 
     @property
     def largest_batch(self) -> int | None:
-        """Most samples that fit in the worker's memory; absent when memory was not measured or does not grow."""
+        """Most samples that fit in the worker's memory; None when memory was not measured or does not grow."""
         return None if self.memory is None else self.memory.largest_batch(self.device.memory_limit_bytes)
 
 
 MEASURED_LINK_LOG_SD = 0.3
-"""Collectives of small gradients timed minutes apart on one 2-core virtual machine differed by up to a factor of two:
-where the scheduler puts the communication threads decides."""
+"""Log standard deviation of a measured link's time: collectives of small gradients timed minutes apart on one 2-core
+virtual machine differed by up to a factor of two, as where the scheduler puts the communication threads decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +184,12 @@ class LinkModel:
 
 @dataclass(frozen=True, kw_only=True)
 class GainCurve:
-    """Retained gradient energy of Top-k by the fraction of elements sent; never falling with it."""
+    """Retained gradient energy of Top-k by the fraction of elements sent; never falling with it.
+
+    Attributes:
+        log_ratios: logarithms of the measured fractions below 1, ascending; empty: nothing was measured.
+        gains: energy, (0, 1], that is retained at each of them.
+    """
 
     log_ratios: tuple[float, ...]
     gains: tuple[float, ...]
@@ -177,8 +197,10 @@ class GainCurve:
     def gain(self, ratio: float) -> float:
         """Return the gradient energy, (0, 1], that Top-k retains at ``ratio``; refuse ratios below those measured.
 
+        At a ratio of 1 and above it is 1.
+
         Raises:
-            BadInput: a ratio below everything that was measured, where nothing is known.
+            BadInput: the ratio is below every measured one, or none was measured.
         """
         if ratio >= 1:
             return 1.0
@@ -197,6 +219,11 @@ class FittedModel:
     Attributes:
         whole: the profile as it was given.
         profile: the part of it that was measured in the model's precision.
+        devices: fits to each profiled kind of worker.
+        host_links: latency and bandwidth between workers of one machine, by collective; empty: not measured.
+        network_links: the same between machines; empty: not measured.
+        gain: energy that Top-k retains.
+        convergence: steps that training takes by batch size.
     """
 
     whole: Profile
@@ -229,8 +256,9 @@ class FittedModel:
     def thread_scaling(self) -> tuple[float, float]:
         """Eta in ``time ~ threads^-eta`` and its standard deviation: a prior, updated by CPU steps of the profile.
 
-        Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is,
-        and so do steps that hardly grow with their samples, which tell nothing of how threads share them.
+        Both are normal, so the posterior weighs them by their precision; eta is kept within 0.3 to 1. The prior stays
+        as it is without steps of two numbers of threads that grow with their samples; steps that scatter hardly move
+        it.
         """
         cpus = [fitted for fitted in self.devices if fitted.device.kind == "cpu" and fitted.grows]
         few = min(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
@@ -246,7 +274,7 @@ class FittedModel:
 
     @cached_property
     def losses(self) -> ExchangeLosses:
-        """Steps that sending whole gradients in fewer bytes costs, by method."""
+        """Steps that sending whole gradients in fewer bytes costs, and the energy it keeps, by method."""
         return exchange_losses(
             self.whole.exchange_trials,
             noise_scale=self.convergence.noise_scale,
@@ -259,7 +287,10 @@ class FittedModel:
         return self.reference.device.precision
 
     def computing_in(self, precision: Precision) -> FittedModel:
-        """Return the fits of the same job in another precision; this very model where that was not measured."""
+        """Return the fits of the same job in another precision; this very model where that was not measured.
+
+        Convergence stays as it was fitted.
+        """
         if precision == self.precision or precision not in self.whole.precisions:
             return self
         return replace(fit(self.whole, precision), convergence=self.convergence)
@@ -268,11 +299,11 @@ class FittedModel:
 def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
     """Fit devices, links, retained energy and convergence to a profile, in one precision; None: the profile's first.
 
-    What was not measured stays out, and is a prior's business (`transfer`).
+    What was not measured is left empty, and is a prior's business (`transfer`).
 
     Args:
         profile: what was measured.
-        precision: that steps were computed in; None: the profile's first.
+        precision: that steps were computed in, one of the profile's; None: the profile's first.
     """
     whole, profile = profile, profile.computing_in(precision or profile.precisions[0])
     return FittedModel(
@@ -325,6 +356,10 @@ def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> 
     Iteratively reweighted least squares with Huber's weights on the *relative* error (on absolute errors the slowest
     point would decide alone). A floor is taken only where it explains clearly more than the line: at least two points
     lie on it and the loss falls by half.
+
+    Args:
+        local_batch_sizes: samples of each measurement, in any order; at least one.
+        time_s: median seconds of a step of each.
 
     Returns:
         Fixed seconds ``a``, seconds a sample ``c``, ``floor`` seconds (0: none), log standard deviation of the fit.
@@ -379,8 +414,9 @@ def _compressor_line(costs: Sequence[CompressorCost]) -> CompressorLine:
 def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
     """Return latency (s) and bandwidth (bytes/s) of one hop by collective, from each collective's measured line.
 
-    The alpha-beta time of a collective is linear in both (`cost.Terms`), so each is the measured line's
-    coefficient divided by the formula's. Of several measurements of one collective the one with most workers is used.
+    The alpha-beta time of a collective is linear in both (`cost.Terms`), so each is the measured line's coefficient
+    divided by the formula's. Of several measurements of one collective the one with most workers is used. Collectives
+    that were not measured are missing.
     """
     models: dict[Primitive, LinkModel] = {}
     for link in sorted(links, key=lambda link: link.workers):
@@ -392,7 +428,10 @@ def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
 
 
 def fit_gain(points: Sequence[GainPoint]) -> GainCurve:
-    """Return retained energy by ratio through the points below ratio 1, never falling: dips are noise and filled."""
+    """Return retained energy by ratio through the points below ratio 1, never falling: dips are noise and filled.
+
+    Without such points the curve is empty.
+    """
     ordered = [point for point in sorted(points, key=lambda point: point.ratio) if point.ratio < 1]
     gains = np.maximum.accumulate(np.clip([point.gain for point in ordered], 1e-6, 1.0)) if ordered else np.empty(0)
     return GainCurve(

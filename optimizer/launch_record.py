@@ -45,7 +45,7 @@ class Launch(Artifact):
 
     @property
     def starts(self) -> tuple[float, ...]:
-        """Times at which each of the run's sessions was requested, seconds since the epoch."""
+        """Times at which each of the run's sessions was requested, seconds since the epoch, the first launch first."""
         return (self.started_s, *self.resumed_s)
 
     @property

@@ -33,16 +33,16 @@ from hetopt.core.memory import StepMemory, TrainingMemory
 Kind = Literal["transformer", "convolution"]
 
 LOGIT_BYTES = 6
-"""Kept of each entry of a language model's output: itself in 16 bits, and its logarithm in single precision."""
+"""Bytes kept of each entry of a language model's output: itself in 16 bits, and its logarithm in single precision."""
 
 TOKENS_A_PARAMETER = 20
-"""Of a training run that makes the best of its operations (Hoffmann et al. 2022, table 3)."""
+"""Tokens a parameter of a training run that makes the best of its operations (Hoffmann et al. 2022, table 3)."""
 
 WIDTH_OVER_DEPTH = 64
-"""Of GPT-2 and BERT, where nothing is known but the number of parameters."""
+"""Ratio of width to layers, of GPT-2 and BERT, that is taken where nothing is known but the number of parameters."""
 
 LARGEST = 10_000_000
-"""No number of a configuration is larger: vocabularies end below 300,000."""
+"""Largest number that a configuration may have: vocabularies end below 300,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ModelCount:
     """Counts of a model, not measured: parameters, and FLOPs and activation bytes of a sample.
 
     Attributes:
-        name: what it is, in a few words.
+        name: of the model, in a few words.
         parameters: all of them.
         forward_flops: of one sample, in its forward pass.
         attention_flops: of these, products of queries, keys and values.
@@ -60,6 +60,7 @@ class ModelCount:
         activation_bytes: of one sample, kept for the backward pass in 16 bits.
         layers: one behind the other.
         sample: what one sample is, in words.
+        kind: transformer or convolution.
     """
 
     name: str
@@ -103,26 +104,37 @@ def of_parameters(parameters: float, tokens: int) -> ModelCount:
 
 
 def of_flops(flops: float) -> float:
-    """Return the compute-optimal number of parameters of a training that takes ``flops`` in all (Hoffmann 2022).
+    """Return the compute-optimal number of parameters of a training of ``flops`` operations in all (Hoffmann 2022).
 
-    ``C = 6 N D`` with ``D = 20 N`` tokens.
+    From ``C = 6 N D`` with ``D = 20 N`` tokens; not rounded.
     """
     return math.sqrt(flops / (6 * TOKENS_A_PARAMETER))
 
 
 ACTIVE_ALONE = "give what a token passes with `params`, which leaves the memory of the other experts out"
-"""What `params` can say of a mixture of experts."""
+"""End of hints on a mixture of experts: what `params` can say of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Fields of a model's JSON configuration, read with checks that collect all faults in ``wrong``."""
+    """Fields of a model's JSON configuration, read with checks that collect all faults in ``wrong``.
+
+    Attributes:
+        values: the configuration.
+        wrong: a phrase for each fault that was found so far; `refuse` raises them.
+    """
 
     values: Mapping[str, Any]
     wrong: list[str]
 
     def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """Return the first present field of ``names``, a whole number; a fault is noted and a stand-in returned."""
+        """Return the first present field of ``names``, a whole number; a fault is noted and a stand-in returned.
+
+        Args:
+            *names: fields of one meaning, of which a configuration has one.
+            default: where none is present or all are null; None: that is a fault.
+            least: smallest number that is no fault; the largest is `LARGEST`.
+        """
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -137,7 +149,10 @@ class Fields:
         return default
 
     def wholes(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a field's list of whole numbers; ``default`` where it is absent, or at fault, which is noted."""
+        """Return a field's list of whole numbers; ``default`` where it is absent, or at fault, which is noted.
+
+        A fault is anything but a list of 1 to 64 numbers from 1 to `LARGEST`.
+        """
         value = self.values.get(name, list(default))
         if (
             isinstance(value, list)
@@ -149,7 +164,10 @@ class Fields:
         return default
 
     def each(self, name: str, count: int, *, default: int) -> tuple[int, ...]:
-        """Return ``count`` whole numbers from a field that lists them, or has one for all; faults are noted."""
+        """Return ``count`` whole numbers from a field that lists them, or has one for all; faults are noted.
+
+        ``default`` stands for each number that is missing or at fault.
+        """
         if not isinstance(self.values.get(name), list):
             return (self.whole(name, default=default),) * count
         numbers = self.wholes(name, (default,) * count)
@@ -158,14 +176,27 @@ class Fields:
         return (*numbers, *(default,) * count)[:count]
 
     def stages(self, **defaults: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return the whole numbers of each stage of a network from fields that list one for each; faults are noted."""
+        """Return the whole numbers of each stage of a network from fields that list one for each; faults are noted.
+
+        Args:
+            **defaults: name of each field, and its list where it is absent or at fault.
+
+        Returns:
+            A tuple for each stage, with a number of each field in the order of ``defaults``.
+        """
         listed = {name: self.wholes(name, default) for name, default in defaults.items()}
         if len(set(map(len, listed.values()))) > 1:
             self.wrong.append(f"{' and '.join(listed)} must list as many numbers")
         return list(zip(*listed.values(), strict=False))
 
     def patches(self, side: str, pixels: int, *, default: int) -> tuple[int, int]:
-        """Return a patch's side and how many lie along a picture's ``side`` of ``pixels``; faults are noted."""
+        """Return a patch's side in pixels and how many lie along a picture's side of ``pixels``; faults are noted.
+
+        Args:
+            side: name of the field that has the picture's side, for messages.
+            pixels: the picture's side.
+            default: the patch's side where the configuration does not say.
+        """
         patch = self.whole("patch_size", default=default)
         if patch > pixels:
             self.wrong.append(f"patch_size must be at most {side}, {pixels}, got {patch}")
@@ -186,7 +217,7 @@ class Fields:
 
     @property
     def labels(self) -> int:
-        """The number of classes of a classifier; 2 where the configuration says nothing, as in the library."""
+        """The number of classes of a classifier: of ``id2label``, else ``num_labels``, else 2, as in the library."""
         named = self.values.get("id2label")
         return min(len(named), LARGEST) if isinstance(named, dict) and named else self.whole("num_labels", default=2)
 
@@ -194,7 +225,7 @@ class Fields:
         """Raise an error that names all faults noted so far; do nothing if there are none.
 
         Raises:
-            BadInput: something was.
+            BadInput: at least one fault was noted.
         """
         if self.wrong:
             mixes = any("expert" in fault for fault in self.wrong)
@@ -231,24 +262,26 @@ CONTRIBUTION = 3.0
 
 MASTER_BYTES = 4
 HALF_BYTES = 2
-"""Of a trained parameter: itself and its gradient in single precision each, and the copy that is multiplied with in 16
-bits (Rajbhandari et al. 2020, section 3.1)."""
+"""Bytes of the 16-bit copy of a trained parameter that is multiplied with, beside itself and its gradient in single
+precision (Rajbhandari et al. 2020, section 3.1)."""
 
 STATE_BYTES: Mapping[Optimizer, int] = MappingProxyType(
     {"adamw": 8, "adamw8bit": 2, "muon": 4, "sgd": 4, "adafactor": 0}
 )
-"""Of a trained parameter: two moments, two in 8 bits (Dettmers et al. 2022), one momentum; Adafactor keeps rows and
-columns alone."""
+"""Bytes of an optimizer's state of a trained parameter: two moments, two in 8 bits (Dettmers et al. 2022), one
+momentum; Adafactor keeps rows and columns alone."""
 
 FROZEN_BYTES: Mapping[Method, float] = MappingProxyType({"full": 0.0, "lora": 2.0, "qlora": 0.516})
-"""Of a frozen parameter: NF4 takes 4.127 bits with its doubly quantised scales (Dettmers et al. 2023, section 3)."""
+"""Bytes of a frozen parameter, by method: NF4 takes 4.127 bits with its doubly quantised scales (Dettmers et al. 2023,
+section 3)."""
 
 ADAPTER_SHARE = 0.01
-"""Of the parameters, in the adapters of every linear layer: rank 16 is 0.6 % of 7 billion, and 1 % of 1 billion."""
+"""Part of the parameters that is in the adapters of every linear layer: rank 16 is 0.6 % of 7 billion, and 1 % of 1
+billion."""
 
 DEQUANTISING = 1.39
-"""Times as long that a step takes with weights in 4 bits as in 16 (Raschka 2023, "Finetuning LLMs with LoRA and QLoRA:
-insights from hundreds of experiments": 39 % for 33 % less memory)."""
+"""Factor on the time of a step with weights in 4 bits over one in 16 (Raschka 2023, "Finetuning LLMs with LoRA and
+QLoRA: insights from hundreds of experiments": 39 % for 33 % less memory)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +289,9 @@ class Recipe:
     """Way to train a model: all weights or an adapter beside frozen ones, and the optimizer.
 
     Attributes:
-        trained: share of the parameters that is trained.
+        method: "full": all weights; "lora": an adapter beside weights in 16 bits; "qlora": beside weights in 4 bits.
+        trained: share of the parameters that is trained, (0, 1].
+        optimizer: whose state is kept of each trained parameter.
     """
 
     method: Method = "full"
@@ -265,7 +300,7 @@ class Recipe:
 
     @property
     def passes(self) -> float:
-        """Operations of a step over those of its forward pass: 3 where all is trained."""
+        """Operations of a step over those of its forward pass: 3 if all is trained, else 2 plus the trained share."""
         return CONTRIBUTION - 1 + self.trained
 
     @property
@@ -278,14 +313,18 @@ class Recipe:
         return max(1, round(self.trained * parameters))
 
     def weight_bytes(self, parameters: int, *, half: bool) -> float:
-        """Return the bytes of a replica's weights as products read them; ``half``: 16-bit copies, else fp32."""
+        """Return the bytes of a replica's weights as products read them; ``half``: 16-bit copies, else fp32.
+
+        Frozen weights have the bytes of the method.
+        """
         each = HALF_BYTES if half else MASTER_BYTES
         return self.trained * parameters * each + self._frozen_bytes(parameters)
 
     def memory(self, model: ModelCount, batch_size: int, *, half: bool) -> TrainingMemory:
         """Return the bytes of a replica in training: kept between steps, and taken by steps of up to ``batch_size``.
 
-        With activations of every layer; ``half``: matrices are multiplied in 16 bits.
+        With activations of every layer; ``half``: matrices are multiplied in 16 bits, else in fp32. Steps are counted
+        for one sample and for ``batch_size``, at least 2.
         """
         trained = self.trained_parameters(model.parameters)
         copied_bytes = HALF_BYTES * trained if half else 0

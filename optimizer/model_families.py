@@ -23,7 +23,7 @@ from hetopt.core.paths import shown
 from hetopt.optimizer.model_counts import ACTIVE_ALONE, LOGIT_BYTES, Fields, Kind, ModelCount, image, sequence
 
 PROMPT_TOKENS = 77
-"""Of CLIP's text encoder, which prompts are read by."""
+"""Tokens of a prompt as CLIP's text encoder reads it, for diffusion models."""
 
 
 @dataclass(kw_only=True)
@@ -82,7 +82,10 @@ class _Parts:
 
 
 def unet(fields: Fields, _: int | None) -> ModelCount:
-    """Return the counts of Stable Diffusion's UNet (``UNet2DConditionModel``) from the fields of its configuration."""
+    """Return the counts of Stable Diffusion's UNet (``UNet2DConditionModel``) from the fields of its configuration.
+
+    Faults are noted in ``fields``; the second argument, the tokens of a sample, is not used.
+    """
     widths = fields.wholes("block_out_channels", (320, 640, 1280, 1280))
     levels, deep = len(widths), fields.whole("layers_per_block", default=2)
     side, prompt = fields.whole("sample_size", default=64), fields.whole("cross_attention_dim", default=1280)
@@ -128,7 +131,10 @@ def unet(fields: Fields, _: int | None) -> ModelCount:
 
 
 def dit(fields: Fields, _: int | None) -> ModelCount:
-    """Return the counts of a diffusion transformer (``DiTTransformer2DModel``) from the fields of its configuration."""
+    """Return the counts of a diffusion transformer (``DiTTransformer2DModel``) from the fields of its configuration.
+
+    Faults are noted in ``fields``; the second argument, the tokens of a sample, is not used.
+    """
     heads, each = fields.whole("num_attention_heads", default=16), fields.whole("attention_head_dim", default=72)
     width, count = heads * each, fields.whole("num_layers", default=28)
     side = fields.whole("sample_size", default=32)
@@ -157,12 +163,14 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
 
     Args:
         config: the file's fields.
-        tokens: of a sample, for models of language. None: as many as the model has positions for, at most 1,024, or
-            what the family has by default.
+        tokens: of a sample, for models of language; other models ignore it. None: as many as the model has positions
+            for, at most 1,024, or what the family has by default.
         whole: whether all weights are trained; beside an adapter they may stay quantised.
 
     Raises:
-        BadInput: a kind of model that is not counted, or fields that are missing or impossible, all of them named.
+        BadInput: the kind of model is not counted, the file is of an adapter or of several models in one, quantised
+            weights are to be trained whole, ``tokens`` exceeds the learned positions, or fields are missing or
+            impossible, all of them named.
     """
     _check_trainable(config, whole=whole)
     name = config.get("model_type", config.get("_class_name"))
@@ -218,12 +226,14 @@ class Transformer:
     Numbers have the names that the library gives them.
 
     Attributes:
-        gated: three inner matrices, RMS norms and no biases, as Llama has.
+        gated: whether layers have three inner matrices, RMS norms and no biases, as Llama has.
         tied: whether the output multiplies with the embedding, where the configuration does not say.
         places: whether positions are learned.
-        encodes: types of tokens and a pooler, as BERT has, and an output over the vocabulary only until it was saved.
+        encodes: whether the model has types of tokens and a pooler, as BERT has, and an output over the vocabulary only
+            if the configuration names no architecture that it was saved as.
         shares: whether all layers have the same parameters, unless the configuration names groups of them.
-        mixes: the key of the number of experts among which each layer chooses, and which has to be said.
+        mixes: the key of the number of experts among which each layer chooses, which the configuration must then have;
+            empty: not a mixture, unless the configuration says so.
     """
 
     gated: bool = False
@@ -234,7 +244,15 @@ class Transformer:
     mixes: str = ""
 
     def __call__(self, fields: Fields, tokens: int | None) -> ModelCount:
-        """Return the counts of a model of this family (see `of_config`)."""
+        """Return the counts of a model of this family (see `of_config`).
+
+        Args:
+            fields: of the configuration, in which faults are noted.
+            tokens: of a sample; None: as many as there are positions, at most `MOST_TOKENS`.
+
+        Raises:
+            BadInput: there are more tokens than positions that the model has learned.
+        """
         vocabulary = fields.whole("vocab_size")
         # Encoders that were saved say what for; one that was not is trained from the start, to find words left out.
         speaks = not self.encodes or "architectures" not in fields.values
@@ -305,10 +323,10 @@ class Transformer:
 
 
 HEAD_WIDTH = 64
-"""Of GPT-2 and most others, where nothing is said."""
+"""Width of an attention head where the configuration does not say: that of GPT-2 and most others."""
 
 MOST_TOKENS = 1024
-"""Of a sample, where nobody says how many it has."""
+"""Most tokens of a sample where nobody says how many it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,11 +334,12 @@ class Layers:
     """Dimensions and weights of the layers of a transformer, all alike.
 
     Attributes:
-        count: how many.
-        width: of a token between them.
-        heads: width of all heads together, and ``number_of_heads`` how many those are.
-        inner: width inside, of all that a token passes.
-        gated: whether what is inside is gated.
+        count: number of layers.
+        width: of a token between layers.
+        heads: width of all attention heads together.
+        number_of_heads: how many heads there are.
+        inner: width inside a layer, of all that a token passes.
+        gated: whether the inner matrices are gated.
         parameters: of a layer.
         weights: of a layer, that each token is multiplied with.
     """
@@ -600,4 +619,5 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "xlm-roberta": _BERT,
     }
 )
-"""By ``model_type`` or ``_class_name``, to a hundredth of what is published; of others the size says enough."""
+"""Functions that count a model, by ``model_type`` or ``_class_name`` of its configuration; parameter counts are within
+a hundredth of what is published. Of other models the size says enough."""

@@ -21,7 +21,7 @@ Market = Literal["spot", "on-demand"]
 
 AWS = "aws"
 OWN = "own"
-"""What stands in the place of a region where machines are not rented."""
+"""Word that stands in place of a region, and of a cloud, where machines are not rented."""
 
 
 def cloud_of(region: str) -> str:
@@ -39,7 +39,7 @@ EVIDENCE_IN_WORDS: Mapping[Evidence, str] = MappingProxyType(
         "counted": "counted by its operations, not measured",
     }
 )
-"""What the step time of a type is, from the best known to the least."""
+"""What the step time of a machine type rests on, in words, from the best known to the least."""
 
 Objective = Literal["balanced", "fastest", "cheapest"]
 """What is wanted within the limits. ``balanced`` stops paying where a tenth less time would cost over a fifth more."""
@@ -51,8 +51,13 @@ ScalingRule = LearningRateRule
 class Assumptions(RecordLeavingOut):
     """Step-time line (s by samples) and link of each worker of a group of machines, as a plan predicted them.
 
-    A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``; where that is more than a micro-batch,
-    each of them takes that for its samples, but for ``once_s``, which a step takes once.
+    A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``. Where a local batch is cut into
+    micro-batches, each takes that for its own samples, but for ``once_s``, which a step takes once.
+
+    Attributes:
+        fixed_s: seconds of a step whatever its samples.
+        per_sample_s: seconds a sample.
+        floor_s: seconds that a step takes at least.
     """
 
     LEFT_OUT = ("shard", "recomputes")
@@ -72,12 +77,15 @@ class Assumptions(RecordLeavingOut):
 
     @property
     def together(self) -> int | None:
-        """Samples that a worker's memory holds at once; None: all that the plan may give it."""
+        """Most samples that a worker computes at once: the micro-batch, else what its memory holds.
+
+        None: any number.
+        """
         return self.micro_batch or self.max_samples
 
     @property
     def time(self) -> WorkerTime:
-        """The step-time line of one worker's computation."""
+        """The step-time line of one worker's computation, micro-batches included."""
         return WorkerTime(
             fixed_s=self.fixed_s,
             per_sample_s=self.per_sample_s,
@@ -87,12 +95,15 @@ class Assumptions(RecordLeavingOut):
         )
 
     def time_s(self, samples: int) -> float:
-        """Return the seconds that one worker computes for a step of ``samples`` local samples, as predicted."""
+        """Return the seconds that one worker computes for a step of ``samples`` samples of its own, as predicted."""
         return self.time.time_s(samples)
 
 
 class ObservedLosses(Record):
-    """Machine-hours, losses and outages of a spot pool that were observed before a plan was made."""
+    """Machine-hours, losses and outages of a spot pool that were observed before a plan was made.
+
+    ``instance_hours`` are those of all machines together, ``losses`` the machines that were taken back.
+    """
 
     instance_hours: PositiveFloat
     losses: NonNegativeInt
@@ -111,15 +122,19 @@ class ObservedLosses(Record):
 
 
 NetworkSource = Literal["samples", "profile", "catalogue"]
-"""Where the links between machines of a type are known from: whole steps of such, timed collectives, or its rate."""
+"""Where the links between machines of a type are known from: whole steps of such machines ("samples"), timed
+collectives ("profile"), or the published network rate ("catalogue")."""
 
 
 UNLIKE = " + "
-"""Between the GPUs of a machine, each with its memory, where they are unlike."""
+"""Separator in the name of a machine's GPUs where they are unlike, each with its memory."""
 
 
 class Hardware(Record):
-    """CPUs, memory and GPUs of one machine."""
+    """CPUs, memory and GPUs of one machine.
+
+    ``gpu`` is the GPU's name; of unlike GPUs all names, and ``gpu_memory_gib`` the least memory of them.
+    """
 
     vcpus: PositiveInt
     memory_gib: PositiveFloat
@@ -140,7 +155,7 @@ class Hardware(Record):
 class MachineMemory(Record):
     """Bytes that one worker of a machine type holds in training, by what they are for.
 
-    Counted tensors; on a CPU the peak is that of its process.
+    Counted are tensors; on a CPU ``peak_bytes`` is at least the measured peak of a process.
     """
 
     instance_type: str
@@ -159,7 +174,11 @@ class MachineMemory(Record):
 
 
 class Group(Record):
-    """Machines of one type and market in a plan's cluster: number, price, and each worker's local batch size."""
+    """Machines of one type and market in a plan's cluster: number, price, and each worker's local batch size.
+
+    Raises:
+        ValueError: ``local_batch_sizes`` has not one entry for each worker of the group.
+    """
 
     instance_type: str
     machines: PositiveInt
@@ -192,7 +211,7 @@ class Group(Record):
 
     @property
     def is_own(self) -> bool:
-        """True where the machines are one's own, of which nothing is rented."""
+        """True where the machines are one's own, so that nothing is rented."""
         return self.region == OWN
 
     @property
@@ -204,7 +223,8 @@ class Group(Record):
     def memory_in_words(self) -> str | None:
         """A phrase on what memory forces: 'takes micro-batches of 32 samples, to fit 16 GiB'; None: nothing.
 
-        'shares the model over 8 devices' where it does not hold that. None: it holds both.
+        'shares the model over 8 devices' comes first where one device does not hold it. None also where the plan did
+        not write down what it assumed.
         """
         if self.assumed is None:
             return None
@@ -219,7 +239,11 @@ class Group(Record):
 
 
 class Range(Record):
-    """Predicted figure with its 90 % interval."""
+    """Predicted figure with its 90 % interval, all in one unit, which the field's name says.
+
+    Raises:
+        ValueError: the value lies outside of its interval.
+    """
 
     value: NonNegativeFloat
     low: NonNegativeFloat
@@ -233,7 +257,7 @@ class Range(Record):
 
 
 class CostTerm(Record):
-    """Line of a bill: its name, USD, and how it was computed."""
+    """Line of a bill: its name, USD of the whole run, and how it was computed."""
 
     name: str
     usd: NonNegativeFloat
@@ -272,7 +296,7 @@ class Prediction(Record):
 
     @property
     def bill(self) -> tuple[CostTerm, ...]:
-        """The cost terms as people are shown them: those below a hundredth of the bill each, if several, as one."""
+        """The cost terms as people are shown them: several below a hundredth of the bill each are one, 'the rest'."""
         whole = sum(term.usd for term in self.cost_terms)
         small = [term for term in self.cost_terms if term.usd < SMALL * whole]
         if len(small) < 2:
@@ -294,11 +318,15 @@ def _took(total_s: Range, cost_usd: Range) -> str:
 
 
 SMALL = 0.01
-"""Of a bill: what is less is not worth a line of its own."""
+"""Part of a bill below which a line is not worth showing by itself."""
 
 
 class Candidate(RecordLeavingOut):
-    """Cluster with local batch sizes and gradient exchange, and the predicted time and cost of a run on it."""
+    """Cluster with local batch sizes and gradient exchange, and the predicted time and cost of a run on it.
+
+    Raises:
+        ValueError: the local batch sizes of all workers do not sum to ``global_batch_size``.
+    """
 
     LEFT_OUT = ("precision",)
 
@@ -328,7 +356,7 @@ class Candidate(RecordLeavingOut):
 
     @property
     def usd_per_hour(self) -> float:
-        """The hourly price of all machines together, USD."""
+        """The hourly price of all machines together, USD, without disks, addresses and traffic."""
         return math.fsum(group.machines * group.price_usd_per_hour for group in self.groups)
 
     @property
@@ -341,21 +369,25 @@ class Candidate(RecordLeavingOut):
 
     @property
     def hardware_in_words(self) -> str:
-        """The hardware of one machine of each kind: 'A10G 22 GiB + T4 16 GiB'."""
+        """The hardware of one machine of each kind: 'A10G 22 GiB + T4 16 GiB'; empty in plans that did not write it."""
         return " + ".join(dict.fromkeys(group.hardware.in_words for group in self.groups if group.hardware is not None))
 
 
 ChoiceName = Literal[
     "here", "balanced", "cheapest", "cheap", "fastest", "fast", "weighed", "safest", "own", "rented", "other GPU"
 ]
-"""``here``: the machine that was profiled. ``safest``: on demand, so that no machine is taken back. ``weighed``: by
-weights of time and cost that were given. ``other GPU``: the best with one that was named, where no other way has it.
-``cheap``, ``fast``: the best for who wants the cheapest or fastest, which counts doubt, where another way's median is
-less. ``own``, ``rented``: the best of one's own machines, or of rented ones, where the plan is of the others."""
+"""Names of the choices that a plan shows. ``here``: the machine that was profiled. ``safest``: on demand, so that no
+machine is taken back. ``weighed``: by weights of time and cost that were given. ``other GPU``: the best with one of
+the GPUs that were named, where no other choice has it. ``cheap``, ``fast``: the best for whoever wants the cheapest
+or fastest, which counts doubt, where another choice's median is less. ``own``, ``rented``: the best of one's own
+machines, or of rented ones, where the plan is of the others."""
 
 
 class QuotaNeed(Record):
-    """vCPUs that a cluster takes of one AWS quota, beside the vCPUs that the account is granted."""
+    """vCPUs that a cluster takes of one AWS quota, beside the vCPUs that the account is granted.
+
+    ``code`` and ``name`` are those by which AWS knows the quota, ``vcpus`` what the cluster takes.
+    """
 
     bucket: str = Field(description="as `quotas` has it: 'spot:g'")
     code: str
@@ -366,7 +398,11 @@ class QuotaNeed(Record):
 
 
 class Choice(Record):
-    """Cluster that a plan shows beside others, under the names of the objectives that it is best for."""
+    """Cluster that a plan shows beside others, under the names of the objectives that it is best for.
+
+    ``total_s`` and ``cost_usd`` are medians with 90 % intervals, ``quotas`` the AWS quotas that the machines count
+    against.
+    """
 
     names: tuple[ChoiceName, ...] = Field(min_length=1)
     candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")
@@ -391,12 +427,15 @@ class Choice(Record):
 
     @property
     def usd_per_hour(self) -> float:
-        """The hourly price of all machines together, USD."""
+        """The hourly price of all machines together, USD; 0 for the machine that was profiled."""
         return 0.0 if self.candidate is None else self.candidate.usd_per_hour
 
 
 class Goal(Record):
-    """End of training, and hard limits on total USD and seconds, as the user asked for them."""
+    """End of training, and hard limits on total USD and seconds, as the user asked for them; None: no such limit.
+
+    ``ends`` says by what training ends. ``target_metric`` and ``target_value`` are set where that is a target.
+    """
 
     budget_usd: PositiveFloat | None = None
     deadline_s: PositiveFloat | None = None
@@ -410,7 +449,7 @@ class Goal(Record):
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None, joint: str = "and") -> str:
     """Return budget and deadline as a phrase; '' if both are None. ``article`` begins each, ``joint`` joins them.
 
-    Such as 'its budget of $5.00 and its deadline of 6 h'.
+    Such as 'its budget of $5.00 and its deadline of 6 h', with the article 'its'.
     """
     asked = (
         ("budget", None if budget_usd is None else usd(budget_usd)),
@@ -420,7 +459,12 @@ def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | 
 
 
 class RegionOffer(Record):
-    """Best cluster of one machine type in a region, where a plan compared regions."""
+    """Best cluster of one machine type in a region, where a plan compared regions.
+
+    ``data_transfer_usd`` is the part of the cost that moving the data set there takes.
+
+    ``machines`` are in words; ``total_s`` and ``cost_usd`` are medians.
+    """
 
     region: str
     machines: str
@@ -430,7 +474,7 @@ class RegionOffer(Record):
 
 
 SURE = 0.9
-"""Probability with which a plan keeps its limits where nobody asks for another: less is a risk, and no success."""
+"""Probability with which a plan has to keep its limits where nobody asks for another; less is a risk."""
 
 
 class Sensitivity(Record):
@@ -457,7 +501,7 @@ class Sensitivity(Record):
 
     @property
     def is_risk(self) -> bool:
-        """True where the plan keeps its limits with less than the probability that was asked for."""
+        """True where the plan keeps its limits with less than the asked probability; False without limits."""
         return self.chance is not None and self.chance < self.asked
 
 
@@ -507,7 +551,10 @@ class Plan(Artifact):
 
     @property
     def risk(self) -> str | None:
-        """A warning where the plan keeps its limits with less than the asked probability; None: with at least that."""
+        """A warning, a clause without full stop, where the plan keeps its limits with less than the asked probability.
+
+        None: it keeps them with at least that, has no limits, or is of a version that did not look.
+        """
         seen = self.insight
         if seen is None or seen.chance is None or not seen.is_risk:
             return None
@@ -524,7 +571,11 @@ class Plan(Artifact):
         )
 
     def risk_with(self, budget_usd: float) -> str | None:
-        """Return the warning `risk` under ``budget_usd``; None: no risk, accepted, or covered by that budget."""
+        """Return the warning `risk` under ``budget_usd``; None: no risk, accepted, or covered by that budget.
+
+        A budget covers the risk if it is above the plan's own, nine of ten simulated runs cost no more, no deadline is
+        set, and no more than 0.9 was asked for.
+        """
         seen = self.insight
         if seen is None or seen.risk_accepted:
             return None
@@ -533,10 +584,10 @@ class Plan(Artifact):
         return None if covered else self.risk
 
     def refuse_if_estimated(self) -> None:
-        """Raise an error if the plan's job was described, not measured, so that nothing can be run.
+        """Raise an error if the plan's job was described, not measured, so that nothing can be run; else do nothing.
 
         Raises:
-            BadInput: nothing of that job can be run.
+            BadInput: the job was described; the hint says how to measure it.
         """
         if self.profile is not None and self.profile.is_counted:
             raise BadInput(
@@ -554,10 +605,12 @@ class Plan(Artifact):
     ) -> Self:
         """Return a copy with other run settings, None as planned; ``steps`` also replace the goal's own end.
 
+        The predictions of the copy stay those of the plan.
+
         Args:
-            steps: end after so many optimizer steps, instead of at the plan's end.
-            policy: how the batch is shared among workers.
-            batch_settings: settings of that policy that are not its defaults.
+            steps: end after so many optimizer steps, instead of at the plan's end; None: as planned.
+            policy: name of the policy by which the batch is shared among workers; None: as planned.
+            batch_settings: settings of that policy that are not its defaults; None: as planned.
         """
         changes = {
             "batch_policy": policy,
@@ -572,7 +625,7 @@ class Plan(Artifact):
 
     @property
     def plans(self) -> tuple[Candidate, ...]:
-        """All plans that people are shown, quickest first: the front, the choice and the ways to go, each once."""
+        """All plans that people are shown, each once, quickest first: the front, the chosen one and the choices."""
         ways = (way.candidate for way in self.choices if way.candidate is not None)
         plans = dict.fromkeys((self.chosen, *ways, *self.pareto))
         return tuple(sorted(plans, key=lambda plan: plan.prediction.total_s.value))

@@ -58,7 +58,7 @@ R = TypeVar("R", bound=Record)
 LOW_GAIN_QUANTILE = 0.1
 
 USUAL: Precision = "fp32"
-"""What everything is measured in that does not depend on the precision."""
+"""Precision in which everything is measured that does not depend on the precision."""
 
 
 def collect(
@@ -78,11 +78,11 @@ def collect(
         device_type: catalogue name of the machine, or ``local``.
         started_at_s: when the processes were started, seconds since the epoch (the clock of the events).
         hetopt_version: version of this program.
-        data_dir: folder of the data, for the record.
+        data_dir: folder of the data, for the record; None: the job has none.
 
     Raises:
-        RunFailed: the log ends before the probe was finished, lacks a part that no profile can do without, or holds an
-            event that cannot be.
+        RunFailed: the log ends before the probe was finished, lacks a part that no profile can do without, holds an
+            event whose fields cannot be, or has no step of any batch size (memory was too small).
     """
     begun, ended = _time_of(events, STARTED), _time_of(events, FINISHED)
     if begun is None or ended is None:
@@ -268,7 +268,7 @@ def _pilots_seen(events: Iterable[Event]) -> tuple[PilotSeen, ...]:
 def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
     """Return the precisions in which a pilot diverged and the fp32 pilot of the same batch and seed did not.
 
-    Nothing is trained in them.
+    Nothing of them belongs in a profile. Empty where no pilot diverged so.
     """
     lost = [pilot for pilot in pilots if pilot.ended == "diverged"]
     anyway = {(pilot.global_batch_size, pilot.seed) for pilot in lost if pilot.precision == USUAL}
@@ -280,7 +280,13 @@ def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
 
 
 def refusals(events: Sequence[Event]) -> tuple[str, ...]:
-    """Return a sentence, with the reason, for each precision that a probe tried and that is left out."""
+    """Return a sentence, with the reason, for each precision that a probe tried and that is left out.
+
+    Empty where none is. Unknown events are passed over.
+
+    Raises:
+        RunFailed: an event of a pilot or of a refused precision has fields that cannot be.
+    """
     lost = diverged(_pilots_seen(events))
     return (
         *(f"{event.precision} is left out: {event.reason}" for event in _all(events, PrecisionRefused)),
@@ -353,6 +359,8 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
     Interpolating keeps the answer from jumping by a whole evaluation interval, which at large batches is a large part
     of the run. A target that the very first evaluation already reaches is credited to that evaluation.
 
+    The result is at least 1.
+
     Args:
         evaluations: in increasing order of step.
         target: value of the metric to reach.
@@ -398,7 +406,10 @@ def _broken(kind: type[Record], why: str) -> RunFailed:
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Merge memory counts of one job into one: of each figure, and at each micro-batch size, the larger."""
+    """Merge memory counts of one job into one: of each figure, and at each micro-batch size, the larger.
+
+    ``counts`` must not be empty.
+    """
     steps: dict[int, StepMemory] = {}
     for step in (step for count in counts for step in count.steps):
         known = steps.get(step.samples, step)
@@ -424,13 +435,15 @@ SHOWN: Mapping[object, tuple[str, float]] = {
     EVENTS[PilotSeen]: ("pilot at batch {global_batch_size}, epoch {epoch:.3g}", 1 - PILOT_SHARE),
     FINISHED: ("done", 1.0),
 }
-"""By event: what is shown of its fields ("" leaves what is shown), and the share of a probe that is over by then."""
+"""For each kind of event, the text that is shown of its fields ("" leaves the text before), and the share of a probe
+that is over by then."""
 
 
 def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, float]:
     """Return what a probe is doing, in words, and the share of it that is done, 0 to 1, from its events so far.
 
-    The share never falls from one event to the next; unknown events are passed over.
+    The share never falls from one event to the next; unknown events are passed over. Without events it is 'starting
+    workers' and 0.
     """
     text, done = "starting workers", 0.0
     # Points and pilots may be left out, so that these shares are the most that each brings.

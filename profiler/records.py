@@ -21,7 +21,7 @@ STARTED = "probe_started"
 FINISHED = "probe_finished"
 
 PHASES = 4
-"""Of a step: loading, forward, backward and the optimizer's update."""
+"""Number of phases of a step: loading, forward, backward and the optimizer's update, in this order."""
 
 
 class DeviceFacts(Record):
@@ -46,7 +46,11 @@ class PrecisionRefused(Record):
 
 
 class WorkerSteps(Record):
-    """Timed steps of one worker at one batch size, seconds; without any, it ran out of memory or did not take part."""
+    """Timed steps of one worker at one batch size, seconds; without any, it ran out of memory or did not take part.
+
+    ``phases_s`` are medians of loading, forward, backward and update; ``peak_memory_bytes`` is None where it is not
+    known.
+    """
 
     samples_s: tuple[PositiveFloat, ...] = Field(default=(), description="every timed step, without contention")
     phases_s: Annotated[tuple[NonNegativeFloat, ...], Field(min_length=PHASES, max_length=PHASES)] = (0.0,) * PHASES
@@ -59,7 +63,10 @@ class WorkerSteps(Record):
     )
 
     def row(self, length: int) -> list[float]:
-        """Return the record as numbers that ranks can gather, its step times padded with NaN to ``length`` steps."""
+        """Return the record as numbers that ranks can gather: 3 + `PHASES` figures, then ``length`` step times.
+
+        Missing step times are NaN, and 0 stands for a figure that is None; ``length`` is at least the number of steps.
+        """
         padding = [math.nan] * (length - len(self.samples_s))
         first = (self.peak_memory_bytes or 0, self.yardstick_s or 0.0, self.contention or 0.0)
         return [*first, *self.phases_s, *self.samples_s, *padding]
@@ -89,7 +96,7 @@ class SweepPoint(Record):
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak memory, bytes, of the worker that used most; None: no worker knows its own."""
+        """The peak memory, bytes, of the worker that used most; None: no worker knows its own."""
         return max((worker.peak_memory_bytes or 0 for worker in self.workers), default=0) or None
 
 
@@ -108,7 +115,10 @@ class SweepEnded(Record):
 
 
 class CompressorPoint(Record):
-    """Event: seconds of compressing the whole gradient, and that each further worker adds; medians over a sweep."""
+    """Event: seconds of compressing the whole gradient, and that each further worker adds; medians over workers.
+
+    ``sweep`` is the number of the sweep whose division of the host it was measured in.
+    """
 
     sweep: NonNegativeInt
     cost: CompressorCost
@@ -117,7 +127,8 @@ class CompressorPoint(Record):
 class LinkPoint(Record):
     """Event: seconds that a collective of ``payload_bytes`` added to a step, in each of several timings.
 
-    What it adds is counted beyond the computation of the slowest worker.
+    The seconds count from the end of computing on the slowest worker. ``across_hosts``: whether the workers are on
+    several.
     """
 
     collective: Collective
@@ -146,7 +157,10 @@ Ending: TypeAlias = Literal["target", "time", "epochs", "diverged"]
 class PilotSeen(Record):
     """Event: a pilot as far as it has come, written as it begins, after each evaluation and at its end.
 
-    ``pilot`` counts the pilots of the schedule from 0.
+    ``workers`` is the number that train together, ``evaluations`` those made so far.
+
+    ``pilot`` counts the pilots of the schedule from 0; ``step`` and ``epoch`` are those done. ``ended`` is None while
+    it goes on, and then says why it ended: it reached the target, its time or epochs were over, or it diverged.
     """
 
     pilot: NonNegativeInt

@@ -17,7 +17,7 @@ def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, a
 
     Args:
         batch_size: the global batch size that the task was tuned at, samples.
-        dataset_size: samples in one epoch; None: nobody knows.
+        dataset_size: samples in one epoch, which no size exceeds; None: not known.
         below: halvings of ``batch_size``.
         above: doublings of ``batch_size``.
     """
@@ -27,24 +27,25 @@ def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, a
 
 SWEEP_SHARE = 0.35
 PILOT_SHARE = 0.5
-"""Parts of a probe's time; the rest is for facts about the host, the network and the compressors."""
+"""Part of a probe's time that pilots have; sweeps have `SWEEP_SHARE`, and the rest is for facts about the host, the
+network and the compressors."""
 
 NETWORK_SHARE = 0.15
-"""Of a probe's time, that timing the collectives may take at most."""
+"""Part of a probe's time that timing the collectives may take at most."""
 
 COMPRESSING_SHARE = 0.05
-"""Likewise, that timing what ways to exchange take a worker may; a way that has begun is timed to its end."""
+"""Part of a probe's time that timing what compressions take a worker may; one that has begun is timed to its end."""
 
 MAX_PILOT_EPOCHS = 50
 
 PILOT_REPEATS = 3
-"""Pilots at each batch size, with other seeds: steps to a target easily differ by a third between seeds."""
+"""Number of pilots at each batch size, with other seeds: steps to a target easily differ by a third between seeds."""
 
 
 LATER_PASSES = 2
 LATER_PASS_SHARE = 0.2
-"""After the first pass over its batch sizes a sweep comes back so often, each time for this part of its time. Machines
-that share hardware change their speed by 10 to 20 % over seconds; steps timed at one moment only show that moment's."""
+"""Part of a sweep's time that each of its `LATER_PASSES` later passes over the batch sizes has. Machines that share
+hardware change their speed by 10 to 20 % over seconds; steps timed at one moment only show that moment's."""
 
 
 def make_schedule(
@@ -76,11 +77,11 @@ def make_schedule(
         batch_size: the task's own global batch size, samples.
         dataset_size: samples in one epoch.
         time_budget_s: the whole probe, in seconds. A slow task still gets a few steps at the two smallest batch sizes.
-        accelerators: GPUs of the host; with any, a worker alone has one GPU and its part of the processors.
-        syncs: ways to synchronise whose cost in steps is to be measured, as `PilotProbe.sync`.
-        precisions: to compute in; all else is measured in the first.
-        exchanges: ways to exchange whose loss is to be measured on the pilots' gradients.
-        timed: ways whose own work is to be timed, beside the usual ones.
+        accelerators: number of GPUs of the host; with any, a worker alone has one GPU and its part of the processors.
+        syncs: ways to synchronise whose cost in steps is to be measured, as `PilotProbe.sync`; empty: none.
+        precisions: to compute in, at least one; all else is measured in the first.
+        exchanges: compressions whose loss is to be measured on the pilots' gradients; empty: none.
+        timed: compressions whose own work is to be timed, beside the usual ones; empty: none.
     """
     shared_threads = max(1, logical_cpus // workers)
     alone_threads = max(1, logical_cpus // accelerators) if accelerators else logical_cpus

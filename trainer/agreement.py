@@ -21,15 +21,18 @@ _TEXT_BYTES = 256
 
 
 def meet_one_version(store: Store, rank: int, world_size: int, release: str | None = None) -> None:
-    """Raise BadInput on all workers unless all run one hetopt version; ``release``: this worker's. All must call it.
+    """Raise BadInput on all workers unless all run one hetopt version; all must call it, and each waits for the others.
 
     Called before the process group is made: other versions would not mean the same by a message.
 
     Args:
-        store: that they meet in.
-        rank: of this worker.
+        store: store that all workers have open; each writes its version into it.
+        rank: of this worker, from 0 on.
         world_size: workers of the group.
         release: this worker's version; None: the installed one.
+
+    Raises:
+        BadInput: two workers have different versions; the error names the version of each.
     """
     store.set(f"hetopt/version/{rank}", release or version("hetopt"))
     versions = [store.get(f"hetopt/version/{other}").decode() for other in range(world_size)]
@@ -41,7 +44,7 @@ def meet_one_version(store: Store, rank: int, world_size: int, release: str | No
 
 
 def choose_backend(devices: list[str]) -> str:
-    """Return 'cpu:gloo,cuda:nccl' if all of ``devices`` ('machine/device' by rank) are GPUs and differ, else 'gloo'.
+    """Return torch's backend for workers on ``devices`` ('machine/device' by rank): NCCL if all are different GPUs.
 
     NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
     tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
@@ -54,11 +57,11 @@ def join_group(store: Store, rank: int, world_size: int, device: object, timeout
     """Check that versions agree, and open torch's default process group, with NCCL where it can be; all must call it.
 
     Args:
-        store: that they meet in.
+        store: store that all workers have open; each writes its version and device into it.
         rank: of this worker.
         world_size: workers of the group.
         device: of this worker, by a name that no other device of its machine has.
-        timeout_s: that a collective may take.
+        timeout_s: seconds that any collective of the group may take before it fails.
 
     Raises:
         BadInput: versions differ (see `meet_one_version`).
@@ -71,7 +74,11 @@ def join_group(store: Store, rank: int, world_size: int, device: object, timeout
 
 
 def take_parameters(tensors: Iterable[Tensor]) -> None:
-    """Overwrite parameters and buffers, in place, with rank 0's values; every worker must call it with equal shapes."""
+    """Overwrite parameters and buffers, in place, with rank 0's values; every worker must call it with equal shapes.
+
+    Needs an initialised process group. A tensor that is given twice travels once; order and shapes must be equal
+    everywhere.
+    """
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         staged = real.cpu().contiguous()
@@ -80,16 +87,26 @@ def take_parameters(tensors: Iterable[Tensor]) -> None:
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
-    """Return all workers' rows, bit for bit, [workers][numbers] by rank; all must call it, with rows of one length."""
+    """Return all workers' rows, bit for bit, [workers][numbers] by rank; all must call it, with rows of one length.
+
+    With ``world_size`` 1 nothing is sent, and the result is this row alone.
+    """
     return Gathering(row, world_size).wait()
 
 
 class Gathering:
     """A started all-gather of a row of numbers per worker, whose result `wait` returns; every worker must start it.
 
+    Of one worker nothing is sent, and `wait` returns its own row.
+
     It does what `gather_numbers` does, with something else done in between. Begun and waited for at the same points of
     the program on all ranks, like every collective. Others may be begun and finished in between: gloo carries out what
     is begun in that order, and keeps the messages of each apart.
+
+    Args:
+        row: numbers of this worker; as many on all workers.
+        world_size: workers of the group.
+        group: process group; None: the default one.
     """
 
     def __init__(self, row: Sequence[float], world_size: int, group: dist.ProcessGroup | None = None) -> None:
@@ -110,7 +127,11 @@ class Gathering:
 
 
 def gather_texts(text: str, world_size: int, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Return all workers' texts by rank, cut to 256 bytes; every worker of ``group`` (None: all) must call it."""
+    """Return all workers' texts by rank; every worker of ``group`` (None: the default group) must call it.
+
+    Of several workers a text travels as its first 256 bytes of UTF-8: a longer one comes back cut. With ``world_size``
+    1 it comes back whole.
+    """
     if world_size == 1:
         return [text]
     rows = Gathering(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), world_size, group).wait()

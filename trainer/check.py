@@ -55,13 +55,17 @@ class Ended(Exception):  # not a failure of hetopt's
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
-    """Return ``do()``, which calls the user's ``part``, named ``what``; raise its exception as `Ended`, with the line.
+    """Return ``do()``, which calls the user's ``part``, named ``what``; turn any exception of it into `Ended`.
 
     Args:
         part: function or class of the user's that ``do`` calls.
         do: calls it.
         what: names the part, as the subject of the finding's sentence.
         where: ``file:line`` to point at where no line of that file is at fault; empty: that of the definition.
+
+    Raises:
+        Ended: ``do`` raised an exception; its argument is an error `Finding` that names the last line of the user's
+            file.
     """
     try:
         return do()
@@ -77,7 +81,12 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
 
 
 def place(*written: object) -> str:
-    """Return ``file:line`` of the definition of the first that is neither torch's nor hetopt's; empty: none is."""
+    """Return ``file:line`` where the first of ``written`` that is the user's own is defined; empty: none is.
+
+    Args:
+        written: functions or classes, best first; those of torch or hetopt, and those without Python code, are passed
+            over. Of a class, the line of its ``__getitem__``, ``__iter__`` or ``__init__``.
+    """
     for code in written:
         function = getattr(code, "__wrapped__", code)
         if isinstance(function, type):
@@ -90,7 +99,7 @@ def place(*written: object) -> str:
 
 
 SAMPLES = 4
-"""In a trial batch."""
+"""Samples in a trial batch."""
 _CPU = torch.device("cpu")
 
 _SUMS = "return sums over samples, as scalars: {'correct': ..., 'loss': ...}; the sums of all workers are added up"
@@ -101,8 +110,14 @@ def check(reference: str, folder: Path | None) -> list[Finding]:
     """Return the problems of the task ``reference`` on data in ``folder``, tried on at most 16 samples; writes nothing.
 
     Args:
-        reference: names the task, as `load_task` reads it.
-        folder: of its data; None: the task needs none.
+        reference: names the task, as `load_task` reads it: a bundled name, ``module:attribute`` or
+            ``file.py:attribute``.
+        folder: folder of its data; None: the task needs none.
+
+    Returns:
+        Errors and warnings in the order in which they were found; empty: none. An error after which nothing more can be
+        tried is the last. Nothing is raised for what is wrong with the task: a task that cannot be loaded is a finding,
+        too.
     """
     findings: list[Finding] = []
     try:

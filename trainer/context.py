@@ -26,14 +26,14 @@ class WorkerContext:
 
     Attributes:
         spec: of the run.
-        rank: of this worker.
-        world_size: workers.
-        device: of this worker.
+        rank: rank of this worker, from 0 on.
+        world_size: number of workers.
+        device: device of this worker.
         run_dir: folder of the run.
         events: the run's log, which rank 0 alone writes.
-        stop_requested: returns whether somebody asked the run to stop.
+        stop_requested: returns True once somebody has asked the run to stop.
         store: through which the group met; None: nobody can be asked who is missing when the group falls apart.
-        clock: seconds; only differences count.
+        clock: returns seconds; only differences count.
     """
 
     spec: RunSpec
@@ -59,7 +59,12 @@ class WorkerContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Generators:
-    """Saved states of torch's random generators: the CPU's and the worker's GPU's (None without a GPU)."""
+    """Saved states of torch's random generators: the CPU's and the worker's GPU's (None without a GPU).
+
+    Attributes:
+        cpu_generator: state of the CPU's generator, as `torch.get_rng_state` returns it.
+        cuda_generator: state of the worker's GPU; None: it has none.
+    """
 
     cpu_generator: Tensor
     cuda_generator: Tensor | None
@@ -79,7 +84,7 @@ class Generators:
             torch.cuda.set_rng_state(self.cuda_generator, device)
 
     def has_drawn(self, device: torch.device) -> bool:
-        """Return whether torch has drawn random numbers, on the CPU or on ``device``, since these states were taken."""
+        """Return whether torch has drawn random numbers, on the CPU or the GPU ``device``, since these states."""
         now = Generators.at(device)
         pairs = ((now.cpu_generator, self.cpu_generator), (now.cuda_generator, self.cuda_generator))
         return any(
@@ -93,7 +98,13 @@ _WORDS = 625, 624
 
 @dataclass
 class States:
-    """Saved states of the three generators that scripts draw from on the CPU: torch's, Python's and NumPy's."""
+    """Saved states of the three generators that scripts draw from on the CPU: torch's, Python's and NumPy's.
+
+    Attributes:
+        torch: state of torch's CPU generator, uint8.
+        python: state of Python's generator, as `random.getstate` returns it.
+        numpy: state of NumPy's global generator, as `numpy.random.get_state` returns it.
+    """
 
     torch: Tensor
     python: Any
@@ -113,7 +124,7 @@ class States:
 
     @classmethod
     def of(cls, vector: Tensor) -> States:
-        """Return the generator states in a float64 vector that `vector` made."""
+        """Return the generator states in a float64 vector that `vector` made; nothing is set."""
         words, keys, rest, torch_state = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
         gauss, place, has_gauss, cached = rest.tolist()
         python = (3, tuple(map(int, words.tolist())), None if gauss != gauss else gauss)

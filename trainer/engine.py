@@ -44,16 +44,19 @@ from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
 LARGEST = 2**52
-"""Whole numbers below it travel as they are."""
+"""Bound below which whole numbers travel as they are."""
 
 CLOSE = 1e-9
-"""Relative distance of numbers that count as equal."""
+"""Relative distance up to which numbers count as equal."""
 
 _WORD = {4: torch.int32, 8: torch.int64}
 
 
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
-    """Return a checksum below 2^52 of tensors in their order; tensors that are equal bit for bit have the same."""
+    """Return a checksum below 2^52 of tensors in their order; tensors that are equal bit for bit have the same one.
+
+    Without elements it is 0.
+    """
     total: Tensor | None = None
     for index, tensor in enumerate(tensors):
         flat = tensor.detach().contiguous().reshape(-1)
@@ -64,7 +67,11 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
 
 
 def options_of(optimizer: Any) -> list[tuple[str, float]]:
-    """Return the numeric options (learning rates, momenta, ...) of all an optimizer's groups, as (name, value)."""
+    """Return the numeric options of all an optimizer's groups, such as learning rates and momenta, as (name, value).
+
+    A name says its group, as ``lr of parameter group 0``. Options that are neither numbers nor tensors of one element
+    are left out.
+    """
     return [
         (f"{key} of parameter group {index}", float(value))
         for index, group in enumerate(optimizer.param_groups)
@@ -84,11 +91,11 @@ class Balance:
 
     Args:
         spec: of the run.
-        policy: decides on local batch sizes.
+        policy: rule that decides on local batch sizes.
         minimum: least local batch size of a worker, in samples.
 
     Attributes:
-        shares: local batch sizes of the next step, in rank order.
+        shares: local batch sizes of the next step, in samples, in rank order.
     """
 
     def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], *, minimum: int = 1) -> None:
@@ -100,7 +107,10 @@ class Balance:
         self.shares = first_shares(spec, minimum=minimum)
 
     def is_due(self, period: Period) -> bool:
-        """Count one more control period; return whether it is time to judge local batch sizes, and if so count anew."""
+        """Count one more control period; return whether it is time to judge local batch sizes, and if so count anew.
+
+        Time is after ten steps (or a whole control period, if that is shorter), or after 1 s.
+        """
         self._unjudged_steps += period.steps
         self._unjudged_s += period.steps * period.step_time_s
         enough = min(_STEPS_TO_JUDGE, self._spec.control_period_steps)  # a period may be very short
@@ -110,12 +120,20 @@ class Balance:
         return True
 
     def judge(self, period: Period, epoch: int, samples_seen: int) -> Event | None:
-        """Let the policy set local batch sizes by a control period; return the change as an event; None: no change.
+        """Let the policy set local batch sizes by a control period; return the change as an event's fields.
+
+        None: no change.
 
         Args:
             period: the last one, whose medians are over all steps since shares were last judged.
             epoch: completed epochs.
             samples_seen: by all workers.
+
+        Returns:
+            Shares ``before`` and ``after``, and the ``reason``; None: shares stay.
+
+        Raises:
+            BadInput: the local batch sizes that the policy wants cannot be within the workers' memory.
         """
         self._state, decision = self._policy.decide(self._state, period.observation(epoch, samples_seen))
         if not decision.changed:
@@ -127,11 +145,14 @@ class Balance:
 
     @property
     def worth(self) -> float | None:
-        """The steps of the planned batch that the next step is worth; None: the batch does not follow the noise."""
+        """Steps of the planned batch that the next step is worth; None: the batch does not follow the noise."""
         return self._state.worth if isinstance(self._state, CriticalState) else None
 
     def progress(self, samples_seen: int) -> float:
-        """Return the samples that the planned batch would have taken for the progress made in ``samples_seen``."""
+        """Return the samples that the planned batch would have taken for the progress made in ``samples_seen``.
+
+        Where the batch does not follow the noise it is ``samples_seen`` itself.
+        """
         state = self._state
         return state.progress(samples_seen, sum(self.shares)) if isinstance(state, CriticalState) else samples_seen
 
@@ -142,10 +163,15 @@ class Balance:
     def resume(self, *, policy: str, shares: tuple[int, ...], state: Mapping[str, object]) -> None:
         """Restore shares and policy state of a checkpoint, if they suit this run's policy, workers and batch.
 
+        Otherwise nothing changes, and nothing is said.
+
         Args:
             policy: name of the batch policy in the checkpoint.
-            shares: local batch sizes there, in rank order.
-            state: of the policy there.
+            shares: local batch sizes in the checkpoint, in samples, in rank order.
+            state: state of the policy in the checkpoint.
+
+        Raises:
+            BadInput: the batch cannot be shared out among the workers of now.
         """
         spec = self._spec
         workers = len(spec.workers)
@@ -164,7 +190,7 @@ class Balance:
 
 
 LONGEST_PERIOD_S = 2.0
-"""A control period takes no longer than this (unless a single step does), so that wishes to stop are heard in time."""
+"""Most seconds of a control period (unless a single step takes longer), so that wishes to stop are heard in time."""
 
 _STEPS_TO_JUDGE = 10
 """Shares are judged by this many steps, or by as many as `LONGEST_PERIOD_S` holds."""
@@ -181,9 +207,9 @@ class Milestones:
     """The rules for when a run ends, is evaluated and gathers its workers' figures, by steps and samples done.
 
     Attributes:
-        stop: when it ends.
-        dataset_size: samples of an epoch.
-        global_batch_size: samples of a step.
+        stop: rule for when the run ends.
+        dataset_size: number of samples of an epoch.
+        global_batch_size: number of samples of a step.
         evaluate_every_epochs: epochs between evaluations.
         control_period_steps: most steps between looks at the statistics.
         behind: samples by which the progress of a batch that has grown stays behind the samples seen.
@@ -197,7 +223,10 @@ class Milestones:
     behind: float = 0.0
 
     def ended_by(self, step: int, samples_seen: float) -> str | None:
-        """Return which limit is reached by steps or progress in samples, "steps" or "epochs"; None: neither."""
+        """Return the limit that is reached, "steps" or "epochs", by steps done and progress in samples.
+
+        None: neither is.
+        """
         if self.stop.max_steps is not None and step >= self.stop.max_steps:
             return "steps"
         if self.stop.max_epochs is not None and samples_seen >= self._samples(self.stop.max_epochs):
@@ -205,7 +234,10 @@ class Milestones:
         return None
 
     def steps_left(self, step: int, samples_seen: int) -> int | None:
-        """Return the steps to the nearest limit, at least 1; None: no limit, or a target may end the run before."""
+        """Return the steps to the nearest limit, at least 1.
+
+        None: there is no limit, or a target may end the run before.
+        """
         limits = self._limits(step, samples_seen)
         return None if self.stop.target or not limits else max(1, min(limits))
 
@@ -259,19 +291,19 @@ class Engine:
     `steer` and `share`. What a front cannot do it does not call, or is not given: no synchroniser, nothing to steer.
 
     Args:
-        context: this worker.
-        exchange: how gradients travel.
-        balance: the local batch sizes.
-        stopwatch: of the device.
+        context: context of this worker.
+        exchange: settings of how gradients travel.
+        balance: local batch sizes and the policy that changes them.
+        stopwatch: clock of the device.
         synchroniser: brings models together that workers train for themselves; None: gradients are exchanged.
-        step: done before.
+        step: number of steps done before.
 
     Attributes:
-        step: steps done.
+        step: number of steps done.
         is_over: whether the period's last step is done.
         control_s: seconds spent on control since the last ``step`` event.
-        shards: of the model.
-        log: of the steps that no row tells about yet.
+        shards: layout of the model's shards; by default every worker has all of it.
+        log: traces of the steps that no row tells about yet.
     """
 
     shards: Shards = WHOLE
@@ -297,7 +329,11 @@ class Engine:
         self._steps = self._reported_steps = self._done = 0
 
     def period_steps(self, steps: int) -> int:
-        """Return the steps of the next control period: ``steps``, or fewer if the ratio is to be judged sooner."""
+        """Return the steps of the next control period: ``steps``, or fewer if the ratio is to be judged sooner.
+
+        Args:
+            steps: steps that the period would have otherwise.
+        """
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:
@@ -307,7 +343,7 @@ class Engine:
         and tells about the steps before that one.
 
         Args:
-            steps: at least one.
+            steps: steps of the period, at least one.
             all_meet: whether the workers wait for each other after the last of them anyway.
         """
         self._steps, self._done = steps, 0
@@ -338,8 +374,8 @@ class Engine:
         """Log a step that every worker has made, and average parameters where local SGD is due; every worker calls it.
 
         Args:
-            trace: of the step.
-            samples: of the step, of every worker, in rank order.
+            trace: measurements of the step.
+            samples: samples of the step of every worker, in rank order.
             counts: whether the step is like others; if not, its times are left out.
         """
         self.step += 1
@@ -353,10 +389,12 @@ class Engine:
         self.is_over = self._done == self._steps
 
     def gather(self, **reported: float) -> Gathering:
-        """Start the all-gather of figures on this worker's steps since the last call; every worker must call it.
+        """Start the all-gather of figures on this worker's steps since the last call, at least one.
+
+        Every worker must call it.
 
         Args:
-            **reported: fields of this worker besides its steps (see `PeriodLog.close`).
+            **reported: further fields of this worker's row (see `PeriodLog.close`).
         """
         begun_s = self.context.clock()
         steering = self.exchange.steering
@@ -381,10 +419,10 @@ class Engine:
         """Write the ``step`` event of a period to the run's log, with the fields ``more``.
 
         Args:
-            period: read last.
+            period: control period that was read last.
             epoch: passes over the data completed, with fractions.
-            samples_seen: by all workers.
-            **more: fields of the event besides.
+            samples_seen: samples of all workers in all steps.
+            **more: further fields of the event.
         """
         step, noise = self.step - self.log.unread, period.noise
         self.context.events.write(
@@ -402,10 +440,10 @@ class Engine:
         """Decide by a control period how gradients are exchanged, and log a change; without a policy do nothing.
 
         Args:
-            period: read last.
+            period: control period that was read last.
             epoch: passes over the data completed, with fractions.
-            learning_rate: of the first parameter group.
-            steps_left: until training ends by its own rules; None: that is not known.
+            learning_rate: learning rate of the first parameter group.
+            steps_left: steps until training ends by its own rules; None: not known.
         """
         steering = self.exchange.steering
         if steering is None:
@@ -421,9 +459,12 @@ class Engine:
         """Judge local batch sizes by a period if it is time to; log a change; return whether the next step has others.
 
         Args:
-            period: read last.
-            epoch: completed epochs.
-            samples_seen: by all workers.
+            period: control period that was read last.
+            epoch: number of completed epochs.
+            samples_seen: samples of all workers in all steps.
+
+        Raises:
+            BadInput: the local batch sizes that the policy wants cannot be within the workers' memory.
         """
         if not self.balance.is_due(period):
             return False
@@ -441,11 +482,11 @@ def announce(
     """Log ``run_started`` with all workers' devices, and the network if it was measured; every worker must call it.
 
     Args:
-        context: this worker.
-        model: what is trained.
-        exchange: how its gradients travel.
+        context: context of this worker.
+        model: model that is trained.
+        exchange: settings of how its gradients travel.
         shares: local batch sizes of the first step, in rank order.
-        step: steps done by earlier attempts.
+        step: number of steps done by earlier attempts.
     """
     spec = context.spec
     name = "cpu" if context.device.type == "cpu" else torch.cuda.get_device_name(context.device)

@@ -30,14 +30,14 @@ _PACKAGES = "site-packages"
 _QUOTED = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 """A frame of a traceback in text, as Python prints it and torch's loader passes it on."""
 MOST_SAID = 240
-"""Characters of an error's words: three lines of a terminal."""
+"""Most characters of an error's words: three lines of a terminal."""
 
 
 class Lines:
     """The finder of the user's line that runs now or that raised an error, in a script and the modules beside it.
 
     Args:
-        script: path of the script, as sentences name it.
+        script: path of the script, as sentences name it; files in its folder count as the user's, too.
     """
 
     def __init__(self, script: str) -> None:
@@ -45,13 +45,13 @@ class Lines:
         self._name = script
 
     def now(self) -> str | None:
-        """Return the user's innermost line being executed, as ``train.py, line 12``; None: there is none."""
+        """Return the user's innermost line being executed, as ``train.py, line 12``; None: no line of the user's is."""
         frames = walk_stack(sys._getframe(1))
         places = (self._place(_module(frame), frame.f_code.co_filename, line) for frame, line in frames)
         return next(filter(None, places), None)
 
     def of(self, error: BaseException) -> str:
-        """Return the user's innermost line that an error went through, ``train.py, line 12``; none: the script alone.
+        """Return the user's innermost line that an error went through, as ``train.py, line 12``; else the script alone.
 
         An error of a reader process quotes its traceback as text; what is quoted lies further in than what caught it.
         """
@@ -73,7 +73,7 @@ class Lines:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's type and message on one line, shortened.
+    """Return an error's type and message on one line, cut to 240 characters with ``...`` at the end.
 
     Of an error that quotes the traceback of another process: what that process ended with.
     """
@@ -114,6 +114,9 @@ class OthersFailed(RunFailed):
 class FailureReport(AbstractContextManager["FailureReport"]):
     """A context around all that a worker does, which logs and suppresses the exception that ends the worker.
 
+    Of the exceptions, KeyboardInterrupt, SystemExit and others that are no `Exception` pass through. The sentence is
+    also printed to the standard error, with a traceback unless the error is hetopt's own.
+
     Every rank may log ``run_failed`` (a short line is appended whole); the first reason of an attempt counts. A worker
     that merely lost a peer logs nothing: the peer, or the host that saw it die, knows why.
 
@@ -122,7 +125,7 @@ class FailureReport(AbstractContextManager["FailureReport"]):
         rank: of the worker.
 
     Attributes:
-        exit_code: that the process should exit with; 0: no error ended the worker.
+        exit_code: exit code that the process should have; 0: no error ended the worker.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -172,10 +175,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explain(error: Exception, who: str = "", lines: Lines | None = None) -> HetoptError:
     """Return an error as a HetoptError, with worker, user's line and message in a sentence, a hint and an exit code.
 
+    A HetoptError is returned as it is.
+
     Args:
-        error: of a worker, or of a script that is measured.
-        who: the worker, as "worker 3"; empty: there is a single one.
-        lines: finds those of the user's files; None: they are not known.
+        error: error of a worker, or of a script that is measured.
+        who: name of the worker, as "worker 3"; empty: there is a single one.
+        lines: finder of the line in the user's files; None: these are not known.
     """
     if isinstance(error, HetoptError):
         return error

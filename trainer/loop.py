@@ -45,7 +45,12 @@ from hetopt.trainer.training import Training, build_sharded, try_twins
 
 @dataclass(frozen=True)
 class Material:
-    """The task and data of a run, which a worker loads before it joins the others, so that they need not wait."""
+    """The task and data of a run, which a worker loads before it joins the others, so that they need not wait.
+
+    Attributes:
+        task: the task.
+        data: training and evaluation data of the task.
+    """
 
     task: Task
     data: TaskData
@@ -55,7 +60,7 @@ class Material:
         """Load the task that a run's spec names, and its data, with torch's generator seeded by the spec.
 
         Raises:
-            BadInput: they cannot be used.
+            BadInput: task or data cannot be used.
         """
         torch.manual_seed(spec.seed)
         task = load_task(spec.task)
@@ -65,14 +70,20 @@ class Material:
 def train(context: WorkerContext, group: WorkerGroup | None = None, material: Material | None = None) -> None:
     """Train the spec's task to its limit, target or a stop request, from the newest checkpoint; every worker calls it.
 
+    Writes events, checkpoints and the trained model to the run's folder (the leader; each worker its part of a
+    checkpoint).
+
     Args:
-        context: this worker.
-        group: finds the others again when some workers are lost; None: the loss of a worker ends the run.
-        material: task and data, loaded before; None: they are loaded now.
+        context: context of this worker.
+        group: membership by which this worker finds the others again when some are lost; None: the loss of a worker
+            ends the run.
+        material: task and data that were loaded before; None: they are loaded now.
 
     Raises:
-        BadInput: the task, its data or the checkpoint cannot be used.
-        RunFailed: the loss or a metric is no longer finite, the replicas differ, or the disk refuses.
+        BadInput: the task, its data or the checkpoint cannot be used, or workers would exchange in different ways.
+        RunFailed: the loss, a metric or the model is no longer finite, the replicas differ, memory does not hold one
+            sample, or the disk refuses.
+        Abandoned: workers were lost, and meanwhile the run was asked to stop or is over.
     """
     material = material or Material.load(context.spec)
     held: CarriedState | None = None

@@ -36,7 +36,7 @@ REPLICA, SHARD = "replica", "shard"
 
 
 def replica_devices(hosts: Sequence[str]) -> int:
-    """Return the devices that hold a model replica: the largest number that divides every host's; ``hosts`` by rank.
+    """Return the number of devices that hold a model replica: the largest that divides every host's number of devices.
 
     Args:
         hosts: host of each device, in rank order; devices of a machine are neighbours.
@@ -49,7 +49,7 @@ def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
 
     Args:
         hosts: host of each device, in rank order.
-        device_type: such as "cuda".
+        device_type: type of the devices, such as "cuda".
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -58,12 +58,17 @@ def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
 
 
 def held(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this device holds, as a plain tensor: all of it where it is not sharded."""
+    """Return the part of a tensor that this device holds, detached; one that is not sharded is returned as it is."""
     return tensor.detach().to_local() if is_sharded([tensor]) else tensor  # type: ignore[attr-defined]  # of a DTensor
 
 
 def viewed_as(parameter: Any, part: Tensor) -> Tensor:
-    """Return ``part``, a piece of a flat vector, in the shape of a parameter, sharded as that is; shares the memory."""
+    """Return ``part``, a piece of a flat vector, in the shape of a parameter, sharded as that is; shares the memory.
+
+    Args:
+        parameter: parameter whose shape and placement are taken.
+        part: 1-D, as many elements as this device holds of it.
+    """
     view = part.view_as(held(parameter))
     if not is_sharded([parameter]):
         return view
@@ -85,10 +90,12 @@ def is_sharded(tensors: Iterable[Tensor]) -> bool:
 
 
 def gathered(value: Any, *, keep: bool = True) -> Any:
-    """Return nested values with sharded tensors whole on the CPU (not ``keep``: empty); all of a replica must call it.
+    """Return nested values with sharded tensors whole on the CPU; all devices of a replica must call it.
+
+    Tensors that are not sharded stay as they are, where they are.
 
     Args:
-        value: dictionaries, lists and tuples.
+        value: dictionaries, lists and tuples of tensors.
         keep: whether this device wants the whole tensors; else empty ones take their place.
     """
 
@@ -102,7 +109,10 @@ def gathered(value: Any, *, keep: bool = True) -> Any:
 
 
 def cut_like(tensor: Tensor, reference: Any) -> Tensor:
-    """Return this device's shard of a whole tensor, cut as ``reference`` is; whole if that is, or has another shape."""
+    """Return this device's shard of a whole tensor, cut as ``reference`` is.
+
+    Where ``reference`` is whole, or has another shape, the tensor is returned as it is.
+    """
     if not is_sharded([reference]) or tensor.shape != reference.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -119,9 +129,12 @@ def cut_states(
 
     Args:
         model: sharded or not.
-        optimizer: of its parameters.
-        saved: state of the model.
-        updates: state of the optimizer.
+        optimizer: optimizer of its parameters.
+        saved: whole state dictionary of the model.
+        updates: whole state dictionary of the optimizer.
+
+    Returns:
+        State dictionaries of the model and of the optimizer, to load; entries that the model does not have stay whole.
     """
     references = model.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -136,7 +149,7 @@ def cut_states(
 
 
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-"""Where models keep the blocks that they repeat."""
+"""Classes of modules in which models keep the blocks that they repeat."""
 
 
 def blocks_of(model: nn.Module, kind: type[nn.Module] | None = None) -> list[nn.Module]:
@@ -171,9 +184,13 @@ def _repeated(module: nn.Module, holders: tuple[type[nn.Module], ...]) -> Iterat
 
 
 def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[str, Any]:
-    """Return a model's number of ``blocks`` and the ``block_share`` of all weights in the largest; {} without blocks.
+    """Return a model's number of ``blocks`` and the ``block_share`` of all weights in the largest.
 
     Empty where the model has no blocks.
+
+    Args:
+        model: model, sharded or not.
+        kind: class of the blocks, see `blocks_of`.
     """
     try:
         return _facts_of(blocks_of(model, kind), model)
@@ -187,9 +204,9 @@ def _facts_of(blocks: Sequence[nn.Module], model: nn.Module) -> dict[str, Any]:
 
 
 def facts_of_own_shards(modules: Iterable[nn.Module]) -> dict[str, Any]:
-    """Return what a script that calls ``fully_shard`` shares: ``shard``, and `block_facts` of the modules it named.
+    """Return what a script that calls ``fully_shard`` shares: ``shard``, and the facts of the modules that it named.
 
-    Empty where none of ``modules``, all of the process, was sharded.
+    Facts are those of `block_facts`. Empty: none of ``modules``, all of the process, was sharded.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -214,8 +231,8 @@ class Shards:
     """The layout of a model's shards: how many devices hold a replica, and which hold the same part as this device.
 
     Attributes:
-        devices: that hold a replica.
-        counterparts: those with the same part of other replicas; None: all workers.
+        devices: number of devices that hold a replica; 1: the model is not sharded.
+        counterparts: process group of the devices with the same part of other replicas; None: all workers.
     """
 
     devices: int = 1
@@ -229,7 +246,7 @@ class Shards:
 
         Args:
             model: on the CPU, the same on all workers.
-            blocks: of it.
+            blocks: modules of the model that are sharded each by itself.
             hosts: host of each worker, in rank order.
             device: of this worker.
             whole: whether weights stay sharded between forward and backward as well; else gradients and optimizer
@@ -244,7 +261,7 @@ class Shards:
 
 
 WHOLE = Shards()
-"""Of a model of which every worker has all."""
+"""Layout of a model of which every worker has all."""
 
 
 def replica_bytes(model: nn.Module) -> int:
@@ -283,13 +300,14 @@ def share(
     Args:
         model: the same on all workers.
         wish: what devices share of it, see `wish_of`.
-        spec: of the run.
+        spec: spec of the run.
         rank: of this worker.
-        device: of this worker.
+        device: device of this worker.
         kind: class of the blocks, see `blocks_of`.
 
     Raises:
-        BadInput: something in the run does not go with a sharded model, or the model has no blocks.
+        BadInput: something in the run does not go with a sharded model, workers have different versions of torch, the
+            model has no blocks, or a parameter is in two of them.
     """
     hosts = [worker.host for worker in spec.workers]
     if wish == "auto":
@@ -314,7 +332,10 @@ def share(
 
 
 def tied_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> str | None:
-    """Return the name of a parameter that has places in two of ``blocks``, or in one and outside; None: none has."""
+    """Return the name of a parameter that has places in two of ``blocks``, or in one and outside.
+
+    None: there is none.
+    """
     numbers = {id(block): number for number, block in enumerate(blocks, start=1)}
     named = model.named_modules(remove_duplicate=False)
     starts = [(f"{name}.", numbers[id(module)]) for name, module in named if id(module) in numbers]
@@ -332,7 +353,18 @@ def share_trained(
 ) -> Shards:
     """Shard a model that has its optimizer already, which then steps by the shards; all workers must call it.
 
-    Arguments and errors are as of `share`; rank 0's values count.
+    Rank 0's values count. The optimizer's groups and state are changed in place.
+
+    Args:
+        model: model to shard, in place.
+        optimizer: optimizer of its parameters.
+        wish: what devices share of it, see `wish_of`; ``none``: nothing is done.
+        spec: spec of the run.
+        rank: of this worker.
+        kind: class of the blocks, see `blocks_of`.
+
+    Raises:
+        BadInput: as of `share`; a step of the optimizer may raise it later, see `refuse_whole_states`.
     """
     if wish == "none":
         return WHOLE
@@ -365,10 +397,10 @@ def reshard(model: nn.Module) -> None:
 
 
 def refuse_whole_states(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that keeps whole tensors of sharded parameters, once it has stepped.
+    """Check that an optimizer, which has stepped, keeps no whole tensors of sharded parameters.
 
     Raises:
-        BadInput: it does.
+        BadInput: it keeps a tensor of more than one element whole.
     """
     for parameter, state in optimizer.state.items() if is_sharded(optimizer.state) else ():
         for name, value in state.items():

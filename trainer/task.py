@@ -33,11 +33,14 @@ from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_d
 from hetopt.trainer.sharding import blocks_of, is_sharded, recompute, reshard
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
-"""The mean over the samples of a batch; or a sum, and how many it is of (tokens, pixels, weights)."""
+"""Mean loss over the samples of a batch; or a sum, and the number of things that it is of (tokens, pixels, weights)."""
 
 
 def mean_of(loss: Loss) -> Tensor:
-    """Return a task's loss as a scalar mean; of a tuple ``(sum, count)`` their quotient."""
+    """Return a task's loss as a scalar mean; of a tuple ``(sum, count)`` their quotient.
+
+    A count of 0 is taken as 1e-12.
+    """
     if not isinstance(loss, tuple):
         return loss
     summed, count = loss
@@ -58,7 +61,16 @@ def constant(epoch: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The metric, and the value of it, at which a model is good enough, and whether higher values are better."""
+    """The metric, and the value of it, at which a model is good enough, and whether higher values are better.
+
+    Attributes:
+        metric: name of the metric.
+        value: value of the metric at which the model is good enough, finite.
+        higher_is_better: whether values above ``value`` reach the target, else values below it.
+
+    Raises:
+        BadInput: ``value`` is not finite.
+    """
 
     metric: str
     value: float
@@ -69,7 +81,11 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether metrics reach the target (False for NaN or no target); raise BadInput without its metric."""
+        """Return whether metrics reach the target; False for NaN, and for `NO_TARGET`.
+
+        Raises:
+            BadInput: the target's metric is not among them.
+        """
         if self.metric not in metrics:
             raise BadInput(
                 f"The target metric '{self.metric}' is not one that the task computes.",
@@ -81,11 +97,18 @@ class Target:
 
 
 NO_TARGET = Target(metric="loss", value=0.0, higher_is_better=False)
-"""Of a task that is trained for a time, not to a value."""
+"""Target of a task that is trained for a time, not to a value; no metrics reach it."""
 
 
 def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """Return the metric ``loss`` from evaluation sums: the mean per item that the loss counts, else per sample."""
+    """Return the metric ``loss`` from evaluation sums: the mean per item that the loss counts, else per sample.
+
+    NaN: nothing was counted.
+
+    Args:
+        sums: sums over the evaluation data, by name; ``loss`` must be there.
+        samples: number of samples of the evaluation data.
+    """
     count = sums.get(_COUNT, float(samples))
     return {"loss": sums["loss"] / count if count else math.nan}
 
@@ -108,6 +131,9 @@ class TaskData:
         train: training data.
         evaluation: evaluation data.
         description: one line on what was found, for people.
+
+    Raises:
+        BadInput: a dataset has no length or no items by index, or is empty.
     """
 
     train: MapDataset
@@ -166,6 +192,9 @@ class Task:
         blocks: class of the modules that the model is sharded and computed again by; None: the modules that its lists
             repeat (see `hetopt.trainer.sharding.blocks_of`).
         checkpoint_activations: whether a block keeps its inputs alone for the backward pass, which computes it again.
+
+    Raises:
+        BadInput: a part is not what it has to be: no function, an impossible name, size or number, or an unknown word.
     """
 
     name: str = "task"
@@ -218,7 +247,11 @@ class Task:
         return _summed_loss(self.loss(model, batch), batch) if self.evaluate is None else self.evaluate(model, batch)
 
     def learning_rate_scale(self, batch_size: int) -> float:
-        """Return the factor on the tuned learning rate at a global batch of ``batch_size`` samples."""
+        """Return the factor on the tuned learning rate, by the task's rule, at a global batch of ``batch_size``.
+
+        Args:
+            batch_size: samples of all workers in a step.
+        """
         return learning_rate_scale(self.learning_rate_rule, batch_size, self.batch_size)
 
 
@@ -231,7 +264,7 @@ def evaluation_sums(
     *,
     passes: int = 0,
 ) -> dict[str, float]:
-    """Return a task's evaluation sums by name over samples ``indices``, in eval mode, in at least ``passes`` batches.
+    """Return a task's evaluation sums by name over the samples at ``indices``, computed in eval mode.
 
     Over any partition of the data the results of the parts add up to the result of the whole (to rounding), so workers
     evaluate a part each. Replicas must agree on buffers as well as parameters. The model's mode is restored.
@@ -240,10 +273,13 @@ def evaluation_sums(
         task: how to evaluate.
         model: on the device.
         dataset: the evaluation data.
-        indices: of the samples to evaluate.
-        device: where to compute.
+        indices: indices of the samples to evaluate.
+        device: device to compute on; the model is there already.
         passes: batches to compute at least, as all devices that share a model do; those beyond ``indices`` count
             nothing. Without samples and passes the dictionary is empty, with passes alone its sums are 0.
+
+    Raises:
+        BadInput: the samples cannot be collated.
     """
     was_training = model.training
     model.eval()
@@ -261,7 +297,13 @@ def evaluation_sums(
 
 
 def make_model(task: Task) -> nn.Module:
-    """Return a new model of the task, with dense embedding gradients; its blocks recompute if the task says so."""
+    """Return a new model of the task, on the CPU, with dense embedding gradients.
+
+    If the task says so, its blocks keep their inputs alone for backward, and are computed again there.
+
+    Raises:
+        BadInput: blocks are to be computed again, and the model has none.
+    """
     model = task.model()
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -272,7 +314,11 @@ def make_model(task: Task) -> nn.Module:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
-    """Return a new optimizer of the task for a model; raise BadInput if it is none, or its step needs a closure."""
+    """Return a new optimizer of the task for a model.
+
+    Raises:
+        BadInput: what the task gives is no torch optimizer, or its step needs a closure.
+    """
     optimizer = task.optimizer(model)
     if not isinstance(optimizer, Optimizer):
         raise BadInput(
@@ -294,7 +340,10 @@ _SCALAR_STEPS = 16
 
 
 def cross_entropy_weight(loss: Tensor) -> Tensor | None:
-    """Return the targets' total weight that a mean cross entropy was divided by, from its graph; None: another loss."""
+    """Return the targets' total weight that a mean cross entropy was divided by; None: the loss is none.
+
+    It is read off the graph of the loss, through multiplications by numbers. A sum over targets has no such weight.
+    """
     node: Any = loss.grad_fn
     for _ in range(_SCALAR_STEPS):
         name = "" if node is None else node.name()
@@ -311,7 +360,7 @@ def cross_entropy_weight(loss: Tensor) -> Tensor | None:
 
 
 LEAST_SAMPLES = 2
-"""Of which a mean and a variance can be taken."""
+"""Fewest samples of which a mean and a variance can be taken."""
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
@@ -338,9 +387,9 @@ class LearningRate:
     """The learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
 
     Args:
-        task: for its schedule.
-        optimizer: a fresh one, which has the rates of the parameter groups.
-        stretch: epochs of the run that count as one in the schedule.
+        task: task whose schedule counts.
+        optimizer: fresh optimizer, which has the rates of the parameter groups.
+        stretch: epochs of the run that count as one epoch in the schedule.
     """
 
     def __init__(self, task: Task, optimizer: Optimizer, stretch: float = 1.0) -> None:
@@ -363,12 +412,14 @@ def evaluate(
         task: how to evaluate.
         model: the same on every rank, buffers included (see `average_buffers`).
         dataset: the evaluation data.
-        shares: local batch sizes, or other weights of the workers, in rank order; each evaluates samples in proportion.
-        rank: this worker's.
-        device: this worker's.
+        shares: local batch sizes, or other weights of the workers, in rank order; each worker evaluates samples in
+            proportion.
+        rank: of this worker.
+        device: device of this worker.
 
     Raises:
         RunFailed: a metric is NaN or infinite.
+        BadInput: the samples cannot be collated.
     """
     world_size = len(shares)
     parts = largest_remainder(list(shares), len(dataset), minimum=[0] * world_size, maximum=[None] * world_size)
@@ -398,6 +449,11 @@ def average_buffers(model: nn.Module, weight: float, world_size: int) -> None:
 
     Every worker's statistics come from its own samples; ``weight`` is its share of the batch, and the weights sum to 1.
     Counters are the same everywhere and stay.
+
+    Args:
+        model: model whose buffers are overwritten.
+        weight: weight of this worker in the mean; those of all sum to 1.
+        world_size: number of workers; with 1 nothing is done.
     """
     buffers = float_buffers(model)
     if world_size == 1 or not buffers:

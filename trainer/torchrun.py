@@ -22,10 +22,16 @@ _CHOSEN = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def main(arguments: list[str]) -> None:
-    """Start this machine's workers by torchrun's ``arguments``, meeting by hetopt's rendezvous; wait until they end.
+    """Start this machine's workers by torchrun's ``arguments``, with hetopt's rendezvous; wait until they end.
+
+    Variables that say where collectives listen are set in this process; of several machines HETOPT_GROUP_SECRET is
+    removed.
 
     Raises:
-        BadInput: the arguments are for a rendezvous of another kind, or the secret is missing.
+        BadInput: the arguments are for a changing number of machines or another rendezvous, the secret is missing, or
+            machine 0 has no route to it.
+        RunFailed: nothing can listen there, or machine 0 is not to be reached within 600 s or does not know the secret.
+        ChildFailedError: torch's error where a worker of this machine failed.
     """
     read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
     fewest, _, most = str(read.nnodes).partition(":")

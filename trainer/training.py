@@ -111,11 +111,11 @@ Kind: TypeAlias = Literal["untested", "mean", "counted", "sum", "coupled"]
 
 
 TOLERANCE = 1e-3
-"""Of relative differences of gradients in fp32, which round differently in parts; tokens in the place of samples make
+"""Largest relative difference of gradients in fp32 that counts as rounding; tokens in the place of samples make
 differences of some percent."""
 
 MOST_SAMPLES = 16
-"""That are tried; enough for sequences to have unequal lengths."""
+"""Most samples that a loss is tested with; enough for sequences to have unequal lengths."""
 
 _WHY_PARTS_DIFFER = {
     True: (
@@ -135,12 +135,14 @@ class LossTest:
     """The result of `probe_loss`: what a task's loss is a mean over, and how far parts differ from the whole batch.
 
     Attributes:
-        kind: ``mean``: over samples; ``counted``: over what the loss returns, or over the targets of its cross entropy;
-            ``sum``: over samples; ``coupled``: none of these; ``untested``: there was a single sample.
-        first: samples of the first part.
-        second: samples of the second part.
+        kind: what the loss is: ``mean`` over samples; ``counted``: a mean over what the loss returns, or over the
+            targets of its cross entropy; ``sum`` over samples; ``coupled``: none of these; ``untested``: there was a
+            single sample, or the batch's rows are not its samples.
+        first: number of samples of the first part.
+        second: number of samples of the second part.
         off: relative difference of the parts' gradient, weighted as workers weigh it; 0 where it is not known.
-        targets_per_sample: weight of the cross entropy's targets, of one sample; 0 where the loss is no cross entropy.
+        targets_per_sample: weight of a cross entropy's targets for each sample; 0: the loss is no cross entropy that is
+            a mean over samples.
     """
 
     kind: Kind = "untested"
@@ -151,7 +153,7 @@ class LossTest:
 
     @property
     def problem(self) -> BadInput | None:
-        """The error of a loss that several workers cannot train; None: they can."""
+        """Error of a loss that several workers cannot train (a sum over samples), not raised; None: they can."""
         if self.kind != "sum":
             return None
         return BadInput(
@@ -162,7 +164,7 @@ class LossTest:
 
     @property
     def note(self) -> str:
-        """A sentence on how far shares are from one machine, and why; empty where they are not."""
+        """Sentence on how far shares are from one machine, and why; empty: not farther than rounding."""
         if self.off <= TOLERANCE:
             return ""
         why, _ = _WHY_PARTS_DIFFER[self.kind == "coupled"]
@@ -173,7 +175,7 @@ class LossTest:
 
     @property
     def hint(self) -> str:
-        """The advice by which parts of a batch come closer to the whole; there even where they do not differ."""
+        """Advice by which parts of a batch come closer to the whole; there even where they do not differ."""
         return _WHY_PARTS_DIFFER[self.kind == "coupled"][1]
 
 
@@ -186,10 +188,11 @@ def probe_loss(
     stay drawn.
 
     Args:
-        model: on its device.
-        loss: of the task.
-        read: gives the batch of some samples, by their places in the first batch.
-        samples: of the first batch, or as many as fit; at most 16 are tried.
+        model: model on its device.
+        loss: loss of the task, by model and batch.
+        read: returns the batch of some samples, by their places in the first batch.
+        samples: number of samples of the first batch, or as many as fit; at most 16 are tried, and fewer than 2 are not
+            tested.
     """
     samples = min(samples, MOST_SAMPLES)
     if samples < 2:
@@ -286,11 +289,15 @@ def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
 
 
 FEWEST_TRIED = 4
-"""Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
+"""Fewest samples that a loss is tested with, even for a smaller share: two parts that BatchNorm can normalise."""
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
-    """Seed torch; return the task's new model on ``device``, in training mode, with rank 0's values; all call it."""
+    """Seed torch; return the task's new model on ``device``, in training mode, with rank 0's values; all must call it.
+
+    Raises:
+        BadInput: blocks are to be computed again, and the model has none.
+    """
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
@@ -300,7 +307,16 @@ def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
 
 
 def make_feed(context: WorkerContext, dataset: MapDataset, *, is_sharing: bool = False) -> SampleFeed:
-    """Return this worker's feed of micro-batches, at the start of the data; ``is_sharing``: devices share a model."""
+    """Return this worker's feed of micro-batches, at the start of the data.
+
+    Args:
+        context: context of this worker.
+        dataset: training data.
+        is_sharing: whether devices share the model, so that all of them compute equally many micro-batches.
+
+    Raises:
+        BadInput: the data cannot be partitioned as the spec says.
+    """
     spec, limits = context.spec, [worker.max_local_batch_size for worker in context.spec.workers]
     reader = BatchReader(
         dataset=dataset,
@@ -325,7 +341,7 @@ def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards
     """Return the task's model, sharded if run or task say so, and the layout of its shards; every worker must call it.
 
     Raises:
-        BadInput: something in the run does not go with a sharded model.
+        BadInput: something in the run does not go with a sharded model, or the model has no blocks to shard.
     """
     spec, wish = context.spec, wish_of(context.spec, task.shard)
     model = build_model(task, context.device if wish == "none" else torch.device("cpu"), spec.seed)
@@ -334,10 +350,10 @@ def build_sharded(context: WorkerContext, task: Task) -> tuple[nn.Module, Shards
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
-    """Return a cursor at the start of the training data: of one order, parts or a stream.
+    """Return a cursor at the start of the training data: over one order for all, parts of the workers, or a stream.
 
     Raises:
-        BadInput: the data cannot be partitioned like that.
+        BadInput: a worker would have no sample, or there are too few labels, or none.
     """
     spec, size, rank, workers = context.spec, len(dataset), context.rank, context.world_size
     weights, parts = first_shares(spec), None
@@ -352,7 +368,13 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:
-    """Return the waits that make this worker as slow as its spec says, by a factor or a declared time."""
+    """Return the waits that make this worker as slow as its spec says, by a factor or a declared time.
+
+    Without either the waits are none.
+
+    Args:
+        context: context of this worker; conditions of a rehearsal are read from the run's folder as it goes on.
+    """
     return make_pace(
         context.worker,
         context.device,
@@ -373,22 +395,24 @@ def make_step(
     samples: int,
     shards: Shards = WHOLE,
 ) -> tuple[ExchangeConfig, FusedStep]:
-    """Return a run's gradient exchange and training step, warmed up, and test the loss; every worker must call it.
+    """Test the task's loss, and return the run's gradient exchange and training step, warmed up; all must call it.
+
+    Rank 0 prints where shares differ from one machine. A share that does not fit into memory is learned by ``feed``.
 
     Args:
-        context: this worker.
-        task: for its loss.
-        module: the model with its loss, on the device.
-        compression: of the run.
-        feed: of the training data; learns here already if a share does not fit into memory.
-        stopwatch: of the device.
-        pace: of this worker.
-        samples: how many to warm up with: this worker's local batch size.
-        shards: of the model.
+        context: context of this worker.
+        task: task whose loss is tested.
+        module: model with its loss, on the device.
+        compression: compression of the run.
+        feed: feed of the training data.
+        stopwatch: clock of the device.
+        pace: waits that make this worker as slow as its spec says.
+        samples: number of samples to warm up with: this worker's local batch size.
+        shards: layout of the model's shards.
 
     Raises:
-        BadInput: nothing in the model can be trained, the loss does not depend on it, the compression does not suit it,
-            or the workers are about to exchange in different ways.
+        BadInput: nothing in the model can be trained, the loss does not depend on it or is a sum over samples, the
+            compression does not suit it, or the workers are about to exchange in different ways.
         RunFailed: not even one sample fits into memory.
     """
     spec, device, is_alone = context.spec, context.device, context.spec.is_local
@@ -511,27 +535,33 @@ class Training(Engine):
     """The training of a task on one worker, step by step; what it decides is alike on all ranks.
 
     Args:
-        context: this worker.
-        task: to train.
-        data: of the task.
-        model: on the device, the same on all workers; sharded as ``shards`` says.
-        saver: of checkpoints.
-        shards: of the model.
+        context: context of this worker.
+        task: task to train.
+        data: data of the task.
+        model: model on the device, the same on all workers; sharded as ``shards`` says.
+        saver: writer of checkpoints.
+        shards: layout of the model's shards.
 
     Attributes:
-        milestones: when things are due; they change when the samples of a step do.
+        milestones: rules for when things are due; they change when the samples of a step do.
         replay: the cursor of a stream on which samples arrive in time; None: all samples are there.
-        feed: of training samples.
-        pace: makes this worker as slow as its spec says.
-        optimizer: applies gradients.
-        computes: the step, up to the gradient of all workers.
+        feed: source of training samples.
+        pace: waits that make this worker as slow as its spec says.
+        optimizer: optimizer that applies gradients.
+        computes: computation of a step, up to the gradient of all workers.
         unfinished: what a step changes before it is done, where the data stood and the random generators when it
             began; None: none is under way, or nobody would go on from there.
-        loss_scale: of fp16.
-        memory_bounds: samples that fit, by rank; 0: all.
-        earlier_s: trained by earlier attempts, seconds.
-        begun_s: when this attempt began to train, on the worker's clock.
-        target_reached: at the last evaluation.
+        loss_scale: factor on the loss, of fp16; None: another precision.
+        memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: not
+            bounded.
+        earlier_s: seconds trained by earlier attempts.
+        begun_s: time when this attempt began to train, on the worker's clock.
+        target_reached: whether the target was reached at the last evaluation.
+
+    Raises:
+        BadInput: as of `make_step`, `make_synchroniser` and `make_optimizer`; or the batch policy does not suit the
+            run.
+        RunFailed: not even one sample fits into memory.
     """
 
     def __init__(
@@ -615,15 +645,15 @@ class Training(Engine):
         torch.manual_seed(spec.seed + 7919 * (context.rank + 1))
 
     def take_over(self, shared: SharedState, rank_state: RankState, source: str) -> None:
-        """Restore training from the common and this worker's own state; ``source`` says in errors where they are from.
+        """Restore training from the common and this worker's own state.
 
         Args:
             shared: state of all workers.
             rank_state: state of this worker alone.
-            source: names where the states are from, for errors.
+            source: where the states are from, for errors, as "the checkpoint of step 5".
 
         Raises:
-            BadInput: it does not fit the task, its data or the exchange.
+            BadInput: the states do not fit the task, its data or the exchange.
         """
         context = self.context
         if shared.cursor["dataset_size"] != len(self.data.train):
@@ -689,7 +719,11 @@ class Training(Engine):
         )
 
     def one_model(self) -> AbstractContextManager[None]:
-        """Average local SGD's models inside, else buffers at once, so that all are equal; every worker calls it."""
+        """Return a context manager in which all workers hold one model; every worker must call and enter it.
+
+        Local SGD's models are averaged inside it, and put back at its end. Otherwise the running statistics are
+        averaged at once, and stay so.
+        """
         if self.synchroniser is not None and self.synchroniser.is_begun:
             return self.synchroniser.averaged()
         shares = self.balance.shares
@@ -698,7 +732,7 @@ class Training(Engine):
         return nullcontext()
 
     def ended(self) -> str | None:
-        """Return why the run is over by now, "target", "steps" or "epochs"; None: it is not."""
+        """Return why the run is over by now, "target", "steps" or "epochs"; None: it is not over."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
         return self.milestones.ended_by(self.step, self.balance.progress(self.feed.cursor.position))
@@ -710,7 +744,7 @@ class Training(Engine):
 
     @property
     def learning_rate_scale(self) -> float:
-        """The learning rate of the next step, over the task's own rate."""
+        """Learning rate of the next step, over the task's own rate."""
         spec = self.context.spec
         if spec.stream is None:
             worth = self.balance.worth or 1.0  # AdaScale's rate; of Adam its root, as AdaptDL has it
@@ -733,10 +767,14 @@ class Training(Engine):
         """Train ``steps`` steps; return the started all-gather of all workers' figures. Every worker must call it.
 
         Args:
-            steps: see `begin`.
+            steps: number of steps, at least one.
             learning_rate_scale: factor on the task's learning rate in these steps.
-            all_meet: see `begin`.
-            checkpoint_s: when the last checkpoint was saved, on this worker's clock.
+            all_meet: whether the workers wait for each other after the last step anyway, see `begin`.
+            checkpoint_s: time when the last checkpoint began, on this worker's clock.
+
+        Raises:
+            RunFailed: not even one sample fits into memory, or a stream is too slow.
+            BadInput: the loss cannot be used, or the optimizer keeps whole tensors of a sharded model.
         """
         self.begin(steps, all_meet=all_meet)
         gathering: Gathering | None = None
@@ -750,7 +788,7 @@ class Training(Engine):
         """Start the all-gather of all figures that a task's loop decides by; every worker must call it.
 
         Args:
-            checkpoint_s: when the last checkpoint was saved, on this worker's clock.
+            checkpoint_s: time when the last checkpoint began, on this worker's clock.
         """
         begun_s = self.context.clock()
         is_apart = self.synchroniser is not None and self.synchroniser.is_begun
@@ -769,8 +807,17 @@ class Training(Engine):
     def train_step(self, learning_rate_scale: float) -> None:
         """Train one optimizer step on this worker's share of the batch, at a scaled learning rate; all must call it.
 
+        A micro-batch that does not fit into memory is computed again in halves.
+
         The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
         ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
+
+        Args:
+            learning_rate_scale: factor on the task's learning rate.
+
+        Raises:
+            RunFailed: not even one sample fits into memory, or a stream is too slow.
+            BadInput: the loss cannot be used, or the optimizer keeps whole tensors of a sharded model.
         """
         shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
         epoch = self.balance.progress(self.feed.cursor.position) / self.feed.cursor.dataset_size
@@ -808,17 +855,26 @@ class Training(Engine):
             refuse_whole_states(self.optimizer)
 
     def close(self) -> None:
-        """End the threads that read samples ahead and write checkpoints."""
+        """End the threads that read samples ahead and write checkpoints.
+
+        A read or a write that is under way is waited for.
+        """
         self.feed.close()
         self._saver.close()
 
 
 def try_twins(training: Training, ratio: float) -> Verdict:
-    """Train a dense and a sparsified (``ratio``) copy of the model, return a verdict on their losses; all must call it.
+    """Train a dense and a sparsified copy of the model for some steps, and compare their losses; all must call it.
 
-    The training itself stays as it is.
+    The training itself stays as it is; the outcome is logged. A worker whose memory does not hold two more models says
+    so by a loss that is not a number, which makes the verdict ``harmful``.
 
-    A worker whose memory does not hold two more models says so by a loss that is not a number.
+    Args:
+        training: training whose model and data are taken.
+        ratio: fraction of the elements that the sparsified copy applies.
+
+    Returns:
+        Verdict, the same on all workers.
     """
     context, feed, begun_s = training.context, training.feed, training.context.clock()
     samples = [max(LEAST_SAMPLES, share // PART) for share in training.balance.shares]

@@ -52,14 +52,16 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def keep(work: Callable[[], int], *, replacements: int, tell: Callable[[int, int], None]) -> int:
-    """Run ``work`` in a fork, anew up to ``replacements`` times if a signal kills it; return its code, or die by that.
+    """Run ``work`` in a fork of this process, anew each time that a signal kills it; return its exit code.
 
-    When a signal kills it once too often this process ends by the same signal, so that whoever watches sees why.
+    Where a signal kills it once too often, or after this process was asked to end, this process ends by the same
+    signal, so that whoever watches sees why. SIGTERM and SIGINT to this process are handed on to the fork.
 
     Args:
-        work: done in a process of its own, and gives its exit code.
-        replacements: of the worker, at most.
-        tell: called before each of them with the signal that ended the worker, and how many are left, with this one.
+        work: work that is done in a process of its own, and returns its exit code.
+        replacements: most forks after the first.
+        tell: called before each of them with the number of the signal that ended the fork before, and how many
+            replacements are left, with this one.
     """
     asked_to_end: list[int] = []
     child = 0
@@ -131,7 +133,13 @@ Imports = Callable[[], "Callable[[WorkerContext], None]"]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The rank, local rank and world size that torchrun gave this process."""
+    """The rank, local rank and world size that torchrun gave this process.
+
+    Attributes:
+        rank: rank of the worker among all, from 0.
+        local_rank: rank of the worker on its machine, from 0.
+        world_size: number of workers.
+    """
 
     rank: int
     local_rank: int
@@ -139,7 +147,11 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """Return rank, local rank and world size from torchrun's variables; without them 0, 0 and 1."""
+        """Return rank, local rank and world size from torchrun's variables; without them 0, 0 and 1.
+
+        Raises:
+            ValueError: a variable is no whole number.
+        """
         return cls(
             rank=int(environment.get("RANK", "0")),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
@@ -152,6 +164,11 @@ def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
 
     ``auto`` takes a CUDA device of its own while there are any and the CPU after that; ``cuda`` shares devices when
     there are more workers than devices.
+
+    Args:
+        spec: spec of the run.
+        place: place that torchrun gave this process.
+        cuda_devices: number of CUDA devices of this machine.
 
     Raises:
         BadInput: CUDA is demanded and there is none.
@@ -175,6 +192,9 @@ class StopWish(StopSignal):
     """A callable that tells whether the run is asked to stop: by SIGTERM or SIGINT to this worker, or by its stop file.
 
     A second signal ends the process at once.
+
+    Args:
+        run_dir: folder of the run, where the stop file is looked for.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -199,10 +219,15 @@ def training() -> Callable[[WorkerContext], None]:
 def main(arguments: list[str], work: Imports = training) -> int:
     """Run a worker of the run in ``arguments[0]`` by the function that ``work()`` returns; return the exit code.
 
+    Failures are logged in the run's folder and told by the exit code. A script of the run is run in this process.
+
     Args:
         arguments: of the command line: the run's folder.
         work: imports and returns what the worker does once it has joined the others; where workers may be lost, `train`
             in any case.
+
+    Raises:
+        BadInput: where workers may be lost: the run folder has no usable spec.
     """
     host = os.environ.get(HOST_PID_VARIABLE)
     if host is not None:
@@ -259,7 +284,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
 
 LARGEST_KEPT_BYTES = 32 * 2**20
-"""The most that glibc (2.x, 64 bit) lets a single block have that is kept; a larger one is mapped and unmapped."""
+"""Most bytes that glibc (2.x, 64 bit) lets a single block have that is kept; a larger one is mapped and unmapped."""
 
 
 def keep_freed_memory() -> bool:
@@ -405,7 +430,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 HOST_SAYS_S = 3.0
-"""For the process that hosts the workers to find one that was killed: it looks ten times a second."""
+"""Seconds for the process that hosts the workers to find one that was killed: it looks ten times a second."""
 
 
 def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
@@ -472,6 +497,10 @@ def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
 
     A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
     alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.
+
+    Args:
+        environment: variables of this process.
+        device: device of the worker, "cpu" or "cuda:INDEX".
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":

@@ -200,6 +200,10 @@ def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:
     """Print a line for each checked host or its troubles, and with ``for_plans`` the settings that plans need.
 
     What is said of several hosts in the same words is said once.
+
+    Args:
+        checked: hosts with what was found of each.
+        for_plans: whether to print the settings that plans need of each host.
     """
 
     hosts: dict[tuple[str, str], list[str]] = {}

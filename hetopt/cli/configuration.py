@@ -44,10 +44,10 @@ TYPED_ONLY = frozenset(
         "doctor budget",  # which a launch is looked at with
     }
 )
-"""Options that no file and no variable gives: a project that was copied from somewhere must not decide them."""
+"""Names of options that no file or variable gives: a project that was copied must not decide them."""
 
 RENTED = "ec2"
-"""The value of --on that costs money, and is typed as well."""
+"""Value of --on that costs money, and is typed as well."""
 
 _LISTS = "`hetopt --help` lists the commands, and `hetopt COMMAND --help-all` their options"
 
@@ -59,11 +59,11 @@ class Setting:
     """An option that a file or the environment sets, with its value and source.
 
     Attributes:
-        command: such as ``launch`` or ``catalog list``.
-        option: such as ``--budget``.
-        parameter: the command's own name for it.
-        value: as it would be typed.
-        source: the file or the variable.
+        command: name of the command, such as ``launch`` or ``catalog list``.
+        option: name of the option, such as ``--budget``.
+        parameter: name that the command's function has for it.
+        value: value as it would be typed; of a switch a bool, of an option that repeats all values.
+        source: file or variable that sets it.
     """
 
     command: str
@@ -74,7 +74,7 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """The option and its value as they would be typed, without quotes."""
+        """Option and value as they would be typed, without quotes; of a switch that is off ``no --NAME``."""
         if isinstance(self.value, bool):
             return self.option if self.value else f"no {self.option}"
         many = self.value if isinstance(self.value, tuple) else (self.value,)
@@ -86,14 +86,18 @@ def settings(
 ) -> tuple[Setting, ...]:
     """Return every option that a file or an environment variable sets, of every command.
 
+    Ordered by command and option. Of several sources the variable counts, then the project's file, then the user's.
+
     Args:
-        root: the whole command line.
-        environment: of the process.
-        folder: where it was started.
-        typed: the one command that matters. Where no file gives anything, the others' options are not looked at.
+        root: command line with all commands.
+        environment: variables of the process.
+        folder: folder in which the process was started.
+        typed: name of the one command that matters; None: all do. Where no file gives anything, the others' options are
+            not looked at.
 
     Raises:
-        BadInput: a file cannot be read, or names what there is not (the nearest is named) or what must be typed.
+        BadInput: a file cannot be read, names an option or command that does not exist (the nearest is named), gives a
+            value that cannot be, or names what must be typed.
     """
     files = tuple(_files(environment, folder))
     options = _options(root, None if files else typed)
@@ -121,7 +125,12 @@ def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
 
 
 def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Setting, ...]:
-    """Return the settings of the command that was typed, without options that were typed too."""
+    """Return the settings of the command that was typed, without options that were typed too.
+
+    Args:
+        given: settings of any commands.
+        arguments: arguments of the command line, without the program's name.
+    """
     typed = {word.partition("=")[0] for word in arguments}
     words = {setting.command: setting.command.split() for setting in given}
     return tuple(

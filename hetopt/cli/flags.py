@@ -17,14 +17,14 @@ OTHERS: Mapping[str, str] = {
     "explain": "--explain",
     "on": "--on",
 }
-"""Options of parameters that are no field of a record of options."""
+"""Options of parameters that are no field of a record of options, by parameter."""
 
 _NAMED = re.compile(r"`(?P<name>[a-z_0-9]+)(?:=(?P<value>[^`]*))?`")
 
 
 @cache
 def flags() -> Mapping[str, str]:
-    """Return the command-line option of each library parameter that a message may name."""
+    """Return the command-line option of each library parameter that a message may name, by parameter."""
     from hetopt.api.options import RECORDS
     from hetopt.core.option import options_of
 
@@ -38,7 +38,10 @@ def flags() -> Mapping[str, str]:
 
 
 def in_flags(text: str) -> str:
-    """Return the text with command-line options in place of the library's parameters in backticks."""
+    """Return the text with command-line options in place of the library's parameters in backticks.
+
+    Names that are no parameter, such as commands, stay as they are.
+    """
     return _NAMED.sub(_flag, text) if "`" in text else text
 
 

@@ -32,11 +32,18 @@ if TYPE_CHECKING:
 def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, detach: bool, as_json: bool) -> None:
     """Start a run and, unless ``detach``, follow it to its end; an exception while following also stops the run.
 
+    How the run ended is printed and raised by `finish`.
+
     Args:
-        submit: starts it, and tells its name as soon as it has one.
+        submit: starts the run and returns it; tells its name, to the function it is given, as soon as it has one.
         rents: whether machines are rented for it.
-        detach: return when the machines have been told to begin; the run goes on.
-        as_json: for programs.
+        detach: whether to return when the machines have been told to begin; the run goes on.
+        as_json: whether the report is printed as JSON at the end.
+
+    Raises:
+        RunFailed: the run failed.
+        BudgetStop: the budget ended it.
+        RunStopped: somebody else stopped it before its planned end.
     """
     run: Run | None = None
     with render.progress("training") as live:
@@ -62,10 +69,15 @@ LOOK = "look at it from another terminal with `hetopt status`, end it with `heto
 
 
 def finish(run: Run, *, rented: bool, as_json: bool) -> None:
-    """Print how a run ended, and raise the error whose exit code goes with it.
+    """Print how a run ended; return where it came to its planned end.
+
+    Args:
+        run: run that is over.
+        rented: whether machines were rented for it; their cost is printed and the model fetched first.
+        as_json: whether the report is printed as JSON, in place of a sentence.
 
     Raises:
-        RunFailed: it failed.
+        RunFailed: the run failed.
         BudgetStop: the budget ended it.
         RunStopped: it was stopped before its planned end by somebody else.
     """
@@ -141,11 +153,18 @@ def _planned(launch: Launch) -> str:
 
 
 def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
-    """Return the prepared launch once a person or --yes has confirmed it; exit with 0 where a person declines.
+    """Return the prepared launch once a person or --yes has confirmed it.
+
+    Where nothing is rented and no host is connected to, nobody is asked.
+
+    Args:
+        prepared: launch that is ready to start.
+        yes: whether --yes was given.
 
     Raises:
-        BadInput: it costs money, and nobody is there to say yes.
-        NoFeasiblePlan: it is a risk that nobody has accepted.
+        BadInput: renting costs money, and nobody is there to say yes.
+        NoFeasiblePlan: the plan is a risk that nobody has accepted.
+        Exit: a person declines (code 0).
     """
     if prepared.launch.on == "ec2":
         from hetopt.api.account import rental_of
@@ -177,15 +196,16 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
 
 
 def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> None:
-    """Ask for consent to spend money (default: no); exit with 0 without it, refuse where nobody is there to ask.
+    """Ask for consent to spend money (default: no); return where it is given.
 
     Args:
-        question: that is asked.
-        costs: what is refused where nobody is there to answer.
-        hint: what else there is to do than to say --yes.
+        question: words of the question.
+        costs: words on what would be spent, for the error.
+        hint: further way out than --yes, for the error; None: there is none.
 
     Raises:
-        BadInput: nobody is there to say yes.
+        BadInput: nobody is there to answer.
+        Exit: a person declines (code 0).
     """
     if not is_attended():
         raise BadInput(
@@ -196,9 +216,17 @@ def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> Non
 
 
 def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:
-    """Return whether to begin on fewer machines: yes within the plan's upper time; else a person is asked, --yes is no.
+    """Return whether to begin on fewer machines, of which a remark tells.
+
+    True within the plan's upper time. Beyond it a person is asked; with --yes, or without a person, the answer is
+    False.
 
     The slowest of those that are left computes as much longer as its local batch has grown; communication is as it was.
+
+    Args:
+        plan: plan with all machines.
+        spec: run spec for those that can be had.
+        yes: whether --yes was given.
     """
     said = plan.chosen.prediction
     before = {worker.host: worker.local_batch_size for worker in plan.run.workers}

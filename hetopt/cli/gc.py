@@ -76,6 +76,10 @@ def gc(
 def show(searched: Search, *, as_json: bool) -> None:
     """Print the cloud resources that a search found, and what became of them.
 
+    Args:
+        searched: search that is over.
+        as_json: whether to print JSON.
+
     Raises:
         CloudRefused: something could not be looked at, or not be removed.
     """

@@ -56,7 +56,7 @@ FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
         ),
     }
 )
-"""By command, its options in the order of the screen."""
+"""Options of a command's first screen, in order, by command."""
 
 MAIN: Mapping[str, str] = MappingProxyType(
     {
@@ -72,7 +72,7 @@ MAIN: Mapping[str, str] = MappingProxyType(
         "report": "Hold a run against its prediction.",
     }
 )
-"""Commands that are explained, in a few words that fit beside their names; the others are named."""
+"""Few words for each command that the first screen explains, which fit beside its name; the others are named."""
 
 
 def wants_all(context: Context) -> bool:
@@ -110,13 +110,16 @@ class OneScreen(_Screen, TyperCommand):
     """A command whose help fits on a screen."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments, noting `--help-all`."""
+        """Parse the arguments, noting `--help-all` in the context; return those that are left."""
         self._read(ctx, args)
         _narrow(ctx)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the arguments and the few options of a first screen, each on a line."""
+        """Write the arguments and the few options of a first screen, each on a line.
+
+        With `--help-all`, and of a command without an entry in `FIRST`, all options are written.
+        """
         first = FIRST.get(ctx.command_path.partition(" ")[2])
         if wants_all(ctx) or first is None:
             super().format_options(ctx, formatter)
@@ -146,7 +149,7 @@ class OneScreenGroup(_Screen, TyperGroup):
     """A group of commands whose help fits on a screen."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments of the group, noting `--help-all` ahead of a command."""
+        """Parse the arguments of the group, noting `--help-all` ahead of a command; return those that are left."""
         if args and args[0].startswith("-"):
             self._read(ctx, args)
         _narrow(ctx)

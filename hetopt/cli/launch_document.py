@@ -46,7 +46,12 @@ def show(prepared: Prepared) -> None:
 
 
 def show_dry(prepared: Prepared, *, as_json: bool) -> None:
-    """Print a launch without starting it: on rented machines every API call, with its cost."""
+    """Print a launch without starting it: on rented machines every API call, with its cost.
+
+    Args:
+        prepared: launch that is ready to start.
+        as_json: whether to print JSON.
+    """
     from hetopt.api.account import rental_of
 
     rental = rental_of(prepared) if prepared.launch.on == "ec2" else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typer._click import Command
 
 COMPLETING = "_HETOPT_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""Name of the variable by which a shell asks for completions."""
 
 COMMANDS: Mapping[str, str] = {
     "check": "hetopt.cli.check",
@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, str] = {
     "config": "hetopt.cli.configuration",
     "catalog": "hetopt.cli.catalog",  # the last of its commands
 }
-"""The module of every command, which has a function of its name, or an ``app`` of several."""
+"""Module of every command, by command; it has a function of that name, or an ``app`` of several."""
 
 
 def _command(name: str) -> Command:
@@ -140,7 +140,7 @@ def _root(
 
 
 WHATEVER_HAPPENS = ("stop", "gc", "status")
-"""Commands that end what costs money, or tell of it: a file of options that cannot be read must not stop them."""
+"""Names of commands that end what costs money, or tell of it: an unreadable file of options must not stop them."""
 
 
 _NEXT: Mapping[type[OSError], str] = {
@@ -151,7 +151,10 @@ _NEXT: Mapping[type[OSError], str] = {
 
 
 def main() -> None:
-    """Run the `hetopt` command: parse the arguments, do it, and exit with its code."""
+    """Run the `hetopt` command: parse the process's arguments, do it, and exit with its code; never returns.
+
+    Errors are printed as a sentence and a hint on stderr. Signals end the process at once until the command begins.
+    """
     gc.set_threshold(100_000)  # what a command imports is no garbage, and looking through it took a tenth of its time
     ends_at_once()
     terminal.prepare()

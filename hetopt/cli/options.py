@@ -23,12 +23,19 @@ from hetopt.core.option import Option, expanded, options_of, types_of
 
 
 def one_of(*names: str) -> Callable[[str], list[str]]:
-    """Return a shell-completion function for these names; ``module:NAME`` stands for the values of a collection."""
+    """Return a shell-completion function for these names, which returns those that begin with what was typed.
+
+    Args:
+        *names: names; ``module:NAME`` stands for the values of a collection there.
+    """
     return lambda incomplete: [name for name in expanded(names) if name.startswith(incomplete)]
 
 
 def runs(incomplete: str) -> list[str]:
-    """Return the names of runs that contain the text, the newest first, for shell completion."""
+    """Return the names of runs that contain a text, the newest first, for shell completion.
+
+    Empty: no name contains it, or the folder of runs cannot be read.
+    """
     from hetopt.core.errors import BadInput
     from hetopt.core.run_folder import RunFolders, runs_home
 
@@ -59,7 +66,9 @@ def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
     Args:
         records: made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field, its help
             names those that do.
-        leave_out: fields that are no options of the command.
+        *records: classes made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field,
+            its help names those that do.
+        leave_out: names of fields that are no options of the command.
     """
 
     def with_command(run: Callable[..., None]) -> Callable[..., None]:

@@ -22,20 +22,24 @@ from hetopt.core.step_samples import HINT, Configuration, parse_line
 
 
 def is_attended() -> bool:
-    """Return whether a person is at the terminal to answer."""
+    """Return whether a person is at the terminal to answer: standard input and stderr are both terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = None) -> None:
-    """Raise an error where an output file cannot be written; ask before replacing one that exists.
+    """Check that an output file can be written; ask a person before one that exists is replaced.
+
+    Nothing is written.
 
     Args:
-        path: of the output.
+        path: file of the output; None: there is none, and nothing is checked.
         force: whether anything may be replaced.
-        replaces: kind of artifact, or of page, that is replaced unasked: what the same command makes again in seconds.
+        replaces: kind of artifact, or of page, that is replaced unasked, as the same command makes it again in seconds;
+            None: none is.
 
     Raises:
         BadInput: the folder is missing or read-only, the path is a folder, or the file exists and may not be replaced.
+        Exit: a person declines (code 2).
     """
     if path is None:
         return
@@ -62,7 +66,11 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
 
 
 def save(path: Path, text: str | bytes) -> None:
-    """Write a file atomically, and note its path on stderr."""
+    """Write a file atomically, and note its path on stderr; a file that exists is replaced.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
     from hetopt.cli import render
 
     write_atomically(path, text)
@@ -79,8 +87,14 @@ def _is_kind(path: Path, kind: str) -> bool:
 def lines_of(path: Path, option: str) -> Iterable[str]:
     """Return the lines of a text file, or of standard input for ``-``; errors name ``option``.
 
+    A person's terminal is not read.
+
+    Args:
+        path: file, or ``-``.
+        option: name for errors.
+
     Raises:
-        BadInput: it cannot be read, or is no text of at most 64 MB.
+        BadInput: the file cannot be read, is no text or is larger than 64 MB, or ``-`` is a terminal.
     """
     hint = f"name a JSON Lines file with {option}, or - for standard input"
     if str(path) != "-":
@@ -98,9 +112,10 @@ class Query:
     """A line of JSON Lines that asks for a predicted step time.
 
     Attributes:
-        number: of the line, from 1.
-        fields: of the object as it was written; empty where the line is none.
-        configuration: absent where the line cannot be used; ``reason`` says why.
+        number: number of the line, from 1.
+        fields: fields of the object as it was written; empty: the line is no object.
+        configuration: cluster that is asked about; None: the line cannot be used, and ``reason`` says why.
+        reason: why the line cannot be used; empty: it can.
     """
 
     number: int
@@ -109,12 +124,16 @@ class Query:
     reason: str = ""
 
     def write(self, **answer: object) -> None:
-        """Write the query with the fields of its answer as a JSON line on standard output."""
+        """Write the query with the fields of its answer as a JSON line on standard output.
+
+        Args:
+            **answer: fields that are added; they replace fields of the query.
+        """
         terminal.write(json.dumps({**self.fields, **answer}) + "\n")
 
 
 def queries(lines: Iterable[str]) -> Iterator[Query]:
-    """Yield a query of a predicted step time for each JSON line that is not empty."""
+    """Yield a query of a predicted step time for each line that is not empty; one that cannot be used says why."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _query(number, line)

@@ -55,15 +55,15 @@ def predict(
 
 
 def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> None:
-    """Write each query with its step time, or why there is none, as a JSON line; then refuse if any has none.
+    """Write each query with its step time, or why there is none, as a JSON line on standard output.
 
     Args:
-        times: that answer.
-        asked: the queries.
-        probes: number of queries most worth measuring, whose lines say their rank and why.
+        times: model that answers.
+        asked: queries, in the order of their lines.
+        probes: number of queries most worth measuring, whose lines say their rank and why; 0: none.
 
     Raises:
-        BadInput: there are no queries, or some could not be predicted.
+        BadInput: there are no queries, or some could not be predicted; raised once all lines are written.
     """
     predicted = iter(times.predict([query.configuration for query in asked if query.configuration is not None]))
     answers = [(query, next(predicted) if query.configuration is not None else query.reason) for query in asked]

@@ -136,13 +136,27 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
 
 
 def read_file(source: Path) -> tuple[StepSample, ...]:
-    """Return the checked step-time samples of a JSON Lines file, or of standard input for ``-``."""
+    """Return the checked step-time samples of a JSON Lines file, or of standard input for ``-``.
+
+    Raises:
+        BadInput: the file cannot be read, or a line is no step-time sample.
+    """
     origin = "standard input" if str(source) == "-" else str(source)
     return read_samples(parse.lines_of(source, "--from-samples"), origin=origin)
 
 
 def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
-    """Check a JSON Lines file's step times; write them as an artifact to ``output`` if given; print their number."""
+    """Check a JSON Lines file's step times; write them as an artifact; print their number.
+
+    Args:
+        source: file, or ``-`` for standard input.
+        output: file of the artifact; None: none is written.
+        force: whether a file that exists is replaced unasked.
+        json_: whether to print the artifact, too, in place of the number.
+
+    Raises:
+        BadInput: the source cannot be used, or the output cannot be written.
+    """
     parse.ready_to_write(output, force=force)
     samples = read_file(source)
     imported = StepSamples(

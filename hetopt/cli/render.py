@@ -26,7 +26,7 @@ from hetopt.reports.document import Block, Line, Remarks, Style
 from hetopt.reports.text import BAR, SCREEN, lines, on_one_screen, shown
 
 STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
-"""Styles of documents as rich names them."""
+"""Names that rich has for the styles of documents."""
 
 
 class _Console(Console):
@@ -55,13 +55,21 @@ def console(*, stderr: bool = False) -> Console:
 
     Progress and errors that go to a file or a pipe keep one line a sentence: a reader or a program there looks for
     words, and the width of a terminal that is not there must not break them.
+
+    Args:
+        stderr: whether it writes to stderr.
     """
     stream = sys.stderr if stderr else sys.stdout
     return _Console(file=stream, highlight=False, emoji=False, soft_wrap=stderr and not stream.isatty())
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON on stdout."""
+    """Print a value as indented JSON on stdout.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+        OutputLost: it cannot be written.
+    """
     terminal.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -73,7 +81,12 @@ def show(blocks: Iterable[Block]) -> None:
 
 
 def answer(blocks: Sequence[Block], *, explain: bool) -> None:
-    """Print a document's blocks, the most important first: as many as one screen holds, or to ``explain`` all."""
+    """Print a document's blocks, the most important first: as many as one screen holds, or to ``explain`` all.
+
+    Args:
+        blocks: blocks, the most important first.
+        explain: whether to print all of them; else as many as one screen holds.
+    """
     room = SCREEN - _lines_above.pop(sys.stderr, 0)
     show(blocks if explain else on_one_screen(blocks, console().width, _shown, room=room))
 
@@ -90,7 +103,12 @@ def _remark(out: Console, text: str) -> None:
 
 
 def line(text: str = "", *, style: Style = "") -> None:
-    """Print a line of text on stdout."""
+    """Print a line of text on stdout.
+
+    Args:
+        text: words; empty: an empty line.
+        style: style of a document; empty: plain.
+    """
     show([Line(text, style)])
 
 
@@ -105,7 +123,14 @@ def note(text: str) -> None:
 
 
 def error(message: str, hint: str | None) -> None:
-    """Print an error message and its hint on stderr."""
+    """Print an error message and its hint on stderr.
+
+    Both are cut at 2,000 characters.
+
+    Args:
+        message: sentence of the error.
+        hint: next step; None: there is none.
+    """
     out = console(stderr=True)
     out.print(f"[bold red]error:[/] {_cell(shortened(message, terminal.MOST_MESSAGE_CHARACTERS))}")
     if hint:
@@ -114,7 +139,14 @@ def error(message: str, hint: str | None) -> None:
 
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
-    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
+    """Show a live progress bar on stderr inside; where stderr is no terminal, the few lines of `PlainProgress`.
+
+    Args:
+        description: words before the bar.
+
+    Yields:
+        Reporter of what is done and of remarks.
+    """
     out = console(stderr=True)
     if not out.is_terminal:
         plain = PlainProgress(write=lambda line: out.print(_shown(f"{description}: {line}"), markup=False, style="dim"))
@@ -141,7 +173,7 @@ def progress(description: str) -> Iterator[Reporter]:
 
 
 NARROW = 60
-"""Columns of a terminal in which a line of progress is cut, and never wrapped."""
+"""Columns of a terminal below which a line of progress is cut, and never wrapped."""
 
 TENTH = 0.1
 MINUTE_S = 60.0
@@ -156,6 +188,10 @@ class PlainProgress:
     later.
 
     Two texts are of one kind if their first phrases differ in figures alone.
+
+    Attributes:
+        write: writes a line.
+        clock: returns seconds.
     """
 
     write: Callable[[str], None]
@@ -165,7 +201,12 @@ class PlainProgress:
     _at_s: float = 0.0
 
     def tell(self, text: str, done: float | None) -> None:
-        """Write a line of progress, where one is due."""
+        """Write a line of progress, where one is due.
+
+        Args:
+            text: words on what is being done; its first phrase tells the kind.
+            done: share that is done, 0 to 1; None: not known.
+        """
         kind, now_s = _FIGURES.sub("", text.partition(PIECES)[0]), self.clock()
         waits = now_s - self._at_s < MINUTE_S or (done is not None and done - self._share < TENTH)
         if kind in self._kinds and waits:

@@ -127,7 +127,10 @@ def fetch(
 
 
 def bring_model(run: Run) -> None:
-    """Fetch the model and outputs of a rented run; where that fails, print how to fetch them later."""
+    """Fetch the model and outputs of a rented run; where that fails, print how to fetch them later.
+
+    Nothing is raised where bucket, network or disk refuse.
+    """
 
     try:
         path, url = run.fetch_model()

@@ -33,11 +33,11 @@ def show_plan(
     """Print a plan as a document or as JSON.
 
     Args:
-        plan: to print.
-        path: where it was written.
-        as_json: for programs.
+        plan: plan to print.
+        path: file that the plan was written to; None: it was not written.
+        as_json: whether to print JSON, and nothing else.
         explain: whether to show all there is to it.
-        inventory: whose machines it is for, where it is.
+        inventory: file of hosts that the plan is for; None: there is none.
     """
     from hetopt.reports.plan_document import answer, details
 

@@ -18,10 +18,10 @@ from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.plain_text import escaped, is_plain, spelled
 
 BROKEN_PIPE = 141
-"""What a shell calls a program that wrote to a pipe whose reader has gone: 128 + SIGPIPE."""
+"""Exit code by which a shell knows a program that wrote to a pipe whose reader has gone: 128 + SIGPIPE."""
 
 MOST_MESSAGE_CHARACTERS = 2_000
-"""Longest message that is shown whole; an error may quote what it complains about."""
+"""Most characters of a message that is shown whole; an error may quote what it complains about."""
 
 
 class OutputLost(HetoptError):
@@ -37,7 +37,7 @@ class ReaderGone(OutputLost):
 
 
 def prepare() -> None:
-    """Make stdout and stderr replace characters that their encoding lacks, and discard output where closed."""
+    """Make stdout and stderr replace characters that their encoding lacks, and discard output where one is closed."""
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as this process lives
     if sys.stderr is None:
@@ -49,7 +49,7 @@ def prepare() -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse command-line arguments with control characters: names go from there into plans, files and scripts.
+    """Check command-line arguments for control characters: names go from there into plans, files and scripts.
 
     Raises:
         BadInput: an argument holds a control character, or a byte that is no text.
@@ -68,6 +68,7 @@ def write(text: str) -> None:
 
     Raises:
         OutputLost: it cannot be written.
+        ReaderGone: the reader has closed the pipe (an OutputLost).
     """
     with output_errors():
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -75,10 +76,11 @@ def write(text: str) -> None:
 
 
 def flush() -> None:
-    """Flush standard output; raise `OutputLost` or `ReaderGone` where that fails.
+    """Flush standard output.
 
     Raises:
         OutputLost: it cannot be written.
+        ReaderGone: the reader has closed the pipe (an OutputLost).
     """
     with output_errors():
         sys.stdout.flush()
@@ -86,7 +88,12 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def output_errors() -> Iterator[None]:
-    """Raise `OutputLost` or `ReaderGone` for an operating-system error of a stream inside."""
+    """Turn an operating-system error of an output stream inside into hetopt's own.
+
+    Raises:
+        ReaderGone: the reader has closed the pipe.
+        OutputLost: it cannot be written for another reason.
+    """
     try:
         yield
     except OSError as error:
@@ -98,7 +105,7 @@ def finish(code: int) -> int:
     """Flush the standard streams; return the exit code, or that of lost output where the command succeeded.
 
     Args:
-        code: that the command ends with.
+        code: exit code that the command ends with.
     """
     lost = None
     for stream in (sys.stdout, sys.stderr):

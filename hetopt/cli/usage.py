@@ -11,11 +11,11 @@ from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import unknown
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for all of that; it has no public name of its own."""
+"""Class of all that typer raises for a mistyped command; it has no public name of its own."""
 
 
 def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
-    """Return a usage error of typer's as the command line's own error; None where a group needs its help printed.
+    """Return a usage error of typer's as the command line's own error, not raised; None: a group prints its help.
 
     Args:
         error: a `UsageError`.

@@ -15,7 +15,7 @@ UNKNOWN = "unknown"
 
 
 def facts(listing: Listing) -> dict[str, Any]:
-    """Return an instance type in one region, as JSON. What is unknown is null."""
+    """Return an instance type in one region as JSON, with units in the keys; a fact that is not known is null."""
     instance = listing.instance_type
     return {
         "instance_type": instance.name,
@@ -47,7 +47,13 @@ def facts(listing: Listing) -> dict[str, Any]:
 
 
 def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listing]) -> dict[str, Any]:
-    """Return an instance type's `facts` with its source spelled out, its caveats and every region."""
+    """Return an instance type's `facts` with its source spelled out, its caveats and every region.
+
+    Args:
+        catalog: catalogue of the region that is asked for.
+        listing: the type in that region.
+        everywhere: the type in every region that has it, by region; empty: no region has it.
+    """
     name = listing.instance_type.name
     source = catalog.sources.by_name[listing.instance_type.source]
     lowest = {region: price for region, other in everywhere.items() if (price := _lowest(other))}
@@ -64,9 +70,15 @@ def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listi
 
 
 def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: int, coremark: bool) -> Iterator[Block]:
-    """Yield a table of instance types with prices, and notes on it; ``matching``: types before it was cut short.
+    """Yield a table of instance types with prices, and notes on it.
 
     Columns that would say nothing, or the same on each line, are left out. ``coremark`` adds the CPU benchmark.
+
+    Args:
+        catalog: catalogue that the types are of.
+        listings: types to show, in order; there may be none.
+        matching: number of types before the list was cut short.
+        coremark: whether to add the CPU benchmark.
     """
     kinds = [listing.instance_type for listing in listings]
     prices = (
@@ -105,7 +117,12 @@ def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: in
 
 
 def gpu_table(gpus: Sequence[RentableGpu], catalogs: Sequence[Catalog]) -> Iterator[Block]:
-    """Yield a table of GPUs: rates in TFLOP/s and GB/s, and USD an hour of the cheapest machine that has each."""
+    """Yield a table of GPUs: rates in TFLOP/s and GB/s, and USD an hour of the cheapest machine that has each.
+
+    Args:
+        gpus: GPUs to show, in order.
+        catalogs: catalogues of the regions; of several, a column names the region.
+    """
 
     def rate(name: str, may_go: int, values: Sequence[float | None]) -> tuple[Column, list[str]]:
         return Column(name, "number", may_go), ["-" if value is None else f"{value:.4g}" for value in values]
@@ -132,7 +149,13 @@ def gpu_table(gpus: Sequence[RentableGpu], catalogs: Sequence[Catalog]) -> Itera
 
 
 def instance_page(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listing]) -> Iterator[Block]:
-    """Yield the page of one instance type: facts, prices, regions and caveats."""
+    """Yield the page of one instance type: facts, prices, regions and caveats.
+
+    Args:
+        catalog: catalogue of the region that is asked for.
+        listing: the type in that region.
+        everywhere: the type in every region that has it, by region; empty: no region is shown.
+    """
     name = listing.instance_type.name
     yield Line(f"{name} in {catalog.region}", "strong")
     yield Facts(_facts(catalog, listing))
@@ -231,7 +254,14 @@ def _accelerator(accelerator: Accelerator) -> dict[str, str]:
 
 
 def price_notes(catalogs: Sequence[Catalog], listings: Sequence[Listing]) -> list[str]:
-    """Return a sentence on each kind of price of some listings: its date and its source."""
+    """Return a sentence on each kind of price of some listings: its date and its source.
+
+    Without any price in the catalogues there is one sentence, on what spot saves.
+
+    Args:
+        catalogs: catalogues that the prices are of, at least one.
+        listings: instance types whose prices are shown.
+    """
     where = catalogs[0].region if len(catalogs) == 1 else "the region named"
     if not any(catalog.has_prices for catalog in catalogs):
         return [f"spot saves: share of the on-demand price in {where}, which the catalogue does not have"]

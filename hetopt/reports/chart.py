@@ -19,22 +19,28 @@ from hetopt.reports.document import UNITS
 from hetopt.reports.series import Column, OverTime, Series, as_column
 
 WIDTH = 1000
-"""Of every plot, in its own units."""
+"""Width of every plot, in its own units."""
 
 HEIGHT, ROW_HEIGHT = 110, 34
-"""Of a plot, and of one that has a row beside others of its kind, pixels."""
+"""Heights in pixels: of a plot, and of one that has a row beside others of its kind."""
 
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 _COLOURS = "adca"
 """As many lines as can be told apart in one plot."""
 
 Y = Callable[[float], float]
-"""From a value to its height in a plot."""
+"""Function from a value to its height in a plot, in pixels from the top."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The vertical scale of a chart: maps values to heights."""
+    """The vertical scale of a chart: maps values to heights.
+
+    Attributes:
+        low: value at the bottom.
+        high: value at the top.
+        logarithmic: whether equal ratios have equal heights; then both ends are above 0.
+    """
 
     low: float
     high: float
@@ -42,7 +48,13 @@ class Scale:
 
     @classmethod
     def around(cls, columns: Sequence[Column], *, logarithmic: bool = False, from_zero: bool = False) -> Scale:
-        """Return a scale over all finite values of the columns (above 0 if logarithmic); 0 to 1 without any."""
+        """Return a scale over all finite values of the columns (above 0 if logarithmic); 0 to 1 without any.
+
+        Args:
+            columns: values, of any shape; at least one column.
+            logarithmic: whether the scale is logarithmic; values up to 0 are left out then.
+            from_zero: whether the scale begins at 0; not for a logarithmic one.
+        """
         known = np.concatenate([np.ravel(column)[np.isfinite(np.ravel(column))] for column in columns])
         known = known[known > 0] if logarithmic else known
         if not len(known):
@@ -55,7 +67,10 @@ class Scale:
         return cls(low=low, high=high, logarithmic=logarithmic)
 
     def share(self, value: float) -> float:
-        """Return the height of a value on the scale, 0 at the bottom and 1 at the top."""
+        """Return the height of a value on the scale, 0 at the bottom and 1 at the top.
+
+        On a logarithmic scale a value beyond an end stays there.
+        """
         if self.logarithmic:
             inside = min(max(value, self.low), self.high)
             return math.log(inside / self.low) / math.log(self.high / self.low)
@@ -64,17 +79,30 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """The axis of time that all charts of a page share: its points and the marks on it."""
+    """The axis of time that all charts of a page share: its points and the marks on it.
+
+    Attributes:
+        end_s: ends of the stretches of time, in seconds since the first step; at least one.
+        marks_s: moments that are marked, in seconds.
+    """
 
     end_s: Sequence[float]
     marks_s: Sequence[float]
 
     def x(self, time_s: float) -> float:
-        """Return the horizontal position of a moment, 0 to `WIDTH`."""
+        """Return the horizontal position of a moment (seconds), 0 to `WIDTH`; a moment beyond an end stays there."""
         return WIDTH * min(max(time_s / self.end_s[-1], 0.0), 1.0) if self.end_s[-1] > 0 else 0.0
 
     def plot(self, inside: str, name: str, height: int, *, top: str = "", bottom: str = "") -> str:
-        """Return a chart's HTML around the SVG markup ``inside``, ``height`` pixels high, with a line at each mark."""
+        """Return a chart's HTML around the SVG markup ``inside``, ``height`` pixels high, with a line at each mark.
+
+        Args:
+            inside: SVG markup of the curves.
+            name: words for a screen reader.
+            height: of the plot, in pixels.
+            top: words at the upper end of the scale; empty: none.
+            bottom: words at the lower end of the scale; empty: none.
+        """
         marks = "".join(f"M{self.x(time_s):.1f} 0V{height}" for time_s in self.marks_s)
         return (
             f'<div class="plot" style="height:{height}px"><svg viewBox="0 0 {WIDTH} {height}" '
@@ -106,7 +134,13 @@ class Axis:
 
 
 def charts(over_time: OverTime, marks_s: Sequence[float], predicted_step_s: float | None) -> Iterator[str]:
-    """Yield the HTML of a chart for each quantity of a run, marked at ``marks_s``, then that of the time axis."""
+    """Yield the HTML of a chart for each quantity of a run, marked at ``marks_s``, then that of the time axis.
+
+    Args:
+        over_time: curves of the run, with at least one stretch of time.
+        marks_s: moments that are marked, in seconds since the first step.
+        predicted_step_s: predicted seconds of a step, drawn as a line; None: not drawn.
+    """
     axis = Axis(end_s=over_time.end_s, marks_s=marks_s)
     for title, group in groupby(over_time.series, key=lambda series: series.title):
         curves = list(group)

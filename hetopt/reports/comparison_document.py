@@ -14,7 +14,7 @@ def comparison(plans: Mapping[str, Plan]) -> list[Block]:
     """Return two or more plans side by side: a table of time and cost, what differs, and gains over the first.
 
     Args:
-        plans: at least two, by the names to show.
+        plans: two or more, by the names to show; the first is what the others are held against.
     """
     facts = [tuple(_facts(plan)) for plan in plans.values()]
     differ = [len(set(values)) > 1 for values in zip(*facts, strict=True)]

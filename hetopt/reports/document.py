@@ -30,12 +30,20 @@ UNITS: Mapping[str, formatting.Say] = MappingProxyType(
         "fine share": lambda value: f"{100 * value:.1f} %",
     }
 )
-"""How a value is written, by its unit."""
+"""Function that writes a value as text, by its unit."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A value with its unit, its 90 % interval where there is one, and a name for programs that read pages."""
+    """A value with its unit, its 90 % interval where there is one, and a name for programs that read pages.
+
+    Attributes:
+        value: the number, in SI units or dollars.
+        unit: key of `UNITS`.
+        key: name for programs that read pages; empty: none.
+        low: lower end of the 90 % interval; None: there is no interval.
+        high: upper end of the 90 % interval; None: there is no interval.
+    """
 
     value: float
     unit: str
@@ -45,7 +53,13 @@ class Figure:
 
     @classmethod
     def of(cls, known: Range, unit: str, key: str = "") -> Figure:
-        """Return a figure of a predicted value with its 90 % interval; ``key`` names it for programs."""
+        """Return a figure of a predicted value with its 90 % interval; ``key`` names it for programs.
+
+        Args:
+            known: value and ends of the interval.
+            unit: key of `UNITS`.
+            key: name for programs that read pages; empty: none.
+        """
         return cls(known.value, unit, key, known.low, known.high)
 
     def __str__(self) -> str:
@@ -53,7 +67,7 @@ class Figure:
 
     @property
     def span(self) -> str:
-        """Return the interval in few characters, empty where there is none."""
+        """Interval in few characters; empty: there is none. Only seconds and dollars have one."""
         if self.low is None or self.high is None:
             return ""
         if self.unit == "s":
@@ -63,7 +77,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Html:
-    """Markup for pages alone: pictures, inputs, bars; a terminal has the figures beside it."""
+    """Markup for pages alone: pictures, inputs, bars; a terminal has the figures beside it.
+
+    Attributes:
+        markup: shown on a page as it is, not escaped.
+    """
 
     markup: str
 
@@ -73,7 +91,11 @@ Cell: TypeAlias = "str | Figure | Html | Line"
 
 @dataclass(frozen=True)
 class Heading:
-    """A section's title, up to the next heading; it is not shown over an empty section."""
+    """A section's title, up to the next heading; it is not shown over an empty section.
+
+    Attributes:
+        text: title, without markup.
+    """
 
     text: str
 
@@ -83,6 +105,12 @@ class Line:
     """A sentence or a phrase that stands alone, or in a cell.
 
     ``is_copied``: a command for the clipboard, never wrapped.
+
+    Attributes:
+        text: the words, which may have line breaks.
+        style: how it is shown; empty: plainly.
+        hang: blanks before all lines but the first, where a terminal folds it.
+        is_copied: whether it is a command for the clipboard, which is never wrapped.
     """
 
     text: str
@@ -93,7 +121,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Remarks:
-    """A list of sentences."""
+    """A list of sentences.
+
+    Attributes:
+        sentences: one a line; none: nothing is shown.
+        mark: bullet before each, on a terminal.
+    """
 
     sentences: Sequence[str]
     mark: str = "•"
@@ -101,14 +134,24 @@ class Remarks:
 
 @dataclass(frozen=True)
 class Facts:
-    """Named values, one a line."""
+    """Named values, one a line.
+
+    Attributes:
+        values: values by their names, in order.
+    """
 
     values: Mapping[str, Cell]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A main figure of a page, in large type, with explaining lines below it."""
+    """A main figure of a page, in large type, with explaining lines below it.
+
+    Attributes:
+        name: words above the figure.
+        value: figure in large type.
+        below: lines below it.
+    """
 
     name: str
     value: Cell
@@ -127,7 +170,7 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: above it.
+        name: words above the column.
         kind: ``number``: aligned right; ``word``: never folded; ``text``: folded where a terminal is narrow.
         may_go: place in the order in which columns are left out where a terminal is narrow; None: it stays.
     """
@@ -138,7 +181,7 @@ class Column:
 
 
 def columns(text: str) -> Sequence[Column]:
-    """Return columns from names with commas between; a leading ``#`` is a number's, a leading ``!`` a word's."""
+    """Return columns from names with commas between; a name after ``#`` is a number's, one after ``!`` a word's."""
     marks: Mapping[str, Literal["number", "word"]] = {"#": "number", "!": "word"}
     names = [name.strip() for name in text.split(",")]
     return [Column(name[1:], marks[name[0]]) if name[:1] in marks else Column(name) for name in names]
@@ -149,11 +192,13 @@ class Table:
     """Rows of cells under columns; the first names the row.
 
     Attributes:
-        name: what it shows, for a screen reader.
-        notes: a sentence below each row, where a terminal has room for few columns.
-        chosen: index of the row that is marked.
-        caption: below it.
+        name: words for a screen reader.
+        notes: a sentence below each row, where a terminal has room for few columns; empty: none.
+        chosen: index of the row that is marked; None: no row is.
+        caption: words below the table; empty: none.
         are_cards: whether a page shows each row as a card.
+        columns: of the table; the first names the row.
+        rows: cells of each row, as many as columns.
     """
 
     name: str
@@ -173,12 +218,12 @@ class Document:
     """A document of a title and blocks, for a terminal, a page or a program.
 
     Attributes:
-        kind: of page, such as ``hetopt plan``.
-        title: its heading.
-        about: below the heading.
-        blocks: what follows.
-        below: the last line.
-        script: markup at the end of a page.
+        kind: kind of page, such as ``hetopt plan``; by it `is_page` knows a file.
+        title: heading of the whole.
+        about: blocks below the heading.
+        blocks: blocks of the main part.
+        below: last line; empty: none.
+        script: markup at the end of a page, not escaped; empty: none.
     """
 
     kind: str
@@ -190,5 +235,5 @@ class Document:
 
     @property
     def under_title(self) -> list[Block]:
-        """Return all blocks, the title first."""
+        """Blocks for a terminal: the title as a line, then all others."""
         return [Line(self.title, "strong"), *self.about, *self.blocks]

@@ -43,7 +43,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: hetopt\nRoot-Is-Purelib: true\nTag: py3
 _KEEP = "# Whoever knows the secret below can join the run: keep it to yourself.\n"
 
 MOST_PART_BYTES = 700_000
-"""Of the wheel in one ConfigMap: Kubernetes takes 1 MiB, and etcd 1.5 MiB for a whole object."""
+"""Most bytes of the wheel in one ConfigMap: Kubernetes takes 1 MiB, and etcd 1.5 MiB for a whole object."""
 
 
 def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
@@ -52,9 +52,10 @@ def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
     A machine's number decides its workers' ranks, and with them their shares.
 
     Args:
-        plan: of any cluster.
-        wheel: its file name.
-        secret: by which the machines know each other; it is in the script (see `hetopt.core.listening`).
+        plan: plan of any cluster.
+        wheel: file name of hetopt's wheel.
+        secret: text by which the machines know each other; of several, it is in the script (see
+            `hetopt.core.listening`).
     """
     machines = [
         (group, group.local_batch_sizes[place : place + group.workers_per_machine])
@@ -100,9 +101,9 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
     machines on one Kubernetes cluster: elsewhere the tasks of a job group do not know each other's addresses.
 
     Args:
-        plan: of any cluster.
-        wheel: its file name.
-        secret: by which the machines know each other; it is in the task (see `hetopt.core.listening`).
+        plan: plan of any cluster.
+        wheel: file name of hetopt's wheel, which lies beside the task.
+        secret: text by which the machines know each other; of several, it is in the task (see `hetopt.core.listening`).
     """
     name, heading, tasks = _name(plan), _heading(plan, "SkyPilot"), []
     is_mixed = len(plan.chosen.groups) > 1
@@ -144,9 +145,9 @@ def dstack_task(plan: Plan, wheel: str, secret: str) -> str:
     """Return a dstack task (YAML) that rents the plan's machines and trains; the wheel of hetopt lies beside it.
 
     Args:
-        plan: of machines of one type.
-        wheel: its file name.
-        secret: by which the machines know each other; it is in the task (see `hetopt.core.listening`).
+        plan: plan of machines of one type.
+        wheel: file name of hetopt's wheel.
+        secret: text by which the machines know each other; of several, it is in the task (see `hetopt.core.listening`).
 
     Raises:
         BadInput: the plan mixes machine types, which a dstack task cannot, or trains a script.
@@ -193,9 +194,9 @@ def jobset(plan: Plan, wheel: tuple[str, bytes], secret: str) -> str:
     a volume, and go on from its newest checkpoint where one of them was lost.
 
     Args:
-        plan: of any cluster.
-        wheel: of hetopt: name and bytes.
-        secret: by which the machines know each other; it is in a Secret (see `hetopt.core.listening`).
+        plan: plan of any cluster.
+        wheel: file name and bytes of hetopt's wheel.
+        secret: text by which the machines know each other; of several, it is in a Secret (see `hetopt.core.listening`).
 
     Raises:
         BadInput: the plan trains a script.
@@ -392,6 +393,9 @@ def own_wheel() -> tuple[str, bytes]:
     What was planned with one version has to run with that version, and no index may have it: a plan that is exported
     takes the wheel along. It is made from the installed files (or the checkout behind an editable install) without a
     build step; the same files give the same bytes.
+
+    Raises:
+        PackageNotFoundError: hetopt is not installed.
     """
     installed = importlib.metadata.distribution("hetopt")
     stem = f"hetopt-{installed.version}"

@@ -141,7 +141,7 @@ _CLASSES = {"strong": "lead", "warning": "risk", "good": "advice", "soft": "soft
 
 
 def page(document: Document) -> str:
-    """Return a document as one HTML page."""
+    """Return a document as the text of one HTML page, which needs no other file."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -158,23 +158,33 @@ def _maker(kind: str) -> str:
 
 
 def is_page(path: Path, kind: str) -> bool:
-    """Return whether a file is a page of this kind.
+    """Return whether a file is a page of a kind, such as ``hetopt plan``, by its first 1,024 bytes.
+
+    Args:
+        path: file to look at.
+        kind: as of `Document.kind`.
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: the file cannot be read.
     """
     with opened_file(path) as stream:
         return _maker(kind).encode() in stream.read(_HEAD_BYTES)
 
 
 def notebook(document: Document) -> str:
-    """Return HTML of an iframe that holds a document's page: it neither takes a notebook's styles nor gives it any."""
+    """Return HTML of an iframe that holds a document's page: it neither takes a notebook's styles nor gives it any.
+
+    Scripts of the page run in it.
+    """
     style = "width:100%;height:36rem;border:0"
     return f'<iframe srcdoc="{escape(page(document))}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 def inside(blocks: Iterable[Block]) -> str:
-    """Return blocks as markup: each heading opens a section, which it names for a screen reader too."""
+    """Return blocks as markup: each heading opens a section, which it names for a screen reader too.
+
+    A heading over nothing is left out.
+    """
     parts: list[str] = []
     name = ""
     for is_heading, group in groupby(blocks, key=lambda block: isinstance(block, Heading)):
@@ -215,7 +225,10 @@ def _block(block: Block) -> str:
 
 
 def cell(value: Cell) -> str:
-    """Return the markup of a cell; a number has its value beside its words."""
+    """Return the HTML of a cell, text escaped.
+
+    A number has its value beside its words, and its interval behind them.
+    """
     if isinstance(value, Html):
         return value.markup
     if isinstance(value, str):
@@ -292,7 +305,12 @@ def _table(table: Table) -> str:
 
 
 def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
-    """Return HTML of a bar of a whole's parts, in the order of `COLOURS`; the last colour is for all that is left."""
+    """Return HTML of a bar of a whole's parts, in the order of `COLOURS`; the last colour is for all that is left.
+
+    Args:
+        name: words for a screen reader.
+        parts: name and size of each, in one unit; sizes are shown as fractions of their sum.
+    """
     total = math.fsum(size for _, size in parts) or 1.0
     drawn = "".join(
         f'<i class="{COLOURS[min(place, len(COLOURS) - 1)]}" style="width:{100 * size / total:.2f}%" '
@@ -309,14 +327,16 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
 
 
 def interval_bar(predicted: float, low: float, high: float, measured: float, *, widest: float) -> str:
-    """Return HTML of a measured figure beside its prediction and interval, on a log scale; empty if either is 0.
+    """Return HTML of a measured figure beside its prediction and interval, on a log scale.
+
+    Empty: the prediction or the measurement is 0 or below.
 
     Args:
-        predicted: the middle.
-        low: of the interval.
-        high: of the interval.
-        measured: a mark, in the warning colour outside the interval.
-        widest: ratio to the prediction at the edge of the scale; what is beyond stays there.
+        predicted: value in the middle of the scale.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        measured: value that is marked, in the warning colour outside the interval.
+        widest: ratio to the prediction at the edge of the scale, above 1; what is beyond stays there.
     """
     if predicted <= 0 or measured <= 0:
         return ""

@@ -28,24 +28,27 @@ from hetopt.optimizer.launch_record import OWN_PLACES, Launch
 from hetopt.optimizer.step_time.model import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
-"""That one stretch of equal shares becomes: enough to show how steps scatter, and no more than that."""
+"""Most step samples that one stretch of equal shares becomes: enough to show how steps scatter, and no more."""
 
 NOISE_SAMPLES = 40
-"""That one run becomes."""
+"""Most noise samples that one run becomes."""
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profile, list[str]]:
-    """Return a job's profile with what a run measured, and a phrase for each thing learned; refuse if there is none.
+    """Return a job's profile with what a run measured, and a phrase for each thing learned.
+
+    Neither the profile nor a file is changed.
 
     The same run twice adds nothing.
 
     Args:
-        profile: of the same job; usually the one it was planned from, or what an earlier run made of that.
-        launch: what was started.
-        history: of the run.
+        profile: profile of the same job; usually the one it was planned from, or what an earlier run made of that.
+        launch: record of what was started.
+        history: events of the run.
 
     Raises:
-        BadInput: the profile is of another job, or the run has nothing to teach.
+        BadInput: the profile is of another job, the run has nothing that the profile lacks, or its log has values that
+            no profile allows.
     """
     job = launch.plan.profile.job
     if (profile.job.task, profile.job.parameters) != (job.task, job.parameters):

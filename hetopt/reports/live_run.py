@@ -31,10 +31,10 @@ LATEST_HAPPENINGS = 5
 
 LEAST_BETWEEN_S = 5.0
 BETWEEN_SHARE = 0.03
-"""Steps are told this long after they were told last, or, of a long run, when so much of its time has gone by."""
+"""Share of the run's time after which steps are told again; of a short run, `LEAST_BETWEEN_S` seconds."""
 
 UNREADABLE = "unreadable"
-"""The state of a run whose folder holds what nobody can read."""
+"""State of a run whose folder holds what nobody can read."""
 
 
 @dataclass(kw_only=True)
@@ -42,11 +42,13 @@ class LiveRun:
     """The state of a run as read from its log so far.
 
     Attributes:
-        launch: what was predicted; None: nothing was.
-        progress: folded from all events.
-        recent: its newest steps.
-        happenings: the newest; of what is routine the last of a kind.
+        launch: record of what was started and predicted; None: there is none.
+        progress: figures folded from all events so far.
+        recent: newest steps.
+        happenings: newest noteworthy events, at most five; of routine ones the last of a kind.
         log, decisions: where reading goes on, in the log and in what the supervisor did.
+        log: reader of the run's log, at the place where reading goes on.
+        decisions: reader of what the supervisor did, at the place where reading goes on.
     """
 
     launch: Launch | None
@@ -59,7 +61,12 @@ class LiveRun:
 
     @classmethod
     def of(cls, folder: Path, launch: Launch | None) -> LiveRun:
-        """Return the live state of the run in ``folder``, before any of its log is read."""
+        """Return the live state of the run in ``folder``, before any of its log is read.
+
+        Args:
+            folder: folder of the run.
+            launch: record of what was started; None: there is none.
+        """
         return cls(
             launch=launch,
             progress=RunFold.launched(launch.starts if launch is not None else ()),
@@ -71,14 +78,14 @@ class LiveRun:
         """Read and fold the events that the log has gained since the last call.
 
         Raises:
-            BadInput: it cannot be read.
+            BadInput: a file cannot be read.
         """
         for reader in (self.log, self.decisions):
             for event in reader.events():
                 self.take(event)
 
     def take(self, event: LogEvent) -> NotableEvent | None:
-        """Fold an event of the run in, and return it in words if it is noteworthy; None: it is not."""
+        """Fold an event of the run in, and return it in words; None: it is an everyday one, such as logged steps."""
         self.progress.take(event)
         if isinstance(event, StepsLogged):
             self.recent.take(event)
@@ -91,7 +98,10 @@ class LiveRun:
         return news
 
     def said(self, event: LogEvent) -> str | None:
-        """Fold an event, and return a line for a person who watches: None for most, steps now and then."""
+        """Fold an event in, and return a line for a person who watches; None: it is not worth a line.
+
+        Steps are told now and then (see `BETWEEN_SHARE`).
+        """
         happened, progress = self.take(event), self.progress
         at_s = progress.trained_for_s or 0.0
         match event:
@@ -120,7 +130,7 @@ class LiveRun:
 
     @property
     def unread(self) -> Unread:
-        """Return the lines of the log that were no events."""
+        """Lines of the log, and of what the supervisor did, that were no events."""
         return self.log.unread + self.decisions.unread
 
     def facts(
@@ -128,11 +138,14 @@ class LiveRun:
     ) -> dict[str, Any]:
         """Return the facts of the run: by its newest steps while it goes on, afterwards by all of them.
 
+        Facts that are not known are None. Nothing is read here: `read` does that.
+
         Args:
-            folder: of the run.
-            status: of it.
-            now_s: seconds since the epoch.
-            rental: of its rented machines, as of `hetopt.api.account.look`.
+            folder: folder of the run.
+            status: state of the run, and why.
+            now_s: present time, in seconds since the epoch.
+            rental: facts of its rented machines, as of `hetopt.api.account.look`; None: nothing is rented, or nobody
+                asked.
         """
         launch, progress, is_over = self.launch, self.progress, status.state.is_over
         said = None if launch is None else launch.prediction
@@ -195,9 +208,9 @@ class LiveRun:
 
 
 def resume_command(folder: Path, status: RunStatus, launch: Launch | None) -> str | None:
-    """Return the shell command that resumes a failed or stopped run; None: it cannot be resumed.
+    """Return the shell command that resumes a failed or stopped run; None: the run cannot be resumed.
 
-    A run on rented machines needs a checkpoint here.
+    None also of a run in another state, without a launch, or on rented machines without a checkpoint here.
     """
     if launch is None or status.state not in (RunState.FAILED, RunState.STOPPED):
         return None

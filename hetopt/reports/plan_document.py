@@ -29,10 +29,10 @@ from hetopt.reports.document import (
 from hetopt.reports.html import cell, parts_bar
 
 AS_SURE = 0.02
-"""Chances that differ by no more are as high."""
+"""Largest difference of two chances that count as equally high."""
 
 STOPS_PAYING = "; a tenth less time would cost over a fifth more"
-"""Why a balanced plan is not the fastest."""
+"""Words on why a balanced plan is not the fastest."""
 
 EVIDENCE_IN_SHORT = {
     "measured": "measured",
@@ -40,7 +40,7 @@ EVIDENCE_IN_SHORT = {
     "counted": "counted",
     "extrapolated": "not measured",
 }
-"""What a step time rests on, in few words; from the best known to the least."""
+"""Few words for the evidence that a step time rests on; from the best known to the least."""
 
 _LEFT_OUT_PLANS = (
     "Plans are compared by time and cost on average, so a wide interval counts against one. Left out: what is slower "
@@ -56,7 +56,7 @@ _MEMORY_RESERVE = (
 
 
 def page(plan: Plan) -> Document:
-    """Return the document of a plan's whole page: the answer and its details."""
+    """Return the document of a plan's whole page: the answer, the command to start it, and all details."""
     return Document(
         kind="hetopt plan",
         title=plan.chosen.in_words,
@@ -78,12 +78,12 @@ def page(plan: Plan) -> Document:
 
 
 def answer(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None = None) -> list[Block]:
-    """Return the plan: goal, answer, alternatives, reasons, the first the most important, and the next command.
+    """Return the blocks of a plan's answer: goal, choices, reasons, the most important first, and the next commands.
 
     Args:
-        plan: to show.
-        plan_file: where it was written.
-        inventory: whose machines it is for, where it is.
+        plan: plan to show.
+        plan_file: file that the plan was written to; None: commands say ``plan.json``, and how to save it.
+        inventory: file of hosts that the plan is for; None: commands say ``hosts.toml``.
     """
     chosen = plan.chosen
     are_own = all(group.is_own for group in chosen.groups)
@@ -113,7 +113,7 @@ def answer(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None 
 
 
 def warnings(plan: Plan) -> Iterator[Line]:
-    """Yield the risk that a plan breaks its limits, and why nothing should be rented, where that is so."""
+    """Yield a line on the risk that a plan breaks its limits, and one on why nothing should be rented; or none."""
     if plan.risk is not None:
         yield Line(f"RISK: {plan.risk}.", "warning")
     if plan.advice is not None:
@@ -140,13 +140,18 @@ def _tiles(plan: Plan) -> Iterator[Tile]:
 
 
 def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
-    """Return the shell commands to type next: launch (after converting a script), export to a cloud, or measure.
+    """Return the shell commands to type next: to measure, to export to another cloud, or to convert and launch.
 
     The launch is on this machine where nothing should be rented. A script without a session is converted first.
 
     An estimated job is measured next, which a machine does that holds it.
 
     How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
+
+    Args:
+        plan: plan that they are for.
+        plan_file: file of the plan, as it is typed.
+        inventory: file of hosts, as it is typed; used where the machines are one's own.
     """
     if plan.profile.is_counted:
         replica, group = plan.profile.devices[0].memory, plan.chosen.groups[0]
@@ -178,7 +183,10 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
 
 
 def choices(plan: Plan) -> Iterator[Block]:
-    """Yield a table of the plan's choices: figures in columns, and below them the machines."""
+    """Yield a table of the plan's choices: figures in columns, and below them the machines.
+
+    Nothing is yielded where the plan compares none.
+    """
     if not plan.choices:
         return
     rented = [way.candidate for way in plan.choices if way.candidate is not None]
@@ -266,7 +274,7 @@ def _method(candidate: Candidate) -> str:
 
 
 def chosen_way(plan: Plan) -> Choice | None:
-    """Return the choice that the plan took; None where choices are not shown."""
+    """Return the choice that the plan took; None: choices are not shown, or none is the plan's."""
     return next((way for way in plan.choices if way.candidate == plan.chosen), None)
 
 
@@ -287,8 +295,8 @@ def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
     """Yield a sentence for each vCPU quota that the chosen plan needs above a new account's, if this one's is unknown.
 
     Args:
-        plan: with the ways to go.
-        presumed: whether the quotas it was planned with are assumptions, and no account's.
+        plan: plan with its choices.
+        presumed: whether the quotas that it was planned with are assumptions, and no account's.
     """
     chosen = chosen_way(plan)
     for need in () if chosen is None else chosen.quotas:
@@ -308,14 +316,19 @@ def _memory_bound(candidate: Candidate) -> Iterator[str]:
 
 
 def asked(goal: Goal, *, until: str = "until") -> str:
-    """Return a goal and its limits in a few words; ``until`` stands before a target."""
+    """Return a goal and its limits in a few words, such as 'until accuracy 0.9, budget $20.00'.
+
+    Args:
+        goal: of the plan.
+        until: word before a target.
+    """
     length = formatting.counted(goal.amount or 0, goal.ends.removesuffix("s"))
     end = f"{until} {goal.target_metric} {goal.target_value:g}" if goal.ends == "target" else length
     return ", ".join([end, *limits_of(goal)])
 
 
 def limits_of(goal: Goal) -> list[str]:
-    """Return the limits of a goal in words, as in 'budget $20.00'."""
+    """Return the limits of a goal in words, such as 'budget $20.00'; empty: it has none."""
     limits = [f"budget {formatting.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
     return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
@@ -425,7 +438,11 @@ def _memory(plan: Plan) -> Iterator[Block]:
 
 
 def bill(chosen: Candidate) -> Iterator[Block]:
-    """Yield the bill of a plan as a bar and a table."""
+    """Yield the bill of a plan as a bar and a table.
+
+    Args:
+        chosen: candidate whose predicted cost is shown, part by part.
+    """
     terms = chosen.prediction.bill
     yield Html(parts_bar("parts of the bill", [(term.name, term.usd) for term in terms]))
     yield Table(

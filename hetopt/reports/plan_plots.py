@@ -16,7 +16,10 @@ Place = tuple[float, float]
 
 
 def front_svg(plan: Plan) -> str:
-    """Return all plans as SVG: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross."""
+    """Return all plans as SVG: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross.
+
+    Budget and deadline are drawn where they lie within the axes.
+    """
     points = [candidate.prediction.medians for candidate in plan.plans]
     prediction = plan.chosen.prediction
     times = log_scale([*(t for t, _ in points), prediction.total_s.low, prediction.total_s.high])
@@ -71,7 +74,10 @@ def front_svg(plan: Plan) -> str:
 
 
 def log_scale(values: Sequence[float]) -> Scale:
-    """Return a logarithmic scale with a little room at both ends."""
+    """Return a logarithmic scale with a little room at both ends.
+
+    Values up to 0 are left out; without others the scale is around 1.
+    """
     known = [value for value in values if value > 0] or [1.0]
     return Scale(low=min(known) / 1.15, high=max(known) * 1.15, logarithmic=True)
 

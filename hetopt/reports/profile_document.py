@@ -12,7 +12,7 @@ from hetopt.core.training_laws import Moments, noise_scale
 from hetopt.reports.document import Block, Document, Heading, Line, Remarks, Table, columns
 
 WORTH_SAYING = 1.15
-"""Times its processor time that computing may take."""
+"""Ratio of computing time to its processor time from which the page says that others used the machine."""
 
 
 def page(profile: Profile) -> Document:
@@ -47,7 +47,10 @@ def document(profile: Profile) -> Iterator[Block]:
 
 
 def notes(profile: Profile) -> Iterator[str]:
-    """Yield a sentence on each thing that makes the measurement less certain."""
+    """Yield a sentence on each thing that makes the measurement less certain.
+
+    Nothing is yielded where all is certain.
+    """
     noisy = [point for device in profile.devices for point in device.step_times if is_noisy(point.samples_s)]
     if noisy:
         yield f"{len(noisy)} step times vary a lot: measure again for narrower predictions."

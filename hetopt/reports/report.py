@@ -19,7 +19,7 @@ from hetopt.reports.series import OverTime, over_time
 from hetopt.reports.timeline import Kind, NotableEvent, audited, happenings
 
 TOLERANCE = 0.10
-"""A prediction is called good when the measured run time is within this fraction of it."""
+"""Largest relative difference of measured and predicted run time at which a prediction is called good."""
 
 
 Unit = Literal["s", "steps", "USD"]
@@ -37,7 +37,7 @@ class Compared(Record):
 
     @property
     def error(self) -> float | None:
-        """Relative error, (measured - predicted) / predicted: positive when it took more than predicted."""
+        """Relative error, (measured - predicted) / predicted; above 0: it took more; None: the prediction is 0."""
         return (self.measured - self.predicted) / self.predicted if self.predicted else None
 
 
@@ -149,7 +149,13 @@ class Report(Artifact):
 
 
 def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bool = False) -> tuple[WorkerReport, ...]:
-    """Return each worker's mean compute and wait seconds of a step, over the run or, if ``newest``, the last period."""
+    """Return each worker's mean compute and wait seconds of a step, workers that are gone included.
+
+    Args:
+        progress: figures folded from the run's events.
+        speeds: relative speed of each host in a rehearsal, by host; empty: it is none.
+        newest: whether the figures are of the last period logged, of workers that were in it; else over the run.
+    """
     latest = progress.latest if newest else None
     now: dict[int, tuple[float, float]] = {}
     if latest is not None:
@@ -179,10 +185,10 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
     """Return the report of a run: what its events measured beside what its launch predicted.
 
     Args:
-        launch: what was started, and what was predicted for it.
-        history: of the run.
-        state: how it is now.
-        unread_lines: of the event log.
+        launch: record of what was started, and what was predicted for it.
+        history: events of the run.
+        state: state of the run now.
+        unread_lines: lines of the event log that could not be read.
 
     Raises:
         BadInput: the run has not logged a single step yet.

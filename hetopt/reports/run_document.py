@@ -32,16 +32,21 @@ from hetopt.reports.report import Averaging, Compared, Report, Sent, WorkerRepor
 from hetopt.reports.timeline import NotableEvent
 
 WIDEST = 2.0
-"""Ratio of measured to predicted that is drawn; beyond it a mark stays at the edge."""
+"""Largest ratio of measured to predicted that is drawn; beyond it a mark stays at the edge."""
 
 MOST_HAPPENINGS = 30
 
 HERE = {"local": "local ", "rehearsal": "rehearsed "}
-"""Backends that are this machine, and what their workers are called."""
+"""Words for the workers of backends that are this machine, by backend."""
 
 
 def document(report: Report, launch: Launch | None = None) -> Document:
-    """Return a run's report as a document; with ``launch``, also tiles, bill and dates, as a page has them."""
+    """Return a run's report as a document; with ``launch``, also tiles, bill and dates, as a page has them.
+
+    Args:
+        report: report of the run.
+        launch: record of what was started, for tiles, bill and dates as a page has them; None: these are left out.
+    """
     kind, where = HERE.get(report.on, ""), "" if report.on in HERE else f" on {report.on}"
     workers = f"{formatting.counted(len(report.workers), f'{kind}worker')}{where}"
     begun = "" if launch is None else f", begun {launch.created[:10]}"
@@ -135,7 +140,10 @@ def _drawn(compared: Compared) -> Html:
 
 
 def worker_table(workers: Sequence[WorkerReport]) -> Table:
-    """Return a table of workers: type, slowdown or speed, local batch size, mean compute and wait time of a step."""
+    """Return a table of workers: type, slowdown (or speed), local batch size, mean compute and wait time of a step.
+
+    A worker that is gone has 'gone' in the place of its batch size.
+    """
     on_rehearsal = any(worker.speed is not None for worker in workers)
     return Table(
         name="means of a step of each worker",

@@ -19,14 +19,14 @@ from hetopt.core.events.records import Evaluated, SyncFigures
 from hetopt.core.training_laws import Moments, noise_scale, smoothed
 
 Column: TypeAlias = npt.NDArray[np.float64]
-"""[rows], or [rows, workers]."""
+"""Array of float64, [rows] or [rows, workers]; NaN: not known."""
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 
 Unit: TypeAlias = Literal["s", "share", "bytes", "number"]
 
 MOST_POINTS = 300
-"""Stretches of time; about two pixels each on a wide screen."""
+"""Most stretches of time of a curve; about two pixels each on a wide screen."""
 
 MOST_METRICS = 6
 
@@ -40,7 +40,10 @@ _WIDE = 10
 
 
 class Series(Record):
-    """One curve of a run; those of one title are compared."""
+    """One curve of a run; those of one title are compared.
+
+    ``key`` names it for programs, ``label`` tells it from others of its title (empty: there is one).
+    """
 
     key: str
     title: CleanText
@@ -53,7 +56,10 @@ class Series(Record):
 
 
 class OverTime(Record):
-    """The curves of a run over equal stretches of time, those without a step left out."""
+    """The curves of a run over equal stretches of time, those without a step left out.
+
+    ``end_s`` is the end of each stretch, in seconds since training began. Empty: no step was logged.
+    """
 
     begin_s: tuple[float, ...] = Field(default=(), description="of each stretch, seconds since training began")
     end_s: tuple[float, ...] = ()
@@ -64,12 +70,12 @@ class OverTime(Record):
 
 
 def as_column(values: tuple[float | None, ...]) -> Column:
-    """Return values as a float array, with NaN for None."""
+    """Return values as a float array, [values], with NaN for None."""
     return np.array(values, dtype=np.float64)
 
 
 def over_time(history: RunHistory) -> OverTime:
-    """Return a run's curves: medians and bands of up to 300 equal stretches of the time in which it ran; or none."""
+    """Return a run's curves over up to 300 equal stretches of the time in which it ran; empty: no step was logged."""
     rows = history.steps
     if not rows:
         return OverTime()
@@ -209,11 +215,11 @@ def _held(values: Column) -> Column:
 
 
 def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Rows:
-    """Return the first row of each of at most ``most`` equal stretches of time, those without a row left out.
+    """Return the first row of each of at most ``most`` equal stretches of time; stretches without a row are left out.
 
     Args:
-        end_s: when each row ended [rows], ascending.
-        most: stretches.
+        end_s: seconds at which each row ended, [rows], ascending.
+        most: number of stretches; with as few rows, each row is one.
     """
     if len(end_s) <= most:
         return np.arange(len(end_s))
@@ -227,6 +233,13 @@ def envelope(values: Column, first: Rows) -> tuple[Column, Column, Column]:
 
     A plain thinning of points hides spikes, and means flatten them. Here the band between least and largest holds every
     value that was logged. [stretches, ...] each; NaN where nothing is known.
+
+    Args:
+        values: [rows, ...]; NaN: not known.
+        first: first row of each stretch, ascending, from 0.
+
+    Returns:
+        Least, median and largest, each [stretches, ...]; NaN: not known in that stretch.
     """
     if len(first) == len(values):
         return values, values, values

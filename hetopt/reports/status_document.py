@@ -18,7 +18,13 @@ UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they end
 
 
 def runs(facts: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
-    """Yield a table of runs from their `facts`: state, step, elapsed time and metrics."""
+    """Yield a table of runs from their `facts`: state, step, elapsed time and metrics.
+
+    Without runs the only block says how to start one.
+
+    Args:
+        facts: facts of each run, as of `LiveRun.facts`; of one that cannot be read, fewer.
+    """
     if not facts:
         yield Line("no runs yet; start one with `hetopt launch PLAN --on local`")
         return
@@ -39,7 +45,11 @@ def runs(facts: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
 
 
 def status(fact: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield a run's status from its `facts`: state, progress, money, machines and workers."""
+    """Yield a run's status from its `facts`: state, progress, money, machines and workers.
+
+    Args:
+        fact: facts of the run, as of `LiveRun.facts`.
+    """
     reason = f" ({fact['reason']})" if fact["reason"] else ""
     yield Line(f"{fact['run']}: {fact['state']}{reason}", "strong")
     evaluated = formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet"
@@ -63,7 +73,11 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def notes(fact: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes beside the status: what could not be read or asked, and where the run's folder is."""
+    """Yield notes beside the status: what could not be read or asked, and where the run's folder is.
+
+    Args:
+        fact: facts of the run, as of `LiveRun.facts`.
+    """
     rental = fact["rental"]
     if rental is not None and rental["not_asked"] is not None:
         seen_s = rental["seen_s_ago"]
@@ -94,7 +108,14 @@ def _elapsed(fact: Mapping[str, Any]) -> str:
 
 
 def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str) -> str:
-    """Return a run's cost in USD and hourly rate in words; ``on``: its backend, ``of``: a phrase behind the cost."""
+    """Return a run's cost in USD and hourly rate in words; ``on``: its backend, ``of``: a phrase behind the cost.
+
+    Args:
+        usd: cost so far.
+        usd_per_hour: rate; 0: nothing is rented.
+        on: backend of the run; None: not known.
+        of: phrase behind the cost, such as ' of a budget of $20.00'; empty: none.
+    """
     if not usd_per_hour:
         return "$0, as nothing is rented"
     whose = "your hosts'" if on in OWN_PLACES else "the plan's"

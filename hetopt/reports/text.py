@@ -24,23 +24,23 @@ from hetopt.reports.document import (
 )
 
 LONGEST_WORD = 12
-"""Characters of a column that folds: in a narrower one a table cannot be read."""
+"""Fewest characters of a column that folds: in a narrower one a table cannot be read."""
 
 BAR = 24
-"""Characters of a bar, where there is room for them."""
+"""Characters of a progress bar, where there is room for them."""
 
 COLUMNS = 80
-"""Of a document whose terminal nobody knows."""
+"""Width, in characters, of a document whose terminal nobody knows."""
 
 SCREEN = 23
-"""Lines of an answer: a terminal of 24 has the prompt below it."""
+"""Most lines of an answer: a terminal of 24 has the prompt below it."""
 
 _GLUE = "\xa0"
 _GLUED = re.compile(r"(?<=\d) (?=%|×|(?:min|h|s|d|ms|µs|GiB|MiB|GB|MB|kB|vCPUs?)\b)|(?<=×) ")
 """Blanks at which no line ends: between a number and its unit."""
 
 Styled = tuple[str, str]
-"""A line, and its style as `hetopt.reports.document.Style` has it."""
+"""A line of text, and its style as `hetopt.reports.document.Style` has it."""
 
 Spell = Callable[[str], str]
 
@@ -53,10 +53,12 @@ def shown(text: str) -> str:
 def lines(blocks: Iterable[Block], width: int, spell: Spell = shown) -> list[Styled]:
     """Return a document's blocks as lines for a terminal ``width`` characters wide, each with its style.
 
+    What pages alone show is left out.
+
     Args:
-        blocks: of the document.
-        width: of a line, characters; commands to copy may be longer.
-        spell: makes a text fit to be shown.
+        blocks: blocks of the document, in order.
+        width: characters of a line; commands to copy may be longer.
+        spell: returns a text as it may be shown.
     """
     styled: list[Styled] = []
     heading: list[Styled] = []
@@ -77,15 +79,17 @@ def whole(document: Document, width: int = COLUMNS) -> str:
 
 
 def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown, *, room: int = SCREEN) -> list[Block]:
-    """Shorten blocks to a terminal of 24 lines: drop the last, say how to see them, then put the commands; or keep all.
+    """Shorten blocks to a screen: leave the last out, say how to see them, then put the commands.
+
+    Blocks that fit are returned as they are.
 
     The last go first: remarks sentence by sentence, then what stands under headings. Commands stay.
 
     Args:
-        blocks: the most important first.
-        width: columns of the terminal.
-        spell: see `lines`.
-        room: lines that there are for it.
+        blocks: blocks, the most important first.
+        width: characters of a line of the terminal.
+        spell: returns a text as it may be shown, see `lines`.
+        room: number of lines that there are.
     """
 
     def height(some: Sequence[Block]) -> int:
@@ -134,6 +138,11 @@ def wrapped(text: str, width: int, *, hang: int = 0) -> list[str]:
     """Return the lines that a text takes; all but the first begin with ``hang`` blanks.
 
     A number stays with its unit, and words with hyphens, such as options, stay whole.
+
+    Args:
+        text: may have line breaks; an empty line stays.
+        width: characters of a line.
+        hang: blanks before all lines but the first.
     """
     return [
         line.replace(_GLUE, " ")
@@ -150,7 +159,13 @@ def wrapped(text: str, width: int, *, hang: int = 0) -> list[str]:
 
 
 def hung(mark: str, text: str, width: int) -> list[str]:
-    """Return the lines of a text behind a mark such as a bullet, wrapped to ``width`` under itself."""
+    """Return the lines of a text behind a mark such as a bullet, wrapped to ``width`` under itself.
+
+    Args:
+        mark: bullet or name.
+        text: words behind it.
+        width: characters of a line; the text has 12 at least.
+    """
     first, *others = wrapped(text, max(width - len(mark) - 3, LONGEST_WORD))
     return [f"  {mark} {first}".rstrip(), *(f"{' ' * (len(mark) + 3)}{line}" for line in others)]
 

@@ -48,7 +48,7 @@ Kind = Literal[
     "supervisor_acted",
 ]
 ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
-"""What happens as a matter of course, and often."""
+"""Kinds of events that happen as a matter of course, and often."""
 
 
 _WHAT = {"checkpoint_failed": "no checkpoint: ", "checkpoint_skipped": "passed over a checkpoint: "}
@@ -67,12 +67,12 @@ class NotableEvent(Record):
 
     @property
     def sentence(self) -> str:
-        """Return what happened as one sentence, with the hosts that it concerns."""
+        """Words on what happened, as one sentence, with the hosts that it concerns."""
         return f"{', '.join(self.hosts)}: {self.text}" if self.hosts else self.text
 
     @property
     def is_routine(self) -> bool:
-        """Return whether the happening is no news to a person who watches."""
+        """True where the event is no news to a person who watches."""
         return self.kind in ROUTINE
 
 
@@ -80,8 +80,9 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Notabl
     """Return a run's noteworthy events in words, in order; time between its sessions is left out.
 
     Args:
-        history: of the run.
-        time_factor: of its miniature, so that link rates are those of the rehearsed cluster.
+        history: events of the run.
+        time_factor: factor by which its miniature slows time, so that link rates are those of the rehearsed cluster; 1:
+            none.
     """
     steps = history.steps
     happened: list[NotableEvent] = []
@@ -109,9 +110,9 @@ def happening(event: LogEvent, *, at_s: float = 0.0, time_factor: float = 1.0) -
     """Return a log's event in words if it is noteworthy; None: it is an everyday one, such as logged steps.
 
     Args:
-        event: any event.
-        at_s: when it happened, seconds since training began.
-        time_factor: see `happenings`.
+        event: event of a log.
+        at_s: moment of the event, in seconds since training began.
+        time_factor: factor by which its miniature slows time, see `happenings`; 1: none.
     """
     text = _text(event, time_factor)
     if text is None:
@@ -185,14 +186,18 @@ def _conditions(event: ConditionChanged, time_factor: float) -> str:
 
 
 RECENT_S = 60.0
-"""Of steps, whose mean time tells when the run will be over."""
+"""Seconds of newest steps whose mean time tells when the run will be over."""
 
 DAY_S = 86_400.0
 
 
 @dataclass(kw_only=True)
 class RecentSteps:
-    """The logged steps of the last minute: when, how many, and seconds a step."""
+    """The logged steps of the last minute: when, how many, and seconds a step.
+
+    Attributes:
+        rows: when each entry was logged (seconds since the epoch), its number of steps, and seconds of a step.
+    """
 
     rows: deque[tuple[float, int, float]] = field(default_factory=deque)
 
@@ -204,20 +209,31 @@ class RecentSteps:
 
     @property
     def step_time_s(self) -> float | None:
-        """Return the mean seconds of the recent steps; None: there was none."""
+        """Mean seconds of the recent steps; None: none was logged."""
         steps = sum(count for _, count, _ in self.rows)
         return sum(count * time_s for _, count, time_s in self.rows) / steps if steps else None
 
 
 def left_s(progress: RunFold, expected_steps: float | None, step_time_s: float | None) -> float | None:
-    """Return the seconds of training left until ``expected_steps``, at this step time; None: not known, or over."""
+    """Return the seconds of training left until ``expected_steps``; None: not known, over, or about to begin anew.
+
+    Args:
+        progress: figures folded from the run's events.
+        expected_steps: number of steps that the run is predicted to take; None: not known.
+        step_time_s: mean seconds of a step now; None: not known.
+    """
     if expected_steps is None or step_time_s is None or progress.finish_reason is not None or progress.clock.awaits:
         return None
     return max(0.0, expected_steps - progress.planned_step) / progress.worth * step_time_s
 
 
 def step_of(step: int, expected: float | None) -> str:
-    """Return how far a run has come: 'step 12 of 281', or beyond what was predicted 'step 300, 281 predicted'."""
+    """Return how far a run has come: 'step 12 of 281', or beyond the prediction 'step 300, 281 predicted'.
+
+    Args:
+        step: number of steps done.
+        expected: number of steps predicted; None or 0: not known, and not said.
+    """
     said = f"step {formatting.count(step)}"
     if not expected:
         return said
@@ -231,11 +247,11 @@ def figures(
     """Return the figures that a person watches, as phrases, the most important first; what is not known is left out.
 
     Args:
-        progress: of the run.
-        launch: what was predicted; None: nothing was.
-        step_time_s: mean time of recent steps.
-        now_s: seconds since the epoch.
-        money: whether to say what it has cost.
+        progress: figures folded from the run's events.
+        launch: record of what was predicted; None: there is none.
+        step_time_s: mean seconds of recent steps; None: not known.
+        now_s: present time, in seconds since the epoch.
+        money: whether to say what the run has cost.
     """
     expected = launch.prediction.steps.value if launch is not None else None
     left, latest = left_s(progress, expected, step_time_s), progress.latest
@@ -257,11 +273,13 @@ def figures(
 
 
 def pause(progress: RunFold, now_s: float) -> str | None:
-    """Return why no step is done now: the host that left, came or is silent, how long, what follows; None: it trains.
+    """Return why no step is done now, in words, and for how long; None: the run trains.
+
+    Said are the host that left, came or is silent, and what follows.
 
     Args:
-        progress: of the run.
-        now_s: seconds since the epoch.
+        progress: figures folded from the run's events.
+        now_s: present time, in seconds since the epoch.
     """
     event = progress.pausing
     if event is None:
@@ -283,7 +301,7 @@ def pause(progress: RunFold, now_s: float) -> str | None:
 
 
 def audited(progress: RunFold) -> str:
-    """Return how far gradients are from one machine's by audit steps, in a sentence; empty where none was audited."""
+    """Return how far gradients are from one machine's by audit steps, in a sentence; empty: no step was audited."""
     if not progress.audits:
         return ""
     times = "once" if progress.audits == 1 else formatting.counted(progress.audits, "time")

@@ -54,18 +54,24 @@ Band = Literal["<5%", "5-10%", "10-15%", "15-20%", ">20%"]
 BANDS: Mapping[Band, float] = MappingProxyType(
     {"<5%": 0.05, "5-10%": 0.10, "10-15%": 0.15, "15-20%": 0.20, ">20%": 1.0}
 )
-"""Share of a fleet's machines that the provider took back in a month, as AWS publishes it: the upper end of each."""
+"""Upper end of each interruption band of AWS: the share of a fleet's machines that AWS took back in a month, 0 to 1."""
 # Standard deviations of the log of (price paid / price in the catalogue), and what they were measured on.
 SAVING_LOG_SD = {"gpu": 0.33, "cpu": 0.27}
-"""Of on-demand less the published saving: against AWS's spot price feed of August 2026, us-east-1, 49 and 676 types."""
+"""Standard deviation of the log of (paid / catalogue price), for spot prices made of the on-demand price less the
+published saving: against AWS's spot price feed of August 2026, us-east-1, 49 types with and 676 without a GPU."""
 REGION_PRICE_LOG_SD = 0.19
-"""Of one spot price for a region: machines are rented in one of its zones, and zones differ. 49 zones of 13 pairs of
-region and type in skypilot-catalog v7 (in the median of the pairs 0.09)."""
+"""Standard deviation of the log of (paid / catalogue price), for one spot price for a region: machines are rented in
+one of its zones, and zones differ. 49 zones of 13 pairs of region and type in skypilot-catalog v7 (in the median of
+the pairs 0.09)."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class RegionRow:
-    """One line of a catalogue's regions/REGION.csv: an instance type's zones, prices and interruption band there."""
+    """One line of a catalogue's regions/REGION.csv: an instance type's zones, prices and interruption band there.
+
+    None: the cell is blank, so nothing is known. ``zones`` 0: no zone of the region offers the type.
+    ``spot_saving_percent`` is the published saving against the on-demand price, used where no spot price is given.
+    """
 
     instance_type: Name
     zones: Whole | None = None
@@ -79,9 +85,9 @@ class RegionRow:
 class Price:
     """Hourly price of one machine, USD: Linux, shared tenancy, before tax and discounts; with market and region.
 
-    ``date`` is that of the oldest figure the price was made from.
-
     Attributes:
+        date: of the oldest figure the price was made from.
+        source: title of the data the price is from, for people.
         is_estimate: made from the on-demand price and a published saving; nobody paid it.
         log_sd: standard deviation of the log of (what will be paid / ``usd_per_hour``); 0 for a list price.
     """
@@ -113,9 +119,12 @@ class Listing:
     """Availability zones, prices and interruption band of one instance type in one region; None: not known.
 
     Attributes:
-        zones: availability zones that offer it; 0 is known to be none, absent is unknown.
-        spot_saving: the share of the on-demand price that spot saves: of the two prices where both are known, else as
-            it is published.
+        zones: number of the region's availability zones that offer the type; 0: known to be none, None: not known.
+        spot_saving: part of the on-demand price that spot saves, 0 to 1: of the two prices where both are known (below
+            0 where spot costs more), else the published one.
+        on_demand: price on demand in the region; None: not known.
+        spot: spot price in the region, which may be an estimate; None: not known.
+        band: how often spot machines are interrupted; None: not known.
     """
 
     instance_type: InstanceType
@@ -127,21 +136,29 @@ class Listing:
 
     @property
     def spot_is_dearer(self) -> bool:
-        """True where spot costs no less than on demand, which is then the better of the two whoever asks."""
+        """True where both prices are known and spot costs no less than on demand.
+
+        False where either price is unknown.
+        """
         if self.spot is None or self.on_demand is None:
             return False
         return self.spot.usd_per_hour >= self.on_demand.usd_per_hour
 
     def price(self, market: Market) -> Price | None:
-        """Return one machine's price (USD an hour, date, source) in a market, spot or on-demand; None: not known."""
+        """Return one machine's price (USD an hour, date, source) in ``market``, "spot" or "on-demand".
+
+        None: not known.
+        """
         return self.spot if market == "spot" else self.on_demand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """An instance type at its price in one market, which a plan can rent, with its on-demand price (None: not known).
+    """An instance type at its price in one market, which a plan can rent, with its on-demand price.
 
-    ``band`` is absent on demand and where it is unknown.
+    ``on_demand`` is the price on demand of the same type, whatever the market; None: not known.
+
+    ``band`` is the interruption band of a spot offer; None on demand, and on the spot market where it is unknown.
     """
 
     instance_type: InstanceType
@@ -151,18 +168,18 @@ class Offer:
 
     @property
     def in_words(self) -> str:
-        """The offer in words: 'g5.xlarge spot', and the name alone of a machine of one's own."""
+        """The offer in words: 'g5.xlarge spot'; of a machine of one's own the name alone."""
         is_owned = self.instance_type.owned
         return self.instance_type.name if is_owned else f"{self.instance_type.name} {self.price.market}"
 
     @property
     def is_of_aws(self) -> bool:
-        """True where AWS rents the machine out, whose quotas count it."""
+        """True where AWS rents the machine out, so that AWS's quotas count its vCPUs."""
         return self.instance_type.cloud == AWS
 
     @property
     def worst_usd_per_hour(self) -> float:
-        """The hourly price that spot can rise to, USD, as far as that is known."""
+        """The highest hourly price to reckon with, USD: the larger of the offer's and the on-demand price, if known."""
         return max(self.price.usd_per_hour, 0.0 if self.on_demand is None else self.on_demand.usd_per_hour)
 
 
@@ -172,6 +189,7 @@ class Caveat(Record):
     Attributes:
         types: names or shell patterns of the instance types that it is about.
         about: the figure, in a word.
+        note: the warning, a sentence for people.
     """
 
     types: Annotated[
@@ -188,10 +206,14 @@ class Catalog:
     """All instance types of a cloud, and their prices and zones in one region, as read from a folder.
 
     Attributes:
+        directory: folder that the catalogue was read from.
+        region: of the prices, such as us-east-1; "own" for machines of one's own.
         regions: every region that the catalogue knows something about.
-        listings: the types of which it knows something in ``region``.
+        instance_types: every type of the cloud by name, whether or not the region has it.
+        listings: by type name, zones and prices in ``region``; types of which nothing is known there are missing.
+        sources: where the figures of each file come from.
         all_caveats: in the order of the file (see `caveats` for those of one type).
-        cloud: that rents them out.
+        cloud: that rents the machines out, such as "aws"; "own": nobody does.
     """
 
     directory: Path
@@ -207,38 +229,53 @@ class Catalog:
         """Return the instance type of this name, such as 'g5.xlarge', whether or not the region has it.
 
         Raises:
-            BadInput: there is none; hints at names that are close.
+            BadInput: the catalogue has no type of that name; hints at names that are close.
         """
         gpu = name if name.casefold() in {gpu.name.casefold() for gpu in known_gpus()} else "any"
         hint = f"see `hetopt catalog list`; for the machines with a GPU `hetopt catalog list --gpus {gpu}`"
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:
-        """Return a type's zones and prices in this region, empty where none are known; refuse an unknown type."""
+        """Return a type's zones and prices in this region; where nothing is known of it there, all of these are None.
+
+        Raises:
+            BadInput: the catalogue has no type of that name; hints at names that are close.
+        """
         return self.listings.get(name) or Listing(instance_type=self.instance_type(name))
 
     def price(self, name: str, market: Market) -> Price | None:
-        """Return a type's price (USD an hour, date, source) in this region and market; None: not known."""
+        """Return a type's price (USD an hour, date, source) in this region and market; None: not known.
+
+        Raises:
+            BadInput: the catalogue has no type of that name.
+        """
         return self.listing(name).price(market)
 
     @property
     def has_prices(self) -> bool:
-        """True where any price is known in this region."""
+        """True where some type has an on-demand or a spot price in this region."""
         return any(listing.on_demand or listing.spot for listing in self.listings.values())
 
     def in_region(self, region: str) -> Catalog:
-        """Return the catalogue with another region's prices, which it reads (errors as `load_catalog`)."""
+        """Return the same catalogue with the listings of another region, read anew from the catalogue's folder.
+
+        Raises:
+            BadInput: the catalogue has no such region, or that region's file cannot be used; names the file and the
+                line.
+        """
         return replace(self, region=region, listings=_read_region(self, region))
 
     def priced(self, usd_per_hour: Mapping[str, float], *, today: datetime.date) -> Catalog:
         """Return a copy with on-demand prices that the user gives, USD an hour by instance type, dated ``today``.
 
+        Zones and spot prices stay as they are; the source of a given price is 'your own'.
+
         Args:
-            usd_per_hour: of one machine, by instance type.
+            usd_per_hour: of one machine, by instance type; other types keep the prices they have.
             today: the date of those prices.
 
         Raises:
-            BadInput: there is no such type.
+            BadInput: a name is that of no type of the catalogue.
         """
         listings = dict(self.listings)
         for name, usd in usd_per_hour.items():
@@ -247,7 +284,11 @@ class Catalog:
         return replace(self, listings=listings)
 
     def caveats(self, name: str) -> tuple[Caveat, ...]:
-        """Return the warnings about a type's figures, its source's included; empty: none."""
+        """Return the warnings about a type's figures: those of caveats.csv, then its source's own; empty: none.
+
+        Raises:
+            BadInput: the catalogue has no type of that name.
+        """
         source = self.sources.by_name[self.instance_type(name).source]
         return (
             *(caveat for caveat in self.all_caveats if any(fnmatchcase(name, pattern) for pattern in caveat.types)),
@@ -258,8 +299,10 @@ class Catalog:
 def load_catalog(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
     """Return the catalogue in folder ``directory`` (None: the bundled one) with the prices of ``region``.
 
+    The bundled catalogue is kept in memory for up to four regions; a named folder is read at each call.
+
     Raises:
-        BadInput: an unknown region, or a file that cannot be used; names the file and the line.
+        BadInput: the catalogue has no such region, or a file is missing or cannot be used; names the file and the line.
     """
     return _bundled(region) if directory is None else _read(region, directory)
 
@@ -298,11 +341,15 @@ def _read(region: str, directory: Path) -> Catalog:
 def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
     """Return an offer per type and market to rent in the region, spot only if it is cheaper; refuse a region with none.
 
-    Left out: types without a price, types that none of the region's zones offers, and spot where it costs no less than
-    on demand, which cannot be interrupted.
+    Left out: types without a price, types that none of the region's zones offers, and spot where it is not sold or
+    costs no less than on demand, which cannot be interrupted.
+
+    Args:
+        catalog: with the region's listings.
+        market: the only market to look at, "spot" or "on-demand"; None: both.
 
     Raises:
-        BadInput: the catalogue has no such price for the region.
+        BadInput: nothing is left, as the catalogue has no such price for the region.
     """
     rentable = []
     for listing in catalog.listings.values():
@@ -331,7 +378,10 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
 
 
 def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
-    """Return, not raise, the error of a region without prices; its hint is the command that reads them."""
+    """Return, not raise, the error of a region without prices; its hint is the command that reads them.
+
+    ``market`` is the market without prices, as the message names it; None: neither has any.
+    """
     return BadInput(
         f"The catalogue has no {f'{market} ' if market else ''}prices for {catalog.region}.",
         hint=f"read today's, without an account: `hetopt catalog refresh --region {catalog.region}`",
@@ -456,7 +506,13 @@ CITIES = MappingProxyType(
 
 
 def unknown_region(name: str, regions: Iterable[str], what: str = "region") -> BadInput:
-    """Return, not raise, the error of a name that no region has; a city, such as Frankfurt, hints at its region."""
+    """Return, not raise, the error of a name that no region has; a city, such as Frankfurt, hints at its region.
+
+    Args:
+        name: as somebody wrote it.
+        regions: the names that there are; close ones are part of the hint.
+        what: word for a region in the message.
+    """
     asked = name.strip().casefold()
     there = [
         f"{CITIES[region]} is {region}" for region in regions if asked and asked in CITIES.get(region, "").casefold()

@@ -25,7 +25,12 @@ Quantity = Callable[[Listing], float | str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Test of a listing or offer, with the setting that a person would write for it, such as `` `vcpus_min=8` ``."""
+    """Test of a listing or offer, with the setting that a person would write for it, such as `` `vcpus_min=8` ``.
+
+    Attributes:
+        setting: the text that names the test in messages.
+        keeps: returns whether a listing (or an offer) passes.
+    """
 
     setting: str
     keeps: Callable[[Any], bool]
@@ -37,7 +42,15 @@ def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
 
 
 def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
-    """Return a phrase that blames filters where `select` keeps nothing, such as '12 would without `vcpus_min=8`'."""
+    """Return a phrase that blames filters where `select` keeps nothing, such as '12 would without `vcpus_min=8`'.
+
+    Where leaving out no single filter would help, the phrase names the filter that alone keeps fewest. Without any
+    listings it is 'nothing is known of the region', whatever the filters.
+
+    Args:
+        listings: to choose from.
+        filters: at least one if there are listings; together they keep nothing.
+    """
     if not listings:
         return "nothing is known of the region"
     left = [
@@ -54,13 +67,17 @@ def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
 
 
 def price_in(listing: Listing, market: AnyMarket) -> Price | None:
-    """Return a listing's price, USD an hour and source, in a market, the lower of both for 'any'; None: not known."""
+    """Return a listing's price, USD an hour, in a market, for 'any' the lower of both; None: not known."""
     prices = [listing.price(name) for name in (("spot", "on-demand") if market == "any" else (market,))]
     return min((price for price in prices if price), key=lambda price: price.usd_per_hour, default=None)
 
 
 def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
-    """Return functions from a listing to a figure to sort by (None: not known), by name, such as 'price-per-gpu'."""
+    """Return functions from a listing to a figure to sort by (None: not known), by name, such as 'price-per-gpu'.
+
+    ``market`` is that of the prices, for 'any' the lower of both. Prices are USD an hour, memory GiB, network Gbit/s,
+    CoreMark iterations/s; 'name' sorts by instance family.
+    """
 
     def price(listing: Listing) -> float | None:
         cheapest = price_in(listing, market)
@@ -90,7 +107,10 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
 
 
 def sort(listings: Iterable[Listing], quantity: Quantity, *, reverse: bool = False) -> list[Listing]:
-    """Return listings by ``quantity``, smallest first (``reverse``: largest), equals by family; unknown always last."""
+    """Return listings by ``quantity``, smallest first (``reverse``: largest), equals by family; unknown always last.
+
+    ``quantity`` is one of the functions that `quantities` returns; a listing for which it returns None is unknown.
+    """
     in_order = operator.attrgetter("family", "vcpus", "memory_gib", "name")
     return by_quantity(sorted(listings, key=lambda listing: in_order(listing.instance_type)), quantity, reverse=reverse)
 
@@ -116,7 +136,10 @@ def _plain(name: str) -> str:
 
 
 def has_accelerator(instance: InstanceType, name: str) -> bool:
-    """Return whether an instance type has accelerators of this name, in any spelling (see `is_called`)."""
+    """Return whether an instance type has an accelerator of this name in any spelling (see `is_called`).
+
+    False without one.
+    """
     return instance.accelerator is not None and is_called(instance.accelerator, name)
 
 
@@ -135,7 +158,8 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
     """Raise BadInput, with similar names, if no accelerator of ``types`` is called ``name``; return nothing.
 
     Raises:
-        BadInput: hints at names that are close, and lists all without their other spellings.
+        BadInput: none is; the hint names those that are close, or, if hetopt knows such a GPU, says that none of these
+            machines has it, and lists those that they have.
     """
     accelerators = [instance.accelerator for instance in types if instance.accelerator]
     if not any(is_called(accelerator, name) for accelerator in accelerators):
@@ -160,13 +184,14 @@ class RentableGpu:
     """GPU model that can be rented, its memory and peak rates, and the cheapest machine with it; None: not known.
 
     Attributes:
-        memory_gib: as machines report it, which is a little below the nominal for some.
-        compute_capability: NVIDIA's version of what it can run.
-        fp32_tflops, tf32_tflops, bf16_tflops, fp16_tflops: peak rates of matrix products, dense.
+        name: of the model, such as A10G.
+        memory_gib: of one GPU as machines report it, which is a little below the nominal for some.
+        compute_capability: NVIDIA's version of what it can run, such as '8.6'.
+        fp32_tflops, tf32_tflops, bf16_tflops, fp16_tflops: peak rates of matrix products of one GPU, dense.
         bandwidth_gb_per_s: of its memory.
         source: of the rates.
         count: GPUs of the machine.
-        machine: with its prices.
+        machine: the cheapest machine with this GPU, with its prices.
     """
 
     name: str
@@ -192,7 +217,7 @@ class RentableGpu:
 
     @property
     def region(self) -> str | None:
-        """The region of the machine's prices; None: it has none."""
+        """The region of the machine's prices; None: no price of it is known."""
         price = price_in(self.machine, "any")
         return None if price is None else price.region
 
@@ -203,7 +228,7 @@ class RentableGpu:
 
     @property
     def half_tflops(self) -> float | None:
-        """Peak rate in whichever 16-bit format is faster."""
+        """Peak rate, TFLOP/s, in bf16 or fp16, whichever is faster; None: neither is known."""
         return max((rate for rate in (self.bf16_tflops, self.fp16_tflops) if rate is not None), default=None)
 
 
@@ -229,16 +254,23 @@ def rentable_gpus(
 ) -> RentableGpus:
     """Return each whole NVIDIA GPU that can be rented in the region, once, with the cheapest machine that has it.
 
+    GPUs of one name and different memory are different GPUs. Of machines without a price, the one with fewest GPUs is
+    taken.
+
     Args:
         catalog: with the region.
+        names: only these GPUs, by any of their names; empty: all.
+        market: in which the cheapest machine is sought, 'any': in both. Where any price is known at all, machines that
+            have none in a named market are left out.
+        sort: figure to sort by, the smallest first, the unknown last.
+        reverse: sort the largest first; the unknown stay last.
         elsewhere: catalogues of other regions, where its cheapest machine may be as well.
-        names: only these, by any of their names. Absent: all.
-        market: on which the cheapest machine is sought.
-        sort: smallest first, the unknown last.
-        reverse: largest first.
+
+    Returns:
+        One entry for each GPU; empty where the region has none.
 
     Raises:
-        BadInput: no GPU is called so.
+        BadInput: one of ``names`` is that of no GPU of ``catalog``.
     """
     for name in names:
         known_accelerator(name, catalog.instance_types.values())

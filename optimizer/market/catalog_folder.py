@@ -22,7 +22,7 @@ from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
 from hetopt.optimizer.plan import AWS
 
 KEPT = 2
-"""Catalogues of a region: the newest, and the one that somebody may be reading while it is replaced."""
+"""Number of refreshed catalogues kept of a region: the newest, and the one that somebody may be reading meanwhile."""
 
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.(\d{1,6}))?")
 _UNFINISHED = re.compile(r"\.\d{4}-\d{2}-\d{2}[^/]*")
@@ -32,7 +32,7 @@ def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
     """Return the folders of a region's refreshed catalogues below folder ``home``, newest first; empty: none.
 
     Raises:
-        BadInput: no region can be called so.
+        BadInput: the text cannot be the name of a folder, so that no region can be called so.
     """
     folder = inside(home, region, what="region")
     return _folders(folder) if folder.is_dir() else ()
@@ -41,19 +41,20 @@ def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
 def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -> Path:
     """Write a catalogue to a new folder named by ``day``, check that it loads, and delete all but the newest two.
 
-    One writer at a time: what others left unfinished is removed. A second catalogue of a day is named DAY.1.
+    One writer at a time: unfinished folders of other writers are deleted. A second catalogue of a day is named DAY.1.
 
     Args:
         home: folder of the catalogues of all regions.
         region: that the catalogue is of.
-        day: ISO 8601.
+        day: ISO 8601, as 2026-07-20.
         files: text by path inside the folder.
 
     Returns:
-        The folder.
+        The new folder.
 
     Raises:
-        BadInput: the folder cannot be written, or the files are no catalogue.
+        BadInput: the folder cannot be written, region or day cannot be names of folders, or the files are no catalogue
+            that `load_catalog` reads; then no folder is left behind, and older ones stay.
     """
     folder = inside(home, region, what="region")
     try:
@@ -93,17 +94,23 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 ANY_REGION = "any"
-"""What is asked for instead of a region by who has no preference."""
+"""Word that stands for a region where somebody has no preference."""
 
 NOT_RENTED = "; hetopt plans for its machines, and does not rent them"
-"""What there is to know of every other cloud than AWS."""
+"""End of sentences about the prices of other clouds than AWS."""
 
 STALE_DAYS = 14
-"""Spot prices move by the week; older ones are worth a word."""
+"""Days after which prices are called old, as spot prices move by the week."""
 
 
 def catalogs_home() -> Path:
-    """Return the folder of refreshed AWS catalogues: ``$HETOPT_HOME/catalogs/aws`` (``~/.hetopt/catalogs/aws``)."""
+    """Return the folder of refreshed AWS catalogues: ``$HETOPT_HOME/catalogs/aws`` (``~/.hetopt/catalogs/aws``).
+
+    The folder need not exist, and is not made.
+
+    Raises:
+        BadInput: neither HETOPT_HOME nor HOME says where it is.
+    """
     return home() / "catalogs" / "aws"
 
 
@@ -111,14 +118,21 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
     """Return the catalogue to plan with: in ``directory``, or (None) the region's newest refreshed, or the bundled one.
 
     Raises:
-        BadInput: there is no such region, or a file cannot be used.
+        BadInput: the catalogue has no such region, a file cannot be used, or ``directory`` is None and neither
+            HETOPT_HOME nor HOME is set.
     """
     folders = () if directory is not None else refreshed_folders(catalogs_home(), region)
     return load_catalog(region, directory or (folders[0] if folders else None))
 
 
 def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetime.date) -> str | None:
-    """Return a sentence on prices over `STALE_DAYS` old, or on the day of other clouds' prices; None: none is due."""
+    """Return a sentence on prices over `STALE_DAYS` old, or on the day of other clouds' prices; None: none is due.
+
+    Args:
+        catalog: that the prices are from. Of a cloud other than AWS a sentence is always due, if there is a date.
+        dates: of the prices; empty: None is returned.
+        today: by which their age is told.
+    """
     days = sorted({(today - when).days for when in dates})
     is_old = bool(days) and days[-1] > STALE_DAYS
     if days and catalog.cloud != AWS:
@@ -132,7 +146,17 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
 
 
 def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
-    """Return a catalogue for each region with prices, picked as by `in_use` (``directory`` None: newest or bundled)."""
+    """Return a catalogue for each region with prices, picked as by `in_use`.
+
+    Args:
+        directory: folder of the catalogue; None: of each region the newest refreshed catalogue, else the bundled one.
+
+    Returns:
+        Catalogues in the order of the regions' names. Regions without any price are left out.
+
+    Raises:
+        BadInput: a file cannot be used.
+    """
     base = load_catalog(directory=directory)
     refreshed = [directory is None and refreshed_folders(catalogs_home(), region) for region in base.regions]
     catalogs = (
@@ -143,12 +167,21 @@ def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
 
 
 def clouds_home() -> Path:
-    """Return the folder of price files that users imported of other clouds: ``$HETOPT_HOME/catalogs/clouds``."""
+    """Return the folder of price files that users imported of other clouds: ``$HETOPT_HOME/catalogs/clouds``.
+
+    Without HETOPT_HOME it is below ``~/.hetopt``. The folder need not exist, and is not made.
+
+    Raises:
+        BadInput: neither HETOPT_HOME nor HOME says where it is.
+    """
     return home() / "catalogs" / "clouds"
 
 
 def price_days(catalogs: Iterable[Catalog]) -> str:
-    """Return the day of some catalogues' prices as a phrase: 'of 2026-07-20', or 'the oldest of 2026-07-20'."""
+    """Return the day of some catalogues' prices as a phrase: 'of 2026-07-20', of several 'the oldest of 2026-07-20'.
+
+    At least one price must be known in the catalogues.
+    """
     listings = (listing for catalog in catalogs for listing in catalog.listings.values())
     days = {price.date for listing in listings for price in (listing.on_demand, listing.spot) if price is not None}
     return f"{'the oldest ' * (len(days) > 1)}of {min(days)}"

@@ -33,7 +33,8 @@ PUBLIC_FACTS = "facts that AWS publishes"
 
 LEAST_SPOT_SHARE = 0.02
 LEAST_SPOT_USD = 0.0005
-"""A spot price below this share of the on-demand price, or this figure, is none: no pool has ever been that cheap."""
+"""Least spot price, USD an hour, that is believed, beside `LEAST_SPOT_SHARE` of the on-demand price: no pool has ever
+been as cheap as less than either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,11 @@ class PublicPrices:
 
     Attributes:
         on_demand: USD an hour by type.
-        published: the day of the price list that they are of.
-        spot: USD an hour by type, one price for the region; absent: the feed could not be read, or has no such region.
-        spot_day: when they were true.
-        advice: saving in percent and interruption band by type; absent: as of ``spot``.
-        advice_day: when it was published.
+        published: day of the price list, ISO 8601.
+        spot: USD an hour by type, one price for the region; None: the feed could not be read, or has no such region.
+        spot_day: day of the spot prices; None: the feed could not be read.
+        advice: (saving in percent of on demand, interruption band) by type; None: as of ``spot``.
+        advice_day: day that the advice was published; None: the feed could not be read.
         left_out: a sentence for each price that could not be used.
     """
 
@@ -79,11 +80,18 @@ class Refreshed:
 def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Path) -> Refreshed:
     """Return, unwritten, a catalogue's files: a region's ``prices`` read on ``day``, the rest from folder ``bundled``.
 
+    Types of the region are those with a price and a specification in the bundled catalogue. What a feed did not give
+    (None in ``prices``) stays as the bundled catalogue has it; zones always do. Spot prices that are too low to be true
+    are left out.
+
     Args:
         prices: of the public feeds.
         region: that both are of.
         day: when they were read.
         bundled: folder of the bundled catalogue.
+
+    Raises:
+        BadInput: the region cannot be the name of a file, or a bundled file cannot be read.
     """
     left_out = list(prices.left_out)
     types = {row["instance_type"]: row for row in _rows(bundled / "instance_types.csv")}
@@ -180,7 +188,7 @@ Progress = Callable[[str, int, int | None], None]
 """Callback with the feed's name, the bytes received so far, and the bytes in all (None: unknown)."""
 
 ByRegion = tuple[dict[str, Any] | None, datetime.date | None]
-"""What a feed of all regions says of each, and the day that it is of; nothing where it could not be read."""
+"""What a feed says of all regions, by region, and the day that it is of; (None, None) where it could not be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +197,7 @@ class PublicFeeds:
 
     Attributes:
         today: stands for a feed's day where the server does not say when it was changed.
-        progress: is called with the feed's name, the bytes received, and the bytes in all (absent: unknown).
+        progress: is called with the feed's name, the bytes received, and the bytes in all (None: unknown).
         note: is called with a remark that is worth keeping, such as that a feed could not be read.
     """
 
@@ -201,14 +209,18 @@ class PublicFeeds:
         """Download AWS's region index, and return the newest version of each region's price list, by region.
 
         Raises:
-            CloudRefused, BadInput: the index cannot be had or used.
+            CloudRefused: the index cannot be reached, or the server refuses it.
+            BadInput: what came is no region index, or HETOPT_PRICE_MIRROR names no https address.
         """
         url, most_bytes = feed_url(price_feeds.REGION_INDEX), price_feeds.MOST_JSON_BYTES
         versions: dict[str, str] = self._read(url, price_feeds.region_versions, most_bytes, "regions")[0]
         return versions
 
     def everywhere(self) -> tuple[ByRegion, ByRegion]:
-        """Download spot prices and Spot Advisor of all regions; return each with its day, (None, None) on failure."""
+        """Download spot prices and Spot Advisor of all regions; return each with its day, (None, None) on failure.
+
+        A feed that cannot be had or used is told to ``note``, with the reason; nothing is raised for it.
+        """
         return (
             self._if_possible(price_feeds.SPOT_PRICES, price_feeds.spot_prices, "spot prices"),
             self._if_possible(price_feeds.SPOT_ADVISOR, price_feeds.spot_advice, "Spot Advisor"),
@@ -223,7 +235,9 @@ class PublicFeeds:
             everywhere: as `everywhere` returns it.
 
         Raises:
-            CloudRefused, BadInput: the price list cannot be had or used, or there is no such region.
+            CloudRefused: the price list cannot be reached, or the server refuses it.
+            BadInput: ``versions`` has no such region (China's have a list of their own), or the price list cannot be
+                used.
         """
         if region not in versions and region.startswith("cn-"):
             raise BadInput(

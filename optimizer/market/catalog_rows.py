@@ -26,11 +26,11 @@ NAME_ANOTHER = "name a folder in the format of the bundled catalogue (see docs/c
 HINT = "correct the file, or leave `catalog` out to use the bundled catalogue"
 
 FACT = ConfigDict(allow_inf_nan=False, extra="forbid")
-"""Of dataclasses whose values come from the catalogue's files."""
+"""Configuration of dataclasses that hold values of the catalogue's files: no unknown fields, infinities or NaN."""
 
 Name = Annotated[str, Field(min_length=1)]
 Whole = Annotated[int, Field(ge=0, le=10**15)]
-"""A number of something that is rented."""
+"""A number of things: a whole number from 0 to 10^15."""
 
 Made = TypeVar("Made")
 
@@ -48,20 +48,22 @@ def read_rows(
 ) -> Iterator[tuple[str, Made]]:
     """Yield ('FILE line N', record) for each line of a CSV file; ``make`` builds a record of its non-blank cells.
 
-    Blank cells are unknown, and left out.
+    Blank cells are unknown, and left out. The whole file is read, and its header checked, before the first record.
 
     Args:
         path: of the file.
-        make: makes a record of a line's cells, by column.
-        columns: that there are.
-        required: how many of them, or which, the header must have; 0: all.
-        others: whether further columns are passed over.
+        make: makes a record of a line's cells, by column; what pydantic refuses is told with file and line.
+        columns: all columns that the file may have, in any order.
+        required: columns that the header must have: their names, or how many of ``columns`` from the first; 0: all.
+        others: whether further columns are passed over; False: they are an error.
         filled: columns without which a line is passed over.
-        called: by record, the columns of fields that are not called as their columns are.
+        called: by name of a record's class, the column of each field that has another name than its column, for
+            messages.
         hint: what to do with a file that cannot be used.
 
     Raises:
-        BadInput: no such file, not UTF-8, another header, or a line that cannot be used.
+        BadInput: there is no such file, it is not UTF-8 or no CSV, its header lacks a column, has an unknown one or one
+            twice, or a line cannot be used.
     """
     lines = list(_records(path))
     header = lines[0][1] if lines else []
@@ -96,7 +98,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a catalogue's file without its ``schema_version``, which must be the supported one.
 
     Raises:
-        BadInput: the file cannot be used, or is of another version.
+        BadInput: the file is missing, is no JSON object, holds text that cannot be shown, or is of another version.
     """
     data = read_json(path, hint=NAME_ANOTHER)
     for text in texts_in(data):
@@ -150,8 +152,11 @@ class Source(Record):
     """Source of some figures of a catalogue: title, date, licence and caveat.
 
     Attributes:
+        title: of the data, for people.
         date: when the figures were true: a day or a month, ISO 8601.
-        caveat: what to know before relying on them.
+        licence: under which the figures may be used.
+        url: where the data are; None: nowhere that can be linked.
+        caveat: what to know before relying on them; None: nothing.
     """
 
     title: str
@@ -182,8 +187,10 @@ class Sources(Record):
     def of(self, file: str, column: str) -> tuple[Source, ...]:
         """Return the sources of one column of one of the catalogue's files, such as ``regions/us-east-1.csv``.
 
+        At least one.
+
         Raises:
-            BadInput: none are named.
+            BadInput: sources.json names none for that column.
         """
         folder = file.rpartition("/")[0]
         for pattern in (file, f"{folder}/*.csv"):
@@ -197,7 +204,7 @@ def read_sources(path: Path) -> Sources:
     """Return the sources of a catalogue, read from the sources.json at ``path``.
 
     Raises:
-        BadInput: the file is missing or cannot be used.
+        BadInput: the file is missing or cannot be used, or a column names a source that the file does not describe.
     """
     sources = validated(Sources, read_object(path), origin=str(path), hint=HINT)
     named = {name for columns in sources.columns.values() for names in columns.values() for name in names}

@@ -44,7 +44,8 @@ def owned(
 ) -> tuple[Catalog, Quotas]:
     """Return the user's hosts as a catalogue, a type per kind of host, and as quotas: vCPUs of all hosts of a kind.
 
-    A type is named after the first of its hosts (`placeable`). The catalogue has what can be rented as types, too.
+    A type is named after the first of its hosts (`placeable`). The catalogue knows rented types by their specification
+    too, but lists the hosts alone, at on-demand prices in the region "own": nothing else can be rented from it.
 
     Args:
         catalog: of what can be rented, which knows GPUs and CPUs.
@@ -53,7 +54,8 @@ def owned(
         measured: names of hosts that the profile has steps of.
 
     Raises:
-        BadInput: of a host something is not said that a plan needs, or it is called as a type of the catalogue is.
+        BadInput: of a host the cost, the CPUs or the network rate is not said, its GPU is not known, or its name is
+            that of a type of the catalogue.
     """
     listings: dict[str, Listing] = {}
     kinds = alike(hosts, measured)
@@ -119,10 +121,15 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
-    """Return one GPU by its name, rented or owned; of several memories the nearest to ``memory_gib``, else refuse.
+    """Return one GPU by its name, rented or owned, with count 1.
+
+    Args:
+        catalog: whose machines' GPUs count beside those that hetopt knows anyway.
+        name: in any spelling (see `is_called`).
+        memory_gib: memory of the GPU, of which the nearest size is taken; None: the name must have a single size.
 
     Raises:
-        BadInput: nobody knows it; the hint says what it may have been. Or there are several, and nothing says which.
+        BadInput: nobody knows the name (the hint has similar ones), or there are several sizes and nothing says which.
     """
     rented = [instance.accelerator for instance in catalog.instance_types.values()]
     known = [*(gpu for gpu in rented if gpu is not None and gpu.fraction == 1), *known_gpus()]
@@ -152,7 +159,10 @@ def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
 
 
 def coremark_of(catalog: Catalog, cpus: int) -> float | None:
-    """Return the CoreMark, iterations/s, of ``cpus`` vCPUs of the catalogue's median type; None: no type has one."""
+    """Return the CoreMark, iterations/s, of ``cpus`` vCPUs of the catalogue's median type; None: no type has one.
+
+    Burstable types do not count.
+    """
     rated = [
         instance.coremark_iterations_per_s / instance.vcpus
         for instance in catalog.instance_types.values()
@@ -166,14 +176,16 @@ BUNDLED_CLOUDS = Path(next(iter(catalogs.__path__))) / "clouds"
 ANY_CLOUD = "any"
 
 NETWORK_GBPS = 10.0
-"""Between machines, where files of clouds say nothing: what such clouds give an ordinary machine, if not a cluster."""
+"""Network rate of a machine of a cloud beside AWS, Gbit/s, as their files say nothing: what such clouds give an
+ordinary machine, if not a cluster."""
 
 GPUS_OBTAINABLE = 8
-"""Of a type at once, where nothing says what an account may rent: one machine of eight, as on AWS."""
+"""GPUs of one type that are taken to be obtainable at once, where nothing says what an account may rent: one machine of
+eight, as on AWS."""
 
 MACHINES_OBTAINABLE = 16
-"""Of a type at once, where nothing says what an account may rent: more are seldom free together, and the slowest of
-them to start holds up the others."""
+"""Machines of one type that are taken to be obtainable at once, where nothing says what an account may rent: more are
+seldom free together, and the slowest of them to start holds up the others."""
 
 _WITH_GRACE = ("GH", "GB")
 """GPUs that share a board with NVIDIA's Grace, an Arm processor."""
@@ -181,7 +193,11 @@ _MEMORY = re.compile(r"sizeinmib\W*(\d{3,7})", re.IGNORECASE)
 
 
 class CloudRow(Record):
-    """One line of a cloud's price file: a machine type in a region, in the columns of SkyPilot's catalogues."""
+    """One line of a cloud's price file: a machine type in a region, in the columns of SkyPilot's catalogues.
+
+    ``gpus`` is the number of GPUs; prices are USD an hour of the whole machine (None: the file has none). ``gpu_facts``
+    is text of the cloud's own on the GPU; empty: none.
+    """
 
     name: Name = Field(alias="InstanceType")
     gpu: Name = Field(alias="AcceleratorName")
@@ -201,21 +217,24 @@ _REQUIRED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "Me
 
 
 def clouds(home: Path) -> dict[str, Path]:
-    """Return the path of each non-AWS cloud's price file by the cloud's name: imported in ``home``, else bundled."""
+    """Return the path of each non-AWS cloud's price file by the cloud's name: imported in ``home``, else bundled.
+
+    ``home`` is the folder of imported files, and need not exist.
+    """
     folders = (BUNDLED_CLOUDS, home)
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.csv"))}
 
 
 def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]:
-    """Return a catalogue for each region of a non-AWS cloud, or of all such clouds (`ANY_CLOUD`).
+    """Return a catalogue for each region of a non-AWS cloud, or of all such clouds (`ANY_CLOUD`), sorted by region.
 
     Args:
-        cloud: its name, or `ANY_CLOUD`: all but AWS.
-        base: knows the GPUs, and the types that machines are compared by.
+        cloud: its name, or `ANY_CLOUD`: all but AWS. "aws" itself is not to be asked for here.
+        base: AWS's catalogue, which knows the GPUs, and the types that machines are compared by.
         home: folder of imported files.
 
     Raises:
-        BadInput: no such cloud, or its file cannot be used.
+        BadInput: there is no such cloud, or a price file cannot be used or has no machine with a known GPU.
     """
     files = clouds(home)
     names = [*files, AWS, ANY_CLOUD]
@@ -230,11 +249,20 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
 def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
     """Copy a cloud's price file to folder ``home`` if it can be read; return its catalogues, and GPUs not known.
 
+    ``home`` is made if it is missing, and an earlier file of that cloud is replaced.
+
+    Args:
+        file: in the columns of SkyPilot's vms.csv.
+        cloud: name of the cloud from now on.
+        base: AWS's catalogue, which knows the GPUs.
+        home: folder of imported files.
+
     Returns:
         The catalogue of each region, and the GPUs that hetopt does not know, whose machines were left out.
 
     Raises:
-        BadInput: the file cannot be used, or the cloud cannot be called so.
+        BadInput: the file cannot be used, or the cloud cannot be called so: small letters, digits and hyphens, and
+            neither "aws" nor "any".
     """
     if cloud in (AWS, ANY_CLOUD) or not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", cloud):
         raise BadInput(
@@ -249,7 +277,10 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
 
 
 def obtainable_gpus(searched: Iterable[Catalog]) -> Mapping[Bucket, int]:
-    """Return assumed vCPU quotas of non-AWS catalogues' types, by bucket: 8 GPUs in all, but a machine at least."""
+    """Return assumed vCPU quotas of non-AWS catalogues' types, by bucket: 8 GPUs of a type, at least one machine.
+
+    Catalogues of AWS are passed over; without others the result is empty.
+    """
     others = (catalog.listings.values() for catalog in searched if catalog.cloud != AWS)
     types = [listing.instance_type for listings in others for listing in listings]
     return {

@@ -59,7 +59,7 @@ ACCELERATOR_COLUMNS = {
     "accelerator": "name",
     **{f"accelerator_{part}": part for part in ("manufacturer", "count", "fraction", "memory_gib")},
 }
-"""Columns about a machine's accelerators, and the fields of `Accelerator` that they fill."""
+"""Columns of instance_types.csv about a machine's accelerators, with the fields of `Accelerator` that they fill."""
 MODEL_COLUMNS = (
     "name",
     "memory_gib",
@@ -83,10 +83,17 @@ _BYTES_PER_S_PER_GBPS = 1e9 / 8
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class AcceleratorModel:
-    """Published peak rates of one whole accelerator: dense (not sparse) TFLOP/s, and GB/s of memory.
+    """Published peak rates of one whole accelerator: dense (not sparse) TFLOP/s, and GB/s of memory; None: not known.
 
     Peaks rank devices; a training step reaches a model-dependent share of them, so they are priors and no predictions.
-    ``compute_capability`` is NVIDIA's version of what a device can run, such as 8.6; absent elsewhere.
+
+    Attributes:
+        name: as the catalogue and messages have it.
+        memory_gib: nominal memory.
+        aliases: other names of the same model.
+        confidence: how far the published figures are to be trusted.
+        source: where they were published.
+        compute_capability: NVIDIA's version of what a device can run, such as '8.6'; None for other makers.
     """
 
     name: Name
@@ -110,7 +117,7 @@ class Accelerator:
         count: devices that software sees.
         fraction: the part of a physical device that each of them is; below 1 on partitioned GPUs.
         memory_gib: of one device as software sees it. Nominal for some models, usable for others.
-        model: published rates of the whole physical device, where they are known.
+        model: published rates of the whole physical device; None: not known.
     """
 
     name: Name
@@ -122,12 +129,12 @@ class Accelerator:
 
     @property
     def is_cuda(self) -> bool:
-        """True where torch's CUDA builds can use the accelerator."""
+        """True for NVIDIA's accelerators, which torch's CUDA builds can use."""
         return self.manufacturer == "NVIDIA"
 
     @property
     def whole(self) -> int:
-        """Whole physical devices; a partition counts as none."""
+        """Number of whole physical devices; 0 where each is a part of one (``fraction`` below 1)."""
         return self.count if self.fraction == 1 else 0
 
     @property
@@ -137,22 +144,25 @@ class Accelerator:
 
     @property
     def fp32_flops_per_s(self) -> float | None:
-        """Peak single-precision rate of one device."""
+        """Peak single-precision rate of one device, FLOP/s; of a partition its fraction. None: not known."""
         return self._rate(self.model.fp32_tflops if self.model else None, 1e12)
 
     @property
     def tf32_tensor_flops_per_s(self) -> float | None:
-        """Peak TF32 matrix rate of one device: what torch uses for float32 convolutions where it exists."""
+        """Peak TF32 matrix rate of one device, FLOP/s, as torch uses for float32 convolutions.
+
+        None: none, or not known.
+        """
         return self._rate(self.model.tf32_tensor_tflops if self.model else None, 1e12)
 
     @property
     def fp16_tensor_flops_per_s(self) -> float | None:
-        """Peak half-precision matrix rate of one device."""
+        """Peak half-precision matrix rate of one device, FLOP/s; of a partition its fraction. None: not known."""
         return self._rate(self.model.fp16_tensor_tflops if self.model else None, 1e12)
 
     @property
     def memory_bandwidth_bytes_per_s(self) -> float | None:
-        """Peak memory bandwidth of one device."""
+        """Peak memory bandwidth of one device, bytes/s; of a partition its fraction. None: not known."""
         return self._rate(self.model.memory_bandwidth_gb_per_s if self.model else None, 1e9)
 
     def _rate(self, whole: float | None, unit: float) -> float | None:
@@ -173,8 +183,16 @@ class InstanceType:
         coremark_iterations_per_s: CoreMark over all vCPUs, a prior for CPU speed.
         cloud: that rents it out; `OWN`: nobody does, it is one machine of its owner.
         unlike: each of its accelerators, where they are not alike: ``accelerator`` is then the least of them.
-        part_of: the machine whose other accelerators it leaves out; absent: it is whole.
+        part_of: name of the user's machine that this type is, whole or with some of its accelerators; None: a rented
+            type.
         source: where the specification comes from.
+        memory_gib: main memory.
+        architecture: of the processor.
+        efa: whether it has Amazon's network for machine learning, the Elastic Fabric Adapter.
+        placement_group: whether machines can be placed close to each other.
+        bare_metal: whether no hypervisor is between program and machine.
+        burstable: whether its processors are throttled once credits are used up.
+        local_nvme_gb: size of its local disks.
     """
 
     name: Name
@@ -215,12 +233,12 @@ class InstanceType:
 
     @property
     def owned(self) -> bool:
-        """True for one machine of its owner, not a type that can be rented."""
+        """True for one machine of its owner; False for a type that can be rented."""
         return self.cloud == OWN
 
     @property
     def family(self) -> str:
-        """The instance family, the part of the name before the dot: machines that differ in size alone."""
+        """The instance family, the part of the name before the dot, such as g5; the whole name without a dot."""
         return self.name.partition(".")[0]
 
     @property
@@ -230,7 +248,7 @@ class InstanceType:
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Sustained network rate of a machine as it is launched, each direction.
+        """Sustained network rate of a machine as it is launched, bytes/s, each direction.
 
         The published rate is the sum over its network cards, and one interface, which is what machines are launched
         with, reaches one of them (EC2 user guide, network cards).
@@ -240,20 +258,26 @@ class InstanceType:
 
     @property
     def fabric_bytes_per_s(self) -> float:
-        """Sustained network rate of a machine over all its network cards, each direction, as EFA reaches it."""
+        """Sustained network rate over all network cards, bytes/s, each direction, as EFA reaches it.
+
+        Without EFA one card's.
+        """
         return self.network_baseline_gbps * _BYTES_PER_S_PER_GBPS if self.efa else self.network_bytes_per_s
 
     @property
     def cuda_devices(self) -> int:
-        """CUDA devices that software sees on the machine."""
+        """Number of CUDA devices that software sees on the machine, parts of GPUs included; 0 without an NVIDIA GPU."""
         return self.accelerator.count if self.accelerator is not None and self.accelerator.is_cuda else 0
 
 
 def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     """Return the types in a catalogue's folder by name, accelerators with the published rates of their model.
 
+    An accelerator without published rates has ``model`` None. The folder's own accelerators.csv, if it has one, adds to
+    the bundled one.
+
     Raises:
-        BadInput: a file is missing, or a line cannot be used.
+        BadInput: a file is missing, a line cannot be used, or a type is listed twice; names the file and the line.
     """
     models = _known_models(directory / REGISTRY)
 
@@ -286,7 +310,7 @@ def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
 
 
 REGISTRY = "accelerators.csv"
-"""Every accelerator that is known, rented or owned; a catalogue's folder may have a file of this name with others."""
+"""Name of the file of all known accelerators, rented or owned; a catalogue's folder may have one with others."""
 
 
 @cache
@@ -302,7 +326,10 @@ def _known_models(path: Path) -> Mapping[str, list[AcceleratorModel]]:
 
 @cache
 def known_gpus() -> tuple[Accelerator, ...]:
-    """Return one whole accelerator of each model in the bundled accelerators.csv, with its published rates."""
+    """Return one whole accelerator of each model in the bundled accelerators.csv, with its published rates.
+
+    Accelerators of all makers are among them. The file is read once in a process.
+    """
     return tuple(
         Accelerator(
             name=model.name,
@@ -339,9 +366,9 @@ class Software:
     """GPUs, by compute capability, and instance families that the pinned torch and the boot images support.
 
     Attributes:
-        torch: its version.
-        capabilities: that its wheel has kernels for, by the processor's architecture.
-        families: of instance types that each kind of GPU image supports, by that architecture.
+        torch: version of the pinned torch.
+        capabilities: compute capabilities that its wheel has kernels for, by the processor's architecture.
+        families: instance families that the boot image with a GPU driver supports, by that architecture.
     """
 
     torch: str
@@ -349,7 +376,12 @@ class Software:
     families: dict[str, tuple[str, ...]]
 
     def objection(self, instance: InstanceType) -> str | None:
-        """Return why a type's GPU cannot be trained on, to stand after "its"; None: it can be, or there is none."""
+        """Return why a type's GPU cannot be trained on, as a clause to stand after "its".
+
+        None: nothing speaks against it.
+
+        None also for types without an NVIDIA GPU, and for those whose architecture is unknown.
+        """
         accelerator, architecture = instance.accelerator, instance.architecture
         if accelerator is None or not accelerator.is_cuda or architecture is None:
             return None
@@ -368,7 +400,7 @@ class Software:
 
 @cache
 def pinned() -> Software:
-    """Return which GPUs the pinned torch and the boot images support, from catalogs/aws/software.json."""
+    """Return which GPUs the pinned torch and the boot images support, from catalogs/aws/software.json, read once."""
     facts = json.loads(FACTS.read_text(encoding="utf-8"))
     return Software(
         torch=facts["torch"]["version"],

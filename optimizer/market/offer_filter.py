@@ -32,12 +32,13 @@ class Wishes:
 
     Attributes:
         types: names or shell patterns of instance types, any of which will do.
-        exclude: names or patterns of those that will not.
+        exclude: names or patterns of instance types that will not do.
         gpus: names of accelerators, any of which will do, each perhaps with how many a machine has (``L4:4``) or has at
-            least (``L4:4+``);
-            ``any`` is any CUDA device, ``none`` a machine without.
-        market: where it may be rented.
-        max_hourly_usd: of the whole cluster, so of each machine too.
+            least (``L4:4+``); without a number any number will do. ``any`` is any CUDA device, ``none`` a machine
+            without.
+        architecture: of the processor.
+        market: in which machines may be rented.
+        max_hourly_usd: most USD an hour of the whole cluster, so of each machine too.
         zone: the availability zone of all machines, such as ``us-east-1a``.
     """
 
@@ -54,8 +55,9 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
     """Return the region's offers that fulfil every requirement, at least one; refuse requirements that none fulfils.
 
     Raises:
-        BadInput: a name or a pattern that means nothing in this catalogue, a zone of another region, or wishes that
-            nothing fulfils: says how many offers there would be without the wishes that stand most in the way.
+        BadInput: the region has no prices, a name or a pattern means nothing in this catalogue, a GPU is not written
+            NAME, NAME:COUNT or NAME:COUNT+, the zone is of another region, or nothing fulfils the requirements: says
+            how many offers there would be without those that stand most in the way.
     """
     if wishes.zone is not None:
         _belongs(catalog, wishes.zone)
@@ -74,6 +76,8 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
 
 def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
     """Return requirements as filters over listings; market 'spot' also keeps types with a known saving and no price.
+
+    ``zone`` is not among them.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue.
@@ -99,8 +103,8 @@ class Unpriced:
     """Count of types, by region, that fulfil the requirements, and of those without a price, for a sentence.
 
     Attributes:
-        types: number of types that fulfil the wishes, summed over the regions.
-        missing: how many of them have no price.
+        types: number of types that fulfil the requirements, summed over the regions.
+        missing: how many of them have no price in the wanted market.
         where: the region, or '3 regions'.
         refresh: value of `hetopt catalog refresh --region` that reads their prices.
     """
@@ -112,7 +116,13 @@ class Unpriced:
 
     @classmethod
     def of(cls, catalogs: Sequence[Catalog], wishes: Wishes) -> Unpriced:
-        """Return how many trainable types of some regions fulfil the requirements, and how many have no price."""
+        """Return how many trainable types of some regions fulfil the requirements, and how many have no price.
+
+        Trainable is a type that the pinned software drives. Without catalogues both numbers are 0.
+
+        Raises:
+            BadInput: a name or a pattern in ``wishes`` means nothing in a catalogue.
+        """
         markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
         asked = [
             any(map(listing.price, markets))
@@ -130,7 +140,7 @@ class Unpriced:
 
     @property
     def is_most(self) -> bool:
-        """True where most types have no price, so that with prices another plan may well be better."""
+        """True where more than half of the types have no price, so that with prices another plan may well be better."""
         return 2 * self.missing > self.types
 
     @property

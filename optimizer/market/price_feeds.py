@@ -33,7 +33,7 @@ from hetopt.optimizer.market.catalog import BANDS
 from hetopt.optimizer.market.public_file import checked, is_page, web_page, whole
 
 MIRROR_VARIABLE = "HETOPT_PRICE_MIRROR"
-"""In the environment: another place that has the feeds' files under the same paths, such as a company's mirror."""
+"""Environment variable with the address of a mirror that has the feeds' files under the same paths."""
 
 REGION_INDEX = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/AmazonEC2/current/region_index.json"
 PRICE_LIST = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/AmazonEC2/{version}/{region}/index.csv"
@@ -67,10 +67,10 @@ not on demand, and a local zone's is not the region's."""
 
 
 def feed_url(url: str) -> str:
-    """Return the URL of a feed: ``url``, or its path on the mirror that `HETOPT_PRICE_MIRROR` names.
+    """Return the URL of a feed: ``url``, or its path on the mirror that the variable HETOPT_PRICE_MIRROR names.
 
     Raises:
-        BadInput: the mirror is no https address.
+        BadInput: the mirror is neither an https address nor one on this machine.
     """
     mirror = os.environ.get(MIRROR_VARIABLE)
     return url if not mirror else checked(mirror).rstrip("/") + urlsplit(url).path
@@ -80,7 +80,7 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
     """Parse AWS's region index, ``pieces`` of URL ``origin``; return the newest version of price lists by region.
 
     Raises:
-        BadInput: it is no region index.
+        BadInput: the file is no region index, no JSON or a web page, or names no region.
     """
     versions: dict[str, str] = {}
     for region, entry in _object(_object(whole(pieces, origin)).get("regions")).items():
@@ -95,12 +95,18 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
 def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
     """Parse a streamed price list; return its day, on-demand USD an hour by type (Linux, shared), and what was unclear.
 
+    Of several prices of a type the highest is taken, and told in ``left_out``. A price of 0 is none.
+
+    Args:
+        pieces: of the CSV file, in order; read to the end.
+        origin: URL of the file, for errors.
+
     Returns:
-        ``published``: the day of the price list; ``usd_per_hour``: by type; ``left_out``: a sentence for each type
-        whose price cannot be used or is not clear.
+        A dictionary. ``published``: the day of the price list, ISO 8601; ``usd_per_hour``: by type; ``left_out``: a
+        sentence for each type whose price cannot be used or is not clear.
 
     Raises:
-        BadInput: it is no price list of EC2, is cut off, or has no prices in USD.
+        BadInput: the file is no price list of EC2, is cut off, or has no prices in USD.
     """
     lines = _lines(pieces, origin)
     published, columns = _header(lines, origin)
@@ -138,8 +144,10 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
 def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, float]]:
     """Parse AWS's spot feed, ``pieces`` of URL ``origin``; return Linux spot prices, USD an hour, by region and type.
 
+    Entries that cannot be used are passed over.
+
     Raises:
-        BadInput: it is another file, or in another currency.
+        BadInput: the file is another one, no JSON or a web page, has no prices in USD, or has no prices at all.
     """
     config = _object(_object(whole(pieces, origin)).get("config"))
     if "USD" not in _list(config.get("currencies")):
@@ -163,8 +171,13 @@ def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, flo
 def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tuple[int, str]]]:
     """Parse Spot Advisor, and return (saving in percent of on-demand, interruption band) by region and type, for Linux.
 
+    Args:
+        pieces: of the JSON file, in order.
+        origin: URL of the file, for errors.
+
     Raises:
-        BadInput: it is another file.
+        BadInput: the file is another one, no JSON or a web page, or has no savings. Single entries that cannot be used
+            are passed over.
     """
     data = _object(whole(pieces, origin))
     ranges = [_object(entry) for entry in _list(data.get("ranges"))]

@@ -26,11 +26,12 @@ from hetopt.core.plain_text import one_line
 
 PIECE_BYTES = 1 << 18
 TIMEOUT_S = 30.0
-"""Without a byte."""
+"""Seconds without a byte after which a connection counts as broken."""
 TRIES = 4
-"""To read a file; between them 1, 2 and 4 seconds."""
+"""Number of tries to read a file; between them 1, 2 and 4 seconds pass."""
 LARGEST_RATIO = 200
-"""Of a packed file's size to what is sent: deflate cannot do better than 1,032, price lists have about 20."""
+"""Largest ratio of a packed file's unpacked size to what is sent: deflate cannot do better than 1,032, price lists have
+about 20."""
 
 _BEHIND_A_PROXY = "sign in to the network with a browser, or name its proxy in HTTPS_PROXY"
 
@@ -57,18 +58,21 @@ def fetched(
 ) -> tuple[Made, datetime.date | None]:
     """Download a file; return what ``make`` builds of its pieces, and the day of its last change (None: not said).
 
+    A connection that breaks on the way is made again, after 1, 2 and 4 seconds; an answer that refuses is final.
+
     Args:
-        url: where it is.
-        make: makes something of its pieces; called anew for each of up to `TRIES` tries.
-        most_bytes: that it may have, unpacked; more is refused.
-        progress: is called with the bytes received so far, and with the bytes of the file (absent: unknown).
+        url: where the file is.
+        make: makes something of the file's pieces, which it has to read to the end; called anew for each try. Its
+            errors are raised as they are.
+        most_bytes: that the file may have, unpacked.
+        progress: is called with the bytes received so far, and with the bytes of the file (None: unknown).
 
     Returns:
         What was made, and the day on which the server says that the file was changed last, where it says one.
 
     Raises:
-        BadInput: the file is not what it should be.
-        CloudRefused: it cannot be had.
+        BadInput: the address may not be used (see `checked`), or the file is too large or cannot be unpacked.
+        CloudRefused: the server cannot be reached or answers with an error, or every try broke off.
     """
     for attempt in range(TRIES):
         try:
@@ -145,7 +149,7 @@ def checked(url: str) -> str:
     """Return the URL unchanged if it may be downloaded from: https, or http on this machine; else raise BadInput.
 
     Raises:
-        BadInput: it may not.
+        BadInput: the address is of another kind, has no host, or holds a user's name.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -159,7 +163,7 @@ def whole(pieces: Iterator[bytes], origin: str) -> Any:
     """Return the JSON value in the pieces of a downloaded file; ``origin``: its URL, for errors.
 
     Raises:
-        BadInput: the pieces are no JSON, or a web page.
+        BadInput: the pieces are no JSON, not UTF-8, or a web page.
     """
     content = b"".join(pieces)
     if is_page(content):

@@ -35,15 +35,15 @@ from hetopt.optimizer.market.instance_type import InstanceType
 
 STANDARD = "standard"
 FAMILIES = (STANDARD, "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u", "hpc", "mac")
-"""What quotas are kept for. ``standard`` is A, C, D, H, I, M, R, T and Z; ``g`` holds VT too; ``p`` is P2 to P4 on the
-spot market, where P5 and P6 have ``p5``, and all of P on demand."""
+"""Families of instance types that AWS keeps quotas for. ``standard`` is A, C, D, H, I, M, R, T and Z; ``g`` holds VT
+too; ``p`` is P2 to P4 on the spot market, where P5 and P6 have ``p5``, and all of P on demand."""
 
 _EXAMPLE = 'for example `quotas="g=8"`, or `quotas="spot:standard=32"`'
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Bucket:
-    """Key of one AWS quota: a family of instance types, such as 'g', in one market."""
+    """Key of one quota: a family of instance types, such as 'g', in one market, "spot" or "on-demand"."""
 
     market: Market
     family: str
@@ -54,7 +54,7 @@ class Bucket:
 
 
 Quotas = Mapping[Bucket, int]
-"""vCPUs by bucket. A bucket that is not there is not limited."""
+"""vCPUs that may run at once, by bucket; a bucket that is missing has no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,10 @@ _NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
 
 
 def quota_of(instance_type: str, market: Market) -> Quota:
-    """Return the AWS quota (code, name, default) that machines of a type count against in a market."""
+    """Return the AWS quota (code, name, default) that machines of a type count against in a market.
+
+    Types of families that AWS does not name count as standard.
+    """
     return named_quota(Bucket(market=market, family=family_of(instance_type, market)))
 
 
@@ -146,7 +149,8 @@ OBTAINABLE = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "obtaina
 def obtainable() -> tuple[Quotas, tuple[str, ...]]:
     """Return vCPU quotas to assume for GPU machines of an unknown account, and instance types to leave out.
 
-    One machine of eight GPUs of a family, and none of those that are sold ahead in blocks.
+    Assumed is one machine of eight GPUs of a family, in each market. Left out are types that are sold ahead in blocks.
+    Both are read once, from catalogs/aws/obtainable.json.
     """
     stored = json.loads(OBTAINABLE.read_text(encoding="utf-8"))
     first = stored["first_vcpus"]
@@ -159,7 +163,7 @@ def obtainable() -> tuple[Quotas, tuple[str, ...]]:
 
 
 def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket, int]:
-    """Return the vCPUs that (type, market, count) machines take of each quota, by bucket; AWS's types only."""
+    """Return the vCPUs that (type, market, count) machines take of each quota, by bucket; for AWS's types only."""
     taken: dict[Bucket, int] = {}
     for instance, market, count in machines:
         bucket = Bucket(market=market, family=family_of(instance.name, market))
@@ -168,7 +172,10 @@ def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket,
 
 
 def bucket_of(offer: Offer) -> Bucket:
-    """Return the bucket of the quota that an offer's machines count against; off AWS, each type has its own bucket."""
+    """Return the bucket of the quota that an offer's machines count against; off AWS, each type has its own bucket.
+
+    Parts of one machine of the user's share the bucket of the whole.
+    """
     market = offer.price.market
     if not offer.is_of_aws:
         return own_bucket(offer.instance_type.part_of or offer.instance_type.name)
@@ -176,12 +183,15 @@ def bucket_of(offer: Offer) -> Bucket:
 
 
 def own_bucket(host: str) -> Bucket:
-    """Return the bucket of a user's host, or of another cloud's type, that no quota of AWS counts."""
+    """Return the bucket of a user's host, or of another cloud's type, by its name: on demand, family 'own NAME'."""
     return Bucket(market="on-demand", family=f"own {host}")
 
 
 def family_of(instance_type: str, market: Market) -> str:
-    """Return the quota family, one of `FAMILIES`, that a type such as 'g5.xlarge' counts against in a market."""
+    """Return the quota family, one of `FAMILIES`, that a type such as 'g5.xlarge' counts against in a market.
+
+    Unknown families are "standard".
+    """
     letters = re.match(r"[a-z]*", instance_type)
     family = letters.group() if letters else ""
     if instance_type.startswith(("p5", "p6")) and market == "spot":
@@ -194,21 +204,26 @@ def family_of(instance_type: str, market: Market) -> str:
 
 
 UNLIMITED = "none"
-"""As a person writes that no quota counts."""
+"""Word by which a person says that no quota counts."""
 
 MOST_DIGITS = 9
-"""Of a quota that is a limit: no account has a billion vCPUs."""
+"""Digits of the largest quota that is a limit; a number with more counts as 10^9 vCPUs, which no account has."""
 UNBOUNDED = 10**MOST_DIGITS
 
 
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
     """Parse vCPU quotas: ``g=8`` for both markets, ``spot:g=8`` for one, ``default``: a new account's; commas between.
 
-    ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone is no limit. ``p``
-    holds P5 and P6 too, unless ``p5`` is given: AWS counts them apart on the spot market alone.
+    ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone sets no limit. Small
+    and capital letters are the same. On the spot market ``p`` holds P5 and P6 too, unless ``p5`` is given: AWS counts
+    them apart there alone.
+
+    Returns:
+        vCPUs by bucket; a bucket of which nothing is said is missing, which is no limit. Without texts it is empty.
 
     Raises:
-        BadInput: not of that form, an unknown family, or one bucket twice.
+        BadInput: a text is not of that form, names an unknown family or market, has no whole number, or gives one
+            bucket twice.
     """
     quotas: dict[Bucket, int] = {}
     usual: Quotas = {}
@@ -242,12 +257,15 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
 
 
 def write_quotas(quotas: Quotas) -> str:
-    """Return quotas, vCPUs by bucket, as text that `read_quotas` parses: 'on-demand:g=8, spot:g=64'."""
+    """Return quotas, vCPUs by bucket, as text that `read_quotas` parses: 'on-demand:g=8, spot:g=64'.
+
+    Empty without any.
+    """
     return ", ".join(f"{bucket}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
 
 
 def raised(bucket: Bucket, vcpus: int) -> str:
-    """Return a phrase to ask for a quota of ``vcpus``: "'Running On-Demand P instances' (L-417A185B) to 8 vCPUs"."""
+    """Return a phrase that asks for ``vcpus`` of a quota: "'Running On-Demand P instances' (L-417A185B) to 8 vCPUs"."""
     quota = named_quota(bucket)
     return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"
 
@@ -260,7 +278,10 @@ class RegionQuotas(Record):
 
 
 class AccountQuotas(Artifact):
-    """File of one AWS account's vCPU quotas by region, as AWS last told them."""
+    """File of one AWS account's vCPU quotas by region, as AWS last told them.
+
+    ``account_id`` is AWS's number of the account, 12 digits.
+    """
 
     KIND: ClassVar[str] = "account-quotas"
     VERSION: ClassVar[int] = 1
@@ -273,14 +294,20 @@ class AccountQuotas(Artifact):
         """Return the account's quotas in a region, vCPUs by bucket; None: AWS was never asked for them.
 
         Raises:
-            BadInput: the file holds no quotas there.
+            BadInput: what the file holds for that region cannot be read as quotas.
         """
         record = self.regions.get(region)
         return None if record is None else read_quotas([record.quotas])
 
 
 def account_quotas_file() -> Path:
-    """Return the path of the file of account quotas: ``$HETOPT_HOME/account-quotas.json`` (``~/.hetopt``)."""
+    """Return the path of the file of account quotas: ``$HETOPT_HOME/account-quotas.json`` (``~/.hetopt``).
+
+    The file need not exist.
+
+    Raises:
+        BadInput: neither HETOPT_HOME nor HOME says where it is.
+    """
     return home() / "account-quotas.json"
 
 
@@ -289,7 +316,14 @@ def keep_quotas(
 ) -> AccountQuotas:
     """Write an account's quotas (vCPUs) in a region to ``path``, return the file's content; drops other accounts'.
 
-    A file that is damaged is written anew.
+    Other regions of the same account stay. A file that is damaged is written anew; a folder that is missing is made.
+
+    Args:
+        path: of the file, see `account_quotas_file`.
+        account_id: AWS's number of the account, 12 digits.
+        region: that the quotas are of.
+        quotas: vCPUs by bucket.
+        now: when AWS was asked.
 
     Raises:
         BadInput: the file cannot be written.

@@ -30,12 +30,24 @@ from hetopt.optimizer.search.objective import Limits, expected, expected_totals
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
 STAND_INS = 10
-"""Types beside the planned one: 'A good rule of thumb is to be flexible across at least 10 instance types for each
-workload' (EC2 user guide, "Best practices for Amazon EC2 Spot", read 2026-11)."""
+"""Most types that may stand in for a planned one: 'A good rule of thumb is to be flexible across at least 10 instance
+types for each workload' (EC2 user guide, "Best practices for Amazon EC2 Spot", read 2026-11)."""
 
 
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: Forecast, row: int) -> Candidate:
-    """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in row ``row``."""
+    """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in row ``row``.
+
+    Args:
+        space: that the cluster's indices point into.
+        job: whose billing the prediction's cost terms follow.
+        cluster: machines, batch size and exchange, as indices into ``space``.
+        forecast: with the cluster's predicted time and cost.
+        row: of ``forecast``, from 0, that is the cluster's.
+
+    Raises:
+        BadInput: the batch does not hold one sample for each worker, or does not fit into their memory; no cluster that
+            a search has priced is like that.
+    """
     exchange = space.exchanges[cluster.exchange]
     times = [
         space.options[index].worker.time
@@ -67,7 +79,19 @@ def stand_ins(
     """Return the types that may be rented in place of each group's of a ``cluster``, the cheapest first.
 
     With all machines of the group of such a type, the run fits the limits at its median, and its expected time and cost
-    lie within the candidate's 90 % intervals.
+    are no higher than the upper ends of the candidate's 90 % intervals. Only types of the same market, region,
+    processor architecture, kind and number of workers, precision and memory scheme stand in.
+
+    Args:
+        space: with the options, those beaten by others included.
+        job: what of a forecast does not depend on the cluster.
+        limits: that the run has to fit.
+        cluster: as indices into ``space``.
+        candidate: the plan record of the cluster.
+
+    Returns:
+        For each group, in the cluster's order, at most `STAND_INS` names of types; empty where no type will do, and for
+        machines of one's own.
     """
     own, types = [space.options[index] for index, _ in cluster.machines], []
     for place, (_, machines) in enumerate(cluster.machines):
@@ -116,13 +140,19 @@ def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]
 
 
 def spread(value: float, log_sd: float) -> Range:
-    """Return a log-normal's median ``value`` with its 90 % interval; ``log_sd``: standard deviation of its log."""
+    """Return a log-normal's median ``value`` with its 90 % interval; ``log_sd``: standard deviation of its log.
+
+    With ``log_sd`` 0 both ends are ``value``.
+    """
     reach = float(np.exp(Z90 * log_sd))
     return Range(value=value, low=value / reach, high=value * reach)
 
 
 def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[np.float64]:
-    """Return each candidate's expected time^w cost^(1-w), w of ``limits``, which need not be kept; lower is better."""
+    """Return each candidate's score of expected time and cost, [candidates]; lower is better.
+
+    The score is ``time^w cost^(1-w)`` with w the time weight of ``limits``; whether the limits are kept does not count.
+    """
     predictions = [candidate.prediction for candidate in candidates]
     return limits.score(
         *(
@@ -136,7 +166,10 @@ def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[
 
 
 def expected_score(candidate: Candidate, limits: Limits) -> float:
-    """Return one candidate's score of expected time and cost under ``limits``; lower is better."""
+    """Return one candidate's score of expected time and cost, ``time^w cost^(1-w)`` with w of ``limits``.
+
+    Lower is better.
+    """
     return float(expected_scores([candidate], limits)[0])
 
 
@@ -175,7 +208,10 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
 
 
 def hardware_of(instance: InstanceType) -> Hardware:
-    """Return the vCPUs, memory, GiB, and GPUs of one machine of a type, as a plan records them."""
+    """Return the vCPUs, memory, GiB, and GPUs of one machine of a type, as a plan records them.
+
+    ``gpu`` None without one.
+    """
     gpu = instance.accelerator
     return Hardware(
         vcpus=instance.vcpus,
@@ -232,7 +268,7 @@ def _hazard_basis(options: Sequence[MachineOption]) -> str:
 
 
 STEPS_MARGIN = 2.0
-"""A run that has not reached its target after this times the upper end of its steps ends."""
+"""Factor on the upper end of the predicted steps after which a run ends that has not reached its target."""
 
 
 def run_spec(
@@ -248,16 +284,20 @@ def run_spec(
 ) -> RunSpec:
     """Return the run spec of a candidate: what its workers need to train, with stop rule and checkpoint interval.
 
+    Hosts are named TYPE-MARKET-NUMBER. A run to a target ends after `STEPS_MARGIN` times its predicted steps at the
+    latest.
+
     Args:
         model: fitted to the profile.
         goal: of the run.
         chosen: the candidate.
         seed: of the run.
         evaluate_every_epochs: epochs between evaluations.
-        interval_s: work between checkpoints that its forecast was made with; infinite where no machine is taken back,
-            which saves now and then, too.
-        learning_rate_rule: absent: the task's.
-        equal_progress: whether the run ends with the steps that its batch size needs for what was asked for.
+        interval_s: seconds of work between checkpoints that the candidate's forecast was made with; infinite where no
+            machine is taken back: the run then saves at the longest interval of the rules.
+        learning_rate_rule: how the learning rate follows the batch size; None: the task's own rule.
+        equal_progress: whether the run ends with the steps that its batch size needs for what was asked for; False:
+            after the epochs or steps that were asked for, whatever its batch size.
     """
     profile = model.profile
     job = profile.job

@@ -30,7 +30,7 @@ from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.model import contention_reach
 
 COMPARED = 2000
-"""The safest cluster is chosen among so many of the best on demand."""
+"""Number of the best on-demand clusters among which the safest is chosen."""
 
 MOST_REASONS = 2
 
@@ -38,7 +38,7 @@ EQUALLY_LIKELY = (np.arange(20) + 0.5) / 20
 """Quantiles of which each stands for as many runs as any other: a person can count what 95 % is."""
 
 MUCH = 0.2
-"""From which part of a step on communication is what holds a plan back."""
+"""Part of a step from which on communication is what holds a plan back."""
 
 
 def listed(question: Question, result: SearchResult, limits: Limits) -> SearchResult:
@@ -46,7 +46,12 @@ def listed(question: Question, result: SearchResult, limits: Limits) -> SearchRe
 
     Each is the best for some wish (see `plan_front`) of the plans that keep the limits as surely as was asked for, or,
     where none does, as surely as the choice, by simulated runs. The choice is among them. A plan that beats the choice
-    in both medians and loses by its doubt is left out.
+    in both medians and loses by its doubt is left out. Nothing but ``front`` is changed.
+
+    Args:
+        question: the request's search, with the asked probability and the seed of the simulated runs.
+        result: of the search; with a choice.
+        limits: budget, deadline and what was wanted.
     """
     assert result.chosen is not None
     wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
@@ -63,6 +68,10 @@ def listed(question: Question, result: SearchResult, limits: Limits) -> SearchRe
 
 def choices(model: FittedModel, question: Question, result: SearchResult, limits: Limits) -> tuple[Choice, ...]:
     """Return the named plans that people choose among ('fastest', 'safest', ...): this machine first, then by cost.
+
+    A plan that is the best for several wishes is one entry with several names. This machine is an entry only if the
+    profile was measured on it and it holds the batch; where it is in time, clusters that are no quicker are left out,
+    but for the choice.
 
     Args:
         model: fitted to the profile.
@@ -118,17 +127,23 @@ def beats(plan: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 FIGURES = (duration, usd)
-"""How the time and the cost of a way to go are shown."""
+"""Functions that format a choice's time and its cost, in this order, as people are shown them."""
 
 EXTREMES: Mapping[ChoiceName, ChoiceName] = MappingProxyType({"fastest": "fast", "cheapest": "cheap"})
-"""What the best for a wish is called where another way that is shown has less of that figure."""
+"""Name of the best plan for a wish, and the name in its place where another shown plan has less of that figure."""
 
 
 def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]:
     """Return the choices that do not beat the chosen plan, cheapest first, renamed to be true of shown medians.
 
-    Wishes are met by expectations. Left out is what beats the plan in both medians and loses by its doubt alone, unless
-    somebody named its GPU, and what is near the best for a wish but beaten by another way.
+    A name such as 'fastest' promises the least shown median, but plans are ranked by expectations. So 'fastest' becomes
+    'fast' where another choice has a lower median time, and 'cheapest' 'cheap'. Left out is what beats the plan in both
+    medians and loses by its doubt alone, unless somebody named its GPU, and what is 'fast' or 'cheap' but beaten by
+    another.
+
+    Args:
+        ways: the choices, each with a candidate.
+        chosen: the plan's cluster, one of them.
     """
     totals = {way.candidate: (way.total_s.value, way.cost_usd.value) for way in ways}
     ways = [way for way in ways if "other GPU" in way.names or not beats(totals[way.candidate], totals[chosen])]
@@ -168,12 +183,19 @@ def _named(question: Question, result: SearchResult, limits: Limits) -> Iterator
 
 
 def gpus_named(texts: Sequence[str]) -> list[str]:
-    """Return the GPU names in texts such as 'L4:4' if several were asked for; empty for one or none."""
+    """Return the GPU names in texts such as 'L4:4', counts left out, if several were asked for.
+
+    Empty for one or none.
+    """
     return [text.partition(":")[0] for text in texts] if len(texts) > 1 else []
 
 
 def rows_of_gpus(space: SearchSpace, result: SearchResult, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
-    """Yield for each of several GPUs named in ``texts`` the rows of ``result`` whose machines all have that GPU."""
+    """Yield for each of several GPUs named in ``texts`` the rows of ``result`` whose machines all have that GPU.
+
+    Yields:
+        Row indices, [rows], in ascending order; empty where no cluster has that GPU. Nothing for one text or none.
+    """
     for name in gpus_named(texts):
         has = np.array([has_accelerator(option.offer.instance_type, name) for option in space.options])
         yield np.flatnonzero(((result.rows.count == 0) | has[result.rows.option]).all(axis=1))
@@ -198,7 +220,7 @@ def _chosen(question: Question, result: SearchResult, limits: Limits) -> int | N
 
 
 def on_demand_rows(space: SearchSpace, result: SearchResult) -> NDArray[np.intp]:
-    """Return the row indices of clusters without spot machines, so that none can be taken back."""
+    """Return the row indices, ascending, of clusters without spot machines, so that none can be taken back."""
     spot = np.array([option.offer.price.market == "spot" for option in space.options])
     return np.flatnonzero(~((result.rows.count > 0) & spot[result.rows.option]).any(axis=1))
 
@@ -221,6 +243,8 @@ def worth_their_machines(question: Question, result: SearchResult, limits: Limit
     One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be. It stands
     for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
     Both wait alike for spot machines, which therefore does not count.
+
+    Rows, forecast, choice and front of the returned result are those that are left.
     """
     rows, forecast = result.rows, result.forecast
     is_one, is_idle = rows.count.sum(axis=1) == 1, np.zeros(len(forecast), dtype=np.bool_)
@@ -297,7 +321,15 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
-    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes, else None."""
+    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes.
+
+    None: it is worth renting.
+
+    Args:
+        ways: the choices of a plan, this machine among them if it can train the job.
+        chosen: the plan's cluster.
+        deadline_s: seconds that the run may take; None: any number. A machine that may be late is no alternative.
+    """
     here = next((way for way in ways if way.names == ("here",)), None)
     prediction = chosen.prediction
     if here is None or here.total_s.value >= prediction.total_s.value + prediction.startup_s:
@@ -319,7 +351,12 @@ def _is_own(chosen: Candidate) -> bool:
 
 
 def reasons(chosen: Candidate, job: Job) -> Iterator[str]:
-    """Yield sentences on what holds the chosen plan back or makes its prediction unsure, most important first."""
+    """Yield sentences on what holds the chosen plan back or makes its prediction unsure, most important first.
+
+    Args:
+        chosen: the plan's cluster.
+        job: facts of the profile's job.
+    """
     prediction = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     lost = prediction.communication_s / prediction.step_time_s.value

@@ -30,10 +30,11 @@ from hetopt.optimizer.search.search import Effort, SearchResult, search
 from hetopt.optimizer.search.search_space import SearchSpace
 
 FINALISTS = 48
-"""Of the best plans, and of those that use less of their limits, possible runs of so many are drawn."""
+"""Number of clusters of which runs are simulated: half of them the best, half those that use less of their limits."""
 
 AS_LIKELY = 0.02
-"""Where no plan is sure enough, those so close to the likeliest are equals, and the best of them is taken."""
+"""Difference of two chances that counts as none: where no plan is sure enough, the best of those so close to the
+likeliest is taken."""
 
 
 def simulate(
@@ -42,6 +43,14 @@ def simulate(
     """Return simulated runs, total seconds and USD, [rows, draws], of the clusters in some rows of a search.
 
     With a budget and a deadline, runs on AWS move to machines on demand in time, as a launch does that is followed.
+
+    Args:
+        space: that was searched.
+        job: what of a forecast does not depend on the cluster.
+        result: of the search.
+        rows: of ``result``, in the order of the returned rows.
+        limits: of the plan; its budget and deadline decide when a run moves.
+        seed: of the draws; the same arguments give the same runs.
     """
     forecast, finalists = result.forecast, []
     for row in rows:
@@ -90,9 +99,18 @@ def confident(
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
     long as simulated runs agree.
 
+    Args:
+        space: that was searched.
+        job: what of a forecast does not depend on the cluster.
+        result: of the search; with a choice.
+        limits: budget and deadline, at least one of which is set.
+        confidence: the probability that is asked for; None: `SURE`, 0.9.
+        seed: of the simulated runs.
+
     Returns:
-        The search with the best plan that keeps its limits with the asked probability, or else one of the likeliest;
-        the highest chance of all plans that were simulated; and whether these made the choice, instead of intervals.
+        The search with the best plan that keeps its limits with the asked probability, or else one of the likeliest
+        (``safe`` says which); the highest chance of all plans that were simulated; and whether simulated runs made the
+        choice, instead of intervals.
     """
     assert result.chosen is not None
     if confidence is None and result.safe:
@@ -108,7 +126,10 @@ def confident(
 
 
 def first_likely(chances: NDArray[np.float64], asked: float) -> int:
-    """Return the index of the first chance that reaches ``asked``; if none does, the first near the highest (0.02)."""
+    """Return the index of the first chance that reaches ``asked``; if none does, the first near the highest (0.02).
+
+    ``chances`` must not be empty.
+    """
     most = float(chances.max())
     return int(np.argmax(chances >= (asked if most >= asked else most - AS_LIKELY)))
 
@@ -121,7 +142,10 @@ def _chances(
 
 
 def sparing(result: SearchResult) -> NDArray[np.intp]:
-    """Return the row indices of the Pareto front of total time and budget at their 90 % upper ends, quickest first."""
+    """Return the row indices of the Pareto front of total time and budget at their 90 % upper ends, quickest first.
+
+    Budget is the cost, or the least budget that the cluster is rented with if that is larger.
+    """
     forecast = result.forecast
     return pareto_front(forecast.total_high_s, np.maximum(forecast.cost_high_usd, forecast.least_budget_usd))
 
@@ -150,10 +174,11 @@ def _finalists(result: SearchResult, limits: Limits) -> list[int]:
 Limit = Literal["budget_usd", "deadline_s"]
 
 MORE = (1.0, 1.1, 1.3)
-"""Times the least that a plan needs: with more of a limit the search may prefer a plan that uses more of it."""
+"""Factors on the least budget or deadline that are tried one after the other: with more of a limit the search may
+prefer a plan that uses more of it."""
 
 NEVER = 1e12
-"""Dollars or seconds: what needs more is no plan, but a run that hardly ever ends."""
+"""Dollars or seconds beyond which a plan is none, but a run that hardly ever ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +186,12 @@ class Question:
     """Search of one plan request, which can be made again with other limits: its space, job, confidence and seed.
 
     Attributes:
-        space, job: what was searched.
-        confidence: probability with which limits must be kept; absent: `SURE`.
+        space: clusters to choose from.
+        job: what of a forecast does not depend on the cluster.
+        confidence: probability with which limits must be kept; None: `SURE`, 0.9.
         seed: of simulated runs.
         effort: limits on the work of each further search.
-        gpus: texts of the GPUs that were asked for.
+        gpus: texts of the GPUs that were asked for, such as 'L4:4'; empty: none was named.
     """
 
     space: SearchSpace
@@ -185,7 +211,16 @@ class Question:
         return SURE if self.confidence is None else self.confidence
 
     def least(self, result: SearchResult, limits: Limits, limit: Limit) -> float:
-        """Return the least budget, USD, or deadline, s (see ``limit``), that a plan of ``result`` keeps; inf: none."""
+        """Return the least budget, USD, or deadline, s (see ``limit``), that a plan of ``result`` keeps; inf: none.
+
+        The plan keeps it with the asked probability in simulated runs, and at its median; the other limit is kept as it
+        is.
+
+        Args:
+            result: of a search in the same space.
+            limits: of which the one that ``limit`` names is not looked at.
+            limit: "budget_usd" or "deadline_s".
+        """
         rows = sparing(result)
         other: Limit = "deadline_s" if limit == "budget_usd" else "budget_usd"
         wide = replace(limits, **{limit: None})  # type: ignore[arg-type]  # either limit may be none
@@ -202,7 +237,10 @@ class Question:
         return float(np.maximum(within[:, enough - 1], fits[rows]).min())
 
     def is_kept(self, limits: Limits) -> bool:
-        """Return whether a plan keeps these limits with the asked probability; makes the search again."""
+        """Return whether a plan keeps these limits with the asked probability; makes the search again.
+
+        At least one limit must be set.
+        """
         result = self.search(limits)
         if result.chosen is None:
             return False
@@ -210,7 +248,13 @@ class Question:
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return the first budget, USD, or deadline, s (by ``limit``), tried that lets a plan keep all; None: none."""
+        """Return the first budget, USD, or deadline, s (by ``limit``), tried that lets a plan keep all.
+
+        None: none does.
+
+        Tried are three amounts, of 1 to 1.3 times the least that a plan needs, rounded up to a plain figure, and always
+        above the present limit. Each try makes the search again.
+        """
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)
@@ -225,12 +269,16 @@ class Question:
 def remedies(question: Question, limits: Limits, *, most: float | None = None) -> list[str]:
     """Return hints on limits that a plan would keep, such as 'raise the budget to $12.40'; makes the search again.
 
-    Each change helps alone, or else both together.
+    Each change helps alone, or else both together. Limits that are not set are not spoken of.
 
     Args:
         question: to be asked again.
         limits: that no plan keeps.
-        most: highest probability of keeping the limits among plans; absent where no plan fits.
+        most: highest probability of keeping the limits among plans, which one hint then asks for; None: no plan fits
+            even at its median, so there is no such hint.
+
+    Returns:
+        Hints, each the beginning of a sentence; empty where no change that was tried helps.
     """
     changes = []
     budget = None if limits.budget_usd is None else question.enough(limits, "budget_usd")

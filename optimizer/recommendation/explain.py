@@ -50,8 +50,8 @@ def explain(
         chosen: the choice as a record.
         limits: budget and deadline.
         seen: how sure the choice is, and what it depends on.
-        to_target: whether the run ends at a target.
-        equal_progress: whether the batch size was searched at equal progress.
+        to_target: whether the run ends at a target; False: after given epochs or steps.
+        equal_progress: whether the batch size was searched at equal progress, so that its cost in steps is counted.
     """
     return (
         _why(result, chosen, limits, seen),
@@ -115,7 +115,14 @@ def _time(chosen: Candidate) -> str:
 
 
 def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[str]:
-    """Yield a sentence on steps if the plan's batch size is not the job's own; ``priced``: its cost is counted."""
+    """Yield a sentence on steps if the plan's batch size is not the job's own, else nothing.
+
+    Args:
+        model: fitted to the profile.
+        chosen: the plan's cluster.
+        priced: whether the predicted steps count what the other batch size costs; False: the sentence says how many
+            steps the same progress would take.
+    """
     usual, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
     if size == usual:
         return

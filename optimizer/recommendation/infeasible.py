@@ -41,7 +41,11 @@ def memory_table(
     Args:
         model: what the profile says.
         candidates: the chosen one first.
-        options: that the candidates were chosen from.
+        options: that the candidates were chosen from; of a type and precision the first counts.
+
+    Returns:
+        One record for each type, in the order in which candidates have them; empty where the profile did not count
+        memory.
     """
     if counted(model) is None:
         return ()
@@ -96,7 +100,7 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     Args:
         model: fitted to the profile.
         catalog: of the region, or of one's own machines.
-        offered: of it, what was asked for.
+        offered: offers of the catalogue that were asked for; at least one can be trained on but for its memory.
     """
     instances = {offer.instance_type.name: offer.instance_type for offer in offered}
     possible = [instance for instance in instances.values() if unusable(instance) is None]
@@ -163,9 +167,9 @@ def nothing_usable(
     """Return, not raise, the error that no offered machine can be planned with, for the reasons in ``excluded``.
 
     Args:
-        region: where they are offered.
+        region: where they are offered; "own": of the inventory.
         offered: what was asked for.
-        excluded: how many of them were left out, for each reason.
+        excluded: how many of them were left out, for each reason; at least one reason.
         by_gpus: whether they were asked for by their GPUs, and not by type.
     """
     names = sorted({offer.instance_type.name for offer in offered})
@@ -208,6 +212,8 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
 def larger_quotas(space: SearchSpace, result: SearchResult, quotas: Quotas, limits: Limits) -> str | None:
     """Return 'ask AWS to raise ...', the least increase of quotas with which a cluster keeps limits; None: none helps.
 
+    A cluster that keeps the limits surely is preferred to one that fits them at its median.
+
     Args:
         space: without quotas.
         result: result of the search in it.
@@ -238,11 +244,12 @@ def nothing_fits(
 ) -> NoFeasiblePlan:
     """Return, not raise, the error that no plan keeps the limits; it names the cheapest and the quickest affordable.
 
-    It searches and simulates again, to say in its hint which limits a plan would keep.
+    It searches and simulates again, to say in its hint which limits a plan would keep. Where the search priced no
+    cluster at all, the error says which of quotas, workers, machines and dollars an hour leave none.
 
     Args:
         question: the request's search, which can be made again.
-        result: result of the search within the limits.
+        result: result of the search within the limits; without a choice.
         limits: that no plan keeps.
         otherwise: changes other than to the limits that would help, such as an increase of quotas.
     """

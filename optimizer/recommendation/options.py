@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import optuna
 
 AUTO_BATCH: Literal["auto"] = "auto"
-"""Stands for the best global batch size at equal progress."""
+"""Value of a batch size that stands for the best global batch size at equal progress."""
 
 TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
     {"balanced": BALANCED, "fastest": FASTEST, "cheapest": 1 - FASTEST}
@@ -40,29 +40,33 @@ class Options(Wishes):
     """Settings of a plan's search: machines, batch size, quotas, objective, confidence, compression, precision.
 
     Attributes:
-        max_machines: machines in a cluster; absent: as many as workers.
-        max_workers: workers in a cluster.
-        batch_size: fixes the global batch size; `AUTO_BATCH`: search it, at equal progress. Absent: the job's own, or,
-            where the goal is a target, search it.
-        startup_s: from the request to the first step on rented machines; absent: by what each machine has to fetch.
-        disk_gb: of each machine; absent: what is needed.
+        max_machines: most machines in a cluster; None: as many as workers.
+        max_workers: most workers in a cluster.
+        batch_size: fixes the global batch size, samples; `AUTO_BATCH`: search it, at equal progress. None: the job's
+            own, or, where the goal is a target, search it.
+        startup_s: seconds from the request to the first step on rented machines; None: by what each machine has to
+            fetch.
+        disk_gb: of each machine; None: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
-        data_region: where it is; absent: where the machines are.
-        trials: that an Optuna sampler proposes beside the exact search, whose best are a study's first trials; absent:
-            no study, whose import takes as long as the search of a first answer.
+        data_region: region where the data set is; None: where the machines are.
+        trials: number of clusters that an Optuna sampler proposes beside the exact search, whose best are a study's
+            first trials; None: no study, whose import takes as long as the search of a first answer.
         mixed_types: instance types in one cluster at most.
-        quotas: vCPUs that may run at once.
+        quotas: vCPUs that may run at once, by bucket; a bucket that is missing has no limit.
         objective: what is wanted within the limits.
-        time_weight: the part of time where time and cost are weighed; absent: they are not.
-        confidence: probability with which budget and deadline are kept; absent: 0.9.
+        time_weight: weight of time against cost, 0 to 1, in place of an objective; None: by the objective.
+        confidence: probability with which budget and deadline are kept; None: 0.9.
         accept_risk: whether a plan will do that keeps its limits with less than that probability.
-        study: that has the trials, or the file that keeps it; absent: one in memory.
-        observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
-        learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
-        sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
-        precision: that workers compute in; absent: the best of what was measured.
+        study: Optuna study that has the trials, or the file that keeps it; None: one in memory.
+        observed: what was seen of spot pools, which moves the prior of their preemption rate; None: the prior alone.
+        learning_rate_rule: how the learning rate follows the batch size; None: as the task has it.
+        sync: how workers put together what they learn, measured or not; None: the best of what was measured.
+        precision: that workers compute in; None: the best of what was measured.
         compression: names of the methods that gradients may travel by; empty: all whose price is known.
         ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
+
+    Raises:
+        BadInput: ratios beside methods that send something of every element, or ``time_weight`` beside an objective.
     """
 
     max_machines: int | None = None
@@ -101,11 +105,11 @@ class Options(Wishes):
 
     @property
     def compression_in_words(self) -> str:
-        """The compression methods as people write them, with commas between."""
+        """The compression methods as people write them, with commas between; empty without any."""
         return ",".join(NONE if name == IDENTITY else name for name in self.compression)
 
     def limits(self, goal: Goal) -> Limits:
-        """Return ``goal``'s budget and deadline, and the weight of time in the score by the objective."""
+        """Return ``goal``'s budget and deadline, and the weight of time in the score, as given or by the objective."""
         return Limits(
             budget_usd=goal.budget_usd,
             deadline_s=goal.deadline_s,
@@ -122,7 +126,7 @@ class PlanRequest:
         catalog: what can be rented.
         goal: what the run is for, and its limits.
         options: what narrows the search.
-        open_hours: when the user's own machines may be used; absent: always.
+        open_hours: hours in which the user's own machines may be used; None: always.
     """
 
     profile: Profile

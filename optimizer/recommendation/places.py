@@ -37,7 +37,7 @@ from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.search import Effort, search
 
 SHOWN = 3
-"""The winner and the next two."""
+"""Number of regions that a plan shows: the winner and the next two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +61,16 @@ def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest
     """Return the best plan over regions, a request each: one-type clusters of all, then ``find`` in the best regions.
 
     The clusters of one type of each region are searched; mixes of types are left to the search in the best: the region
-    that is the best for what is wanted, and those that are for another wish.
+    that is the best for what is wanted, and those that are for another wish. A region where nothing can be planned is
+    passed over.
 
     Args:
         requests: what to plan, with catalogue and quotas of each region.
-        find: plans in one.
+        find: makes the plan in one region.
 
     Raises:
         NoFeasiblePlan: nothing fits in any of them.
+        BadInput: ``find`` raised it.
     """
     offers = sorted(filter(None, map(_offer, requests)), key=lambda offer: (not offer.safe, offer.score))
     if not offers:
@@ -140,6 +142,10 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     """Return the best of ``plans``, with the Pareto fronts and choices of all merged into its own.
 
     Where some plan keeps the limits as surely as asked, plans that are a risk are left out.
+
+    Args:
+        plans: at least one, of the same job and goal.
+        request: with the limits, and the catalogue that knows the GPU of every type in the plans.
     """
     limits, types = request.limits, request.catalog.instance_types
     best = min(plans, key=lambda plan: (plan.risk is not None, expected_score(plan.chosen, limits)))
@@ -182,7 +188,8 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
 
 
 STARTUP_S = 20.0
-"""Connecting, sending the code and starting processes that import torch, where the profile does not say."""
+"""Seconds from the launch to the first step on one's own machines, where the profile does not say: connecting, sending
+the code and starting processes that import torch."""
 
 
 def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, now: datetime) -> Plan:
@@ -195,8 +202,9 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
         now: the plan's date.
 
     Raises:
-        BadInput: of a host something is not said that a plan needs.
-        NoFeasiblePlan: they do not keep the limits.
+        BadInput: of a host something is not said that a plan needs (cost, CPUs, network, GPU), or the goal does not
+            suit profile or options.
+        NoFeasiblePlan: the hosts do not keep the limits, or their memory does not hold a step.
     """
     catalog, quotas = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
     wanted = replace(
@@ -231,7 +239,8 @@ def better_of(
         now: the plan's date.
 
     Raises:
-        NoFeasiblePlan: neither keeps the limits; what the cloud would need is said.
+        NoFeasiblePlan: neither keeps the limits; raised is the error of the rented machines.
+        BadInput: either plan cannot be asked for like that, see `on_own_machines` and `recommend`.
     """
     plans: dict[ChoiceName, Plan] = {}
     refused: dict[ChoiceName, NoFeasiblePlan] = {}

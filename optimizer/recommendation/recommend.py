@@ -92,10 +92,10 @@ __all__ = [
 ]
 
 EVALUATIONS_TO_TARGET = 16
-"""Looks at the target in the expected run: a run overshoots by half the time between two."""
+"""Number of evaluations in the expected run to a target: a run overshoots by half the time between two."""
 
 EVALUATION_SHARE = 0.1
-"""Evaluations take at most about this share of the training time."""
+"""Part of the training time that evaluations take at most, about."""
 
 
 def recommend(
@@ -112,7 +112,8 @@ def recommend(
         tell: is called with a few words on what is searched now.
 
     Raises:
-        BadInput: the goal does not suit profile or options, or nothing in the catalogue can be predicted from it.
+        BadInput: the goal does not suit profile or options, ``confidence`` is given without a limit, or nothing in the
+            catalogue can be predicted from the profile.
         NoFeasiblePlan: nothing fits, even at its median; names the cheapest (or quickest) plan that would do. A plan
             that fits at its median and keeps its limits with less than the asked probability is returned: see
             `Plan.risk`.
@@ -302,6 +303,7 @@ class SearchProblem:
         space: the clusters to choose from.
         job: what of a forecast does not depend on the cluster.
         host: how the profiled machine was placed among the catalogue's.
+        evaluate_every_epochs: epochs between evaluations.
     """
 
     goal: Goal
@@ -313,7 +315,13 @@ class SearchProblem:
 
 
 def search_problem(request: PlanRequest) -> SearchProblem:
-    """Return what `recommend` searches: the fitted profile, the machines it can predict, and the completed goal."""
+    """Return what `recommend` searches: the fitted profile, the machines it can predict, and the completed goal.
+
+    Raises:
+        BadInput: the goal does not suit profile or options, nothing that is asked for is offered, or nothing offered
+            can be predicted from the profile.
+        NoFeasiblePlan: no offered machine's memory holds a step.
+    """
     profile, catalog, options = request.profile, request.catalog, request.options
     if options.data_region is not None:
         known(options.data_region, catalog.regions, "region")
@@ -355,10 +363,12 @@ def steps_model(
         model: fitted to the profile.
         goal: of the run.
         evaluate_every_epochs: epochs between looks at the target.
-        equal_progress: whether a given length stands for the progress that it makes at the job's own batch size.
+        equal_progress: whether a given length stands for the progress that it makes at the job's own batch size; False:
+            for as many epochs or steps at any batch size. Of no meaning for a run to a target.
 
     Raises:
-        BadInput: the goal is the target, and no pilot of the profile reached it.
+        BadInput: the goal is the target and no pilot of the profile reached it, the goal does not say how many epochs
+            or steps, or it counts epochs and the profile does not know the samples of one.
     """
     job = model.profile.job
     dataset_size = job.dataset_size
@@ -378,7 +388,13 @@ def steps_model(
 
 
 def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
-    """Return the epochs between evaluations: 1, or less where a run to a target would overshoot by much."""
+    """Return the epochs between evaluations: 1, or less where a run to a target would overshoot by much.
+
+    A period is never shorter than one step.
+
+    Raises:
+        BadInput: the goal is the target, and no pilot of the profile reached it.
+    """
     if goal.ends != "target":
         return 1.0
     job = model.profile.job
@@ -413,7 +429,19 @@ def job_of(
     every: float,
     billing: Billing,
 ) -> JobModel:
-    """Return the inputs of a forecast that do not depend on the cluster; ``every``: epochs between evaluations."""
+    """Return the inputs of a forecast that do not depend on the cluster.
+
+    Args:
+        model: fitted to the profile.
+        shape: what steps have in common on whatever machines.
+        goal: of the run.
+        options: of the request; whether the batch size is searched at equal progress.
+        every: epochs between evaluations.
+        billing: terms of what is rented.
+
+    Raises:
+        BadInput: as of `steps_model`.
+    """
     profile = model.profile
     return JobModel(
         steps=steps_model(model, goal, every, equal_progress=options.batch_size == AUTO_BATCH),
@@ -429,7 +457,13 @@ def job_of(
 
 
 def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceType]) -> Payload:
-    """Return what a run brings to each machine, bytes of data and checkpoint, and how long earlier launches took."""
+    """Return what a run brings to each machine, bytes of data and checkpoint, and how long earlier launches took.
+
+    Args:
+        profile: with the launches that were seen.
+        options: with the size of the data set, and start-up time and disk if they were given.
+        types: instance types by name; launches of other types are passed over.
+    """
     payload = Payload(
         data_bytes=options.data_bytes,
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes),
@@ -463,8 +497,21 @@ def space_of(
 ) -> SearchSpace:
     """Return the search space of a request: machines, batch sizes and gradient exchanges within its options.
 
+    The space has one batch size, the fixed one or the job's own; `search_problem` puts a ladder in its place.
+
+    Args:
+        model: fitted to the profile.
+        shape: what steps have in common on whatever machines.
+        sampled: what step samples of other machines say; None: there are none.
+        catalog: of what can be rented.
+        goal: of the run.
+        options: of the request.
+        host: how the profiled machine was placed among the catalogue's.
+
     Raises:
-        BadInput: nothing that is asked for is offered, or can be predicted from this profile.
+        BadInput: nothing that is asked for is offered or can be predicted from this profile, the batch size exceeds the
+            training data, or a precision, sync or compression that was asked for cannot be planned.
+        NoFeasiblePlan: no offered machine's memory holds a step.
     """
     offered = narrow(catalog, options)
     to_target = goal.ends == "target"
@@ -528,10 +575,18 @@ def computings(
 ) -> dict[Precision, PrecisionLoss]:
     """Return the precisions to plan with, each with its cost in steps: the one asked for, or all measured that suit.
 
-    The profile's first comes first.
+    The profile's first comes first. In a run of fixed length the cost is none, and precisions that lose much are left
+    out.
+
+    Args:
+        model: fitted to the profile.
+        sampled: step samples of other machines, whose precisions count too; None: there are none.
+        options: with the precision and the sync that are asked for, if any.
+        to_target: whether the run ends at a target, so that more steps can make up for a loss.
 
     Raises:
-        BadInput: no step was measured in what was asked for, or it does not go with the rest.
+        BadInput: no step was measured in the precision that was asked for, or fp16 is asked for beside averages of
+            parameters.
     """
     known = dict.fromkeys((*model.whole.precisions, *(() if sampled is None else sampled.precisions)))
     wanted = options.precision

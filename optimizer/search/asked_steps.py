@@ -35,7 +35,7 @@ from hetopt.optimizer.step_time.tiers import SampledMachines
 from hetopt.optimizer.step_time.transfer import ReferenceHost, reference_host
 
 NO_MATTER = Price(usd_per_hour=1.0, market="on-demand", region="any", date=datetime.date.min, source="none")
-"""What a machine costs, on which its steps do not depend."""
+"""Price of a machine whose steps are predicted, as steps do not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,12 @@ class AskedSteps:
 
     @classmethod
     def of(cls, profile: Profile, catalog: Catalog) -> AskedSteps:
-        """Return the predictor of a profiled job's step times on a catalogue's machines; fits the models once."""
+        """Return the predictor of a profiled job's step times on a catalogue's machines; fits the models once.
+
+        Raises:
+            BadInput: step samples in the profile are of different jobs, or name a compressor or sync that cannot be
+                predicted.
+        """
         model = fit(profile)
         sampled = sampled_machines(profile, catalog.instance_types)
         return cls(
@@ -73,7 +78,8 @@ class AskedSteps:
     def answers(self, asked: Configuration) -> bool:
         """Return whether ``asked`` is predictable: catalogue types, a worker per GPU, profiled precision, no local SGD.
 
-        Of a job that was described and not measured, some of a machine's GPUs may be idle.
+        A machine without a GPU has one worker. Of a job that was described and not measured, some of a machine's GPUs
+        may be idle. `step` may be asked only for what is predictable.
         """
         types, described = self.catalog.instance_types, self.model.profile.is_counted
         profiled = self.model.reference.device.precision
@@ -92,6 +98,8 @@ class AskedSteps:
 
     def step(self, asked: Configuration) -> StepTime:
         """Return the predicted step time of a configuration, seconds, with the ends of its 90 % interval.
+
+        The evidence of the result is that of the least known machine.
 
         Raises:
             BadInput: a type's speed cannot be predicted, or nobody knows how long the compressor takes; says why.

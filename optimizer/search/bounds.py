@@ -17,10 +17,10 @@ from hetopt.optimizer.search.objective import Limits, least_expected, sure_quant
 from hetopt.optimizer.step_time.step_time import expected_maximum
 
 NEVER_USD = 1e12
-"""More than anything costs; finite, so that arithmetic stays so."""
+"""Dollars beyond what anything costs; finite, so that arithmetic stays so."""
 
 FEWEST_MACHINES = 2
-"""Machines of a mix at least: one of each of two types."""
+"""Least number of machines of a mix: one of each of two types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,14 @@ class Bar:
 
     @classmethod
     def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> Bar:
-        """Return the bar for mixes that score below ``score``, time^w cost^(1-w); infinite: only the limits count."""
+        """Return the bar for mixes that score below ``score``, time^w cost^(1-w); infinite: only the limits count.
+
+        Args:
+            columns: of the search space.
+            job: what of a forecast does not depend on the cluster.
+            limits: to be kept, and the weight w of time.
+            score: to be beaten.
+        """
         latest_s = _latest_s(columns, job, limits, score)[:, None, None]
         batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]
         steps = job.steps.steps(batch, gain)
@@ -111,6 +118,9 @@ class Bar:
         """Return the least USD that machines beyond each box's fewest must cost, at median and 90 % end, [boxes].
 
         `NEVER_USD` where a group of the box is too slow to be in any such cluster.
+
+        The first array is at the median, the second at the upper end of the 90 % interval; 0 where the box's fewest
+        machines hold the batch.
         """
         batch, exchange = boxes.batch[:, None], boxes.exchange[:, None]
         present = boxes.most > 0
@@ -133,6 +143,10 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
     taken, where the medians leave a box in. With the upper ends that follow, what doubt adds to the score is bounded
     as well. The bound of a box that exceeds the limits by its machines' price alone is infinite.
+
+    Returns:
+        The mask, [boxes], and a lower bound on the score of each box, [boxes]; infinite where the price of its machines
+        alone exceeds the limits.
     """
     columns, job, limits, score = bar.columns, bar.job, bar.limits, bar.score
     bound = np.full(len(boxes), np.inf)

@@ -34,7 +34,7 @@ from hetopt.optimizer.step_time.links import COLLECTIVES
 from hetopt.optimizer.step_time.step_time import slower, together
 
 NEVER_S = 1e12
-"""Longer than anything takes; finite, so that arithmetic stays so."""
+"""Seconds beyond what anything takes; finite, so that arithmetic stays so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,10 @@ class ClusterRows(Table):
 
     @classmethod
     def of(cls, clusters: Sequence[Cluster]) -> Self:
-        """Return the clusters as arrays, one row each in the same order, with `MAX_TYPES` groups a row."""
+        """Return the clusters as arrays, one row each in the same order, with `MAX_TYPES` groups a row.
+
+        A cluster with fewer groups has empty ones (count 0) behind them.
+        """
         option = np.zeros((len(clusters), MAX_TYPES), dtype=np.intp)
         count = np.zeros_like(option)
         for row, cluster in enumerate(clusters):
@@ -86,7 +89,11 @@ class ClusterRows(Table):
 
 
 class Columns:
-    """Read-only arrays of a search space: by machine option, by exchange and number of workers, by batch size."""
+    """Read-only arrays of a search space: by machine option, by exchange and number of workers, by batch size.
+
+    Args:
+        space: the search space; its options, exchanges and batch sizes have here the places that they have there.
+    """
 
     def __init__(self, space: SearchSpace) -> None:
         options, exchanges = space.options, space.exchanges
@@ -180,7 +187,14 @@ class Columns:
         return np.asarray(np.maximum(most, 0), dtype=np.intp)
 
     def allowed(self, option: Integers, count: Integers) -> Mask:
-        """Return the mask [rows] of clusters within the limits; ``option``, ``count``: by group, [rows, groups]."""
+        """Return the mask [rows] of clusters within the limits on machines, workers, dollars an hour and quotas.
+
+        All machines of such a cluster have one precision and memory scheme, and it has at least one machine.
+
+        Args:
+            option: index of each group's machine option, [rows, groups].
+            count: machines of each group, [rows, groups]; 0: the group is empty.
+        """
         space = self.space
         kept = (count.sum(axis=1) >= 1) & (count.sum(axis=1) <= space.max_machines)
         kept &= (count * self.workers[option]).sum(axis=1) <= space.max_workers
@@ -194,7 +208,10 @@ class Columns:
         return np.asarray(kept)
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
-        """Return the mask [rows] of clusters in one precision and memory scheme; arguments: [rows, groups]."""
+        """Return the mask [rows] of clusters in one precision and memory scheme; arguments: [rows, groups].
+
+        Empty groups (count 0) do not count.
+        """
         way = self.way[option]
         highest = np.where(count > 0, way, -1).max(axis=1, initial=-1)
         return np.asarray(((count == 0) | (way == highest[:, None])).all(axis=1))
@@ -214,7 +231,16 @@ class Columns:
 
 
 def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = None) -> tuple[ClusterRows, ClusterTable]:
-    """Return the possible clusters and their forecast columns; given a ``job``, each cluster with its best exchange."""
+    """Return the possible clusters and their forecast columns; given a ``job``, each cluster with its best exchange.
+
+    Args:
+        columns: of the search space.
+        rows: clusters; those beyond the limits of the space or of memory are left out.
+        job: by which each cluster's best exchange is chosen, whatever exchange its row names; None: the row's own.
+
+    Returns:
+        The rows that are possible, in their order, and the columns of each; both empty where none is.
+    """
     workers = rows.count * columns.workers[rows.option]
     batch = columns.batches[rows.batch]
     lines = columns.lines.take(rows.option)
@@ -241,9 +267,9 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
 
 
 def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> ClusterTable:
-    """Return forecast columns, without evaluations, of clusters that compute ``compute_s`` [rows] seconds a step.
+    """Return forecast columns of clusters that compute ``compute_s`` [rows] seconds a step, evaluations left out.
 
-    Evaluations are left out.
+    ``compute_s`` is that of the slowest worker. Limits and memory are not looked at.
     """
     workers = (rows.count * columns.workers[rows.option]).sum(axis=1)
     return _table(columns, rows, workers, columns.wire, compute_s, np.zeros_like(compute_s))
@@ -411,6 +437,12 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     workers average. And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`).
     Inside one machine nothing is compressed, and gradients of a shared model are summed whole: the trainer steers no
     other way for it.
+
+    Args:
+        columns: of the search space.
+        job: what of a forecast does not depend on the cluster.
+        rows: the clusters; their own exchanges do not count.
+        compute_s: seconds of computing in a step, [rows].
     """
     workers_of = rows.count * columns.workers[rows.option]
     workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
@@ -463,6 +495,7 @@ def uniform_rows(columns: Columns) -> ClusterRows:
     """Return every allowed cluster of one machine option, at each batch size; counts above 32 go in steps of a tenth.
 
     All have exchange 0: `tabulate_rows` chooses each cluster's best. See `SearchSpace.machine_counts` for the steps.
+    Whether the batch fits into memory is not looked at.
     """
     space = columns.space
     counts = np.array(space.machine_counts, dtype=np.intp)

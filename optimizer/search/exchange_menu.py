@@ -49,7 +49,7 @@ from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.own_work import OwnWork, own_work
 
 NEVER_BYTES = 1e21
-"""Over one link in one step: more than anyone would wait for; finite, so that arithmetic stays so."""
+"""Bytes over one link in one step beyond what anyone would wait for; finite, so that arithmetic stays so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,19 +110,21 @@ def exchange_menu(
 ) -> tuple[ExchangeOption, ...]:
     """Return the exchanges that a search may choose from: dense, compressed at a known price, and averages (``local``).
 
-    Who names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
+    Whoever names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
+    Exchanges that another beats in every figure are left out.
 
     Args:
         model: fitted to the profile.
-        minimum_gain: share of the gradient's energy that must be retained.
-        max_workers: of a cluster.
-        local: the policies of local SGD to offer beside.
+        minimum_gain: share of the gradient's energy that must be retained; not looked at where ``names`` leaves dense
+            out.
+        max_workers: most workers of a cluster.
+        local: the policies of local SGD to offer beside; empty: none.
         to_target: whether the run ends at a target, so that more steps can make up for what is held back.
-        names: of the methods to choose from; empty: all.
+        names: of the methods to choose from, dense gradients ("identity") only if named; empty: all.
         ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
 
     Raises:
-        BadInput: of what was named, nothing can be priced.
+        BadInput: of the methods that were named none can be priced; says why.
     """
     plain = not names or IDENTITY in names
     options = [exchange_of(model, Compression(), max_workers)] if plain else []
@@ -159,7 +161,7 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
     """Return one gradient exchange, priced for 0 to ``max_workers`` workers; its retained energy ``gain`` is left at 1.
 
     Raises:
-        BadInput: what it takes a worker is not known.
+        BadInput: the profile does not say how long the compression takes a worker.
     """
     job, work = model.profile.job, _work(model, compression)
     if work is None:
@@ -217,7 +219,8 @@ def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOpti
 def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]:
     """Return the exchanges without any that another by the same collective equals or beats in every figure.
 
-    Whatever the cluster, the other one is then no slower and no less sure; the first of equals stays.
+    Whatever the cluster, the other one is then no slower and no less sure; the first of equals stays. The order is
+    kept.
     """
     figures = np.array([_figures(option) for option in options])
     return tuple(options[row] for row in undominated(figures, [option.collective for option in options]))
@@ -259,19 +262,32 @@ def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
 
 
 def gain_of(model: FittedModel, way: Compression) -> float | None:
-    """Return the share of gradient energy, (0, 1], that a compression retains of a job's gradient; None: not known."""
+    """Return the share of gradient energy, (0, 1], that a compression retains of a job's gradient; None: not known.
+
+    Raises:
+        BadInput: the compression sends the largest elements at a ratio below all that were measured.
+    """
     if way.name in LIKE_TOPK and model.gain.log_ratios:
         return model.gain.gain(way.ratio)
     return model.losses.gain(way)
 
 
 def least_gain(model: FittedModel, *, to_target: bool) -> float:
-    """Return the least retained gradient energy, (0, 1], to plan with; higher for a run of fixed length."""
+    """Return the least retained gradient energy, (0, 1], to plan with; higher for a run of fixed length.
+
+    ``to_target``: whether the run ends at a target, so that more steps can make up for what is held back.
+    """
     return LEAST_GAIN if to_target else model.convergence.penalty.least_gain(1 + MOST_LOST)
 
 
 def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[float] = ()) -> dict[str, str]:
-    """Return the compressors that a plan cannot choose at any ratio, by name, each with a few words on why."""
+    """Return the compressors that a plan cannot choose at any ratio, by name, each with a few words on why.
+
+    Args:
+        model: fitted to the profile.
+        minimum_gain: share of the gradient's energy that must be retained.
+        ratios: shares of the elements that sparsifying methods send; empty: the ratios that pilots measured.
+    """
     reasons: dict[str, str | None] = {}
     for way in _ways(model, ratios):
         reason = why_not(model, way, minimum_gain)
@@ -286,7 +302,10 @@ def _work(model: FittedModel, way: Compression) -> OwnWork | None:
 
 
 def why_not(model: FittedModel, way: Compression, minimum_gain: float) -> str | None:
-    """Return a few words on why a compression cannot be planned with, such as too little gain; None: it can."""
+    """Return a few words on why a compression cannot be planned with, such as too little gain; None: it can.
+
+    ``minimum_gain`` is the share of the gradient's energy that it has to retain, 0 to 1.
+    """
     gain = gain_of(model, way)
     if gain is None:
         return "what it keeps of this job's gradient was not measured"

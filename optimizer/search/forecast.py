@@ -31,15 +31,17 @@ class JobModel:
     """Inputs of a forecast that do not depend on the cluster: a job's steps, evaluations, checkpoints and billing.
 
     Attributes:
-        steps: steps that the goal needs.
+        steps: law of the steps that the goal needs, by batch size and retained energy.
         evaluate_every_samples: samples between evaluations.
         shape: what steps have in common on whatever machines.
-        startup_log_sd: spread of the time from the request to the first step.
-        checkpoint_s, written_s: see `cost.interruptions`.
+        startup_log_sd: standard deviation of the log of the time from the request to the first step.
+        checkpoint_s: seconds that training pauses for a checkpoint.
+        billing: terms of what is rented.
+        written_s: seconds until a checkpoint is written and counts (see `cost.interruptions`).
         checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
-        transfer: cost of moving the data set to the region, before the launch; absent where it is there.
-        resumes: whether it goes on from checkpoints; else a loss costs all that was done.
-        slots_s: lengths of the slots of the day, in which machines may be used or not (see `open_hours`).
+        transfer: cost of moving the data set to the region, before the launch; None: the data set is there.
+        resumes: whether the run goes on from checkpoints; else a loss costs all that was done.
+        slots_s: lengths in seconds of the slots of the day, in which machines may be used or not (see `open_hours`).
     """
 
     steps: StepsModel
@@ -56,7 +58,7 @@ class JobModel:
 
     @property
     def before_usd(self) -> float:
-        """The cost that falls due before any cluster is rented, USD."""
+        """The cost that falls due before any cluster is rented, USD: of moving the data set; 0 where it is there."""
         return 0.0 if self.transfer is None else self.transfer.usd
 
 
@@ -68,7 +70,7 @@ class ClusterTable(Table):
     ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
     workers communicate, ``compress_log_sd`` how well ``compress_s`` is; ``under_backward`` is 1 where the exchange runs
     beside the backward pass, as far as it can, and 0 where it waits for the whole gradient; ``startup_s`` is from the
-    request to the first step, ``missing`` the expected hours without a machine for each hour with it, and ``disk_gb``
+    request to the first step, ``missing`` the expected hours without a machine for each hour with one, and ``disk_gb``
     of each machine. ``open_parts`` is the part of its speed that may be used in each slot of the day, (rows, slots).
     """
 
@@ -106,10 +108,13 @@ class ClusterTable(Table):
 class Forecast(Table):
     """Predicted step time, steps, total time and cost of clusters, [clusters]: medians and 90 % intervals.
 
-    ``*_low`` and ``*_high`` are the ends of the intervals.
-    ``unavailable_s`` is what of the total is waiting for spot machines, and ``closed_s`` what is outside the hours in
-    which machines may be used. ``least_budget_usd`` is the least budget that each is rented with (see
-    `least_budget_usd`), and ``open_parts`` is as in `ClusterTable`.
+    ``*_low`` and ``*_high`` are the ends of the intervals, ``*_log_sd`` standard deviations of a log. ``compute_s`` is
+    the slowest worker's computing in a step, ``waiting_s`` the mean of the workers' waiting for it, and
+    ``communication_s`` what a step takes beyond. ``work_s`` is training without interruptions, evaluations included;
+    ``interruption_s`` what losses of machines add, and ``interval_s`` the work between checkpoints. ``unavailable_s``
+    is what of the total is waiting for spot machines, and ``closed_s`` what is outside the hours in which machines may
+    be used. ``least_budget_usd`` is the least budget that each is rented with (see `least_budget_usd`), and
+    ``open_parts`` is as in `ClusterTable`.
     """
 
     compute_s: Array
@@ -282,22 +287,37 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
 
 
 def late(workers: ArrayLike, shape: Shape) -> Array:
-    """Return the slowest worker's compute time over the workers' mean, at least 1, by number of ``workers``."""
+    """Return the slowest worker's compute time over the workers' mean, at least 1, by number of ``workers``.
+
+    ``shape`` has how unequal workers are in a step (straggling). Of one worker the result is 1.
+    """
     counts, which = np.unique(np.asarray(workers, dtype=np.intp), return_inverse=True)
     return 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
 
 
 def grown(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
-    """Return an exchanged byte's time among ``workers`` over its time between two; 1 where ``alone``: one machine."""
+    """Return an exchanged byte's time among ``workers`` over its time between two; 1 where ``alone``: one machine.
+
+    ``shape`` has how much slower a network is among more workers.
+    """
     return growth(workers, np.where(alone, 0.0, shape.network_growth.value))
 
 
 def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: float) -> Array:
-    """Return how many evaluations a run of ``steps`` makes: one every ``every_samples`` samples, and one at its end."""
+    """Return how many evaluations a run of ``steps`` makes: one every ``every_samples`` samples, and one at its end.
+
+    Arrays broadcast against each other; the result is a whole number as float, at least 1 for a step or more.
+    """
     before_the_last = (np.asarray(steps) - 1) * np.asarray(global_batch_size)
     return np.asarray(np.floor(before_the_last / every_samples) + 1, dtype=np.float64)
 
 
 def distance(value: Array | float, log_sd: Array | float, sign: int) -> Array:
-    """Return the distance from a log-normal median to an end of its 90 % interval; ``sign``: 1 upper end, -1 lower."""
+    """Return the distance from a log-normal median to an end of its 90 % interval, never negative.
+
+    Args:
+        value: the median, in any unit, which is the result's.
+        log_sd: standard deviation of the log.
+        sign: 1: the upper end; -1: the lower end.
+    """
     return np.asarray(np.abs(value * np.expm1(sign * Z90 * np.asarray(log_sd))), dtype=np.float64)

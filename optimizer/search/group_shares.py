@@ -34,7 +34,10 @@ class Table:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self, rows: Integers | NDArray[np.bool_] | slice) -> Self:
-        """Return a table of some rows: of these indices, in their order, or where a mask is true."""
+        """Return a table of some rows: those of these indices, in their order, or those where a mask is true.
+
+        May be a view.
+        """
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @classmethod
@@ -47,12 +50,15 @@ class Table:
 class Lines(Table):
     """Compute time of a worker of each group of b samples: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
 
-    They hold for up to ``together`` samples; see `time_s` for more.
+    The line holds for up to ``together`` samples; see `time_s` for more.
 
     Attributes:
-        most: samples that it can hold, infinite where nothing limits them. The least is one.
-        together: samples that it computes together at most; more are cut into micro-batches (see `WorkerTime`).
-        once_s: of the fixed part, what a step takes once.
+        fixed_s: seconds of a step or micro-batch whatever its samples.
+        per_sample_s: seconds a sample.
+        floor_s: seconds that a step or micro-batch takes at least.
+        most: samples that a worker can hold, infinite where nothing limits them. The least is one.
+        together: samples that a worker computes together at most; more are cut into micro-batches (see `WorkerTime`).
+        once_s: seconds of the fixed part that a step takes once, however many micro-batches it has.
     """
 
     fixed_s: Array
@@ -79,6 +85,8 @@ class SharedRows:
     """Local batch sizes: ``raised[:, j]`` workers of group j get ``base[:, j] + 1`` samples, others ``base[:, j]``.
 
     Attributes:
+        base: samples of a worker, (rows, groups); 0 in an empty group.
+        raised: workers of the group that get one sample more, (rows, groups).
         compute_s: seconds in which the slowest worker computes, (rows,).
     """
 
@@ -88,7 +96,13 @@ class SharedRows:
 
 
 def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.bool_]:
-    """Return the mask [rows] of clusters whose ``batch`` gives each worker a sample and fits into their memory."""
+    """Return the mask [rows] of clusters whose ``batch`` gives each worker a sample and fits into their memory.
+
+    Args:
+        lines: of a worker of each group, [rows, groups].
+        workers: of each group, [rows, groups]; 0: the group is empty.
+        batch: samples of a step, [rows].
+    """
     most = np.where(workers > 0, workers * np.minimum(lines.most, batch[:, None]), 0.0).sum(axis=1)
     return np.asarray((workers.sum(axis=1) <= batch) & (most >= batch))
 
@@ -96,10 +110,9 @@ def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.boo
 def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
     """Return the integer local batch sizes with which each row's slowest worker ends earliest; rows must be `feasible`.
 
-    Rows must be `feasible`. Round the water level down, then hand the rest to the group that would finish one more
-    sample first (see
+    Round the water level down, then hand the rest to the group that would finish one more sample first (see
     `hetopt.core.batch_partition` for why that is exact). A round gives one sample to every worker of one group, so few
-    rounds serve all rows.
+    rounds serve all rows. Arguments are as of `feasible`.
     """
     present = workers > 0
     level = water_level(lines, workers, batch)[:, None]
@@ -130,6 +143,8 @@ def water_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
     """Return the seconds, [rows], in which workers would compute the batch if samples could be divided.
 
     Every worker takes one sample at least, and no more than its memory holds; floors and micro-batches do not count.
+
+    Arguments are as of `feasible`.
     """
     rate = np.where(workers > 0, workers / lines.per_sample_s, 0.0)
     level = (batch + (rate * lines.fixed_s).sum(axis=1)) / rate.sum(axis=1)
@@ -177,6 +192,11 @@ def earliest_finish(lines: Lines, most_workers: Integers, batch: Integers) -> Ar
     """Return a lower bound on the compute time, seconds, [rows], with 1 to ``most_workers`` workers of each group.
 
     The finish is the time of a whole number of samples on one of the groups, and not before the water level.
+
+    Args:
+        lines: of a worker of each group, [rows, groups].
+        most_workers: of each group, [rows, groups]; 0: the group is empty.
+        batch: samples of a step, [rows].
     """
     present = most_workers > 0
     level = water_level(lines, np.maximum(most_workers, 0), batch)

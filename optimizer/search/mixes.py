@@ -24,10 +24,10 @@ from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search_space import Cluster
 
 KEPT_OF_A_BATCH = 64
-"""Of clusters that are priced together the best so many are kept beside their front: something to compare with."""
+"""Number of the best clusters that are kept of those priced together, beside their front: something to compare with."""
 
 CHUNK = 32_768
-"""Rows that are priced at a time: their columns fit a processor's cache."""
+"""Number of rows that are priced at a time: their columns fit a processor's cache."""
 
 
 class Pool:
@@ -50,12 +50,12 @@ class Pool:
 
     @property
     def rows(self) -> ClusterRows:
-        """All rows that were kept."""
+        """All rows that were kept, in the order of adding; each belongs to the forecast in the same place."""
         return self._whole()[0]
 
     @property
     def forecast(self) -> Forecast:
-        """Predicted time and cost of every row in the pool."""
+        """Predicted time and cost of every row in the pool, in the order of `rows`."""
         return self._whole()[1]
 
     def _whole(self) -> tuple[ClusterRows, Forecast]:
@@ -65,7 +65,11 @@ class Pool:
         return self._parts[0]
 
     def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> None:
-        """Price clusters with their best exchanges; keep the ``keep`` best of each chunk and its front (None: all)."""
+        """Price clusters with their best exchanges; keep the ``keep`` best of each chunk and its front (None: all).
+
+        Clusters that cannot be are passed over, and with ``keep`` those that were kept before. `best`, `safe_score` and
+        `priced` are updated by all that were priced, kept or not.
+        """
         for start in range(0, len(rows), CHUNK):
             part = rows.take(np.arange(start, min(start + CHUNK, len(rows))))
             some, table = tabulate_rows(self.columns, part, self.job)
@@ -95,17 +99,18 @@ class Pool:
 
 
 GAP = 0.002
-"""Mixes that could be better by less than this are not looked for: far less than predictions can tell apart."""
+"""Part of the score by which a mix must be better to be looked for: far less than predictions can tell apart."""
 
 PRICED_WHOLE = 12
-"""Clusters of a box that are priced one by one rather than bounded again."""
+"""Number of clusters of a box up to which they are priced one by one rather than bounded again."""
 
 BOXES = 600_000
-"""Boxes of two options that are bounded at most: some seconds. A count, not a time, so that the same question has the
-same answer."""
+"""Most boxes of two options that are bounded: some seconds. A count, not a time, so that the same question has the same
+answer."""
 
 BOXES_OF_THREE = 300_000
-"""Boxes of three options. Where two thirds of them are there from the start, no time is spent on any."""
+"""Most boxes of three options that are bounded. Where two thirds of them are there from the start, no time is spent on
+any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +119,11 @@ class Proof:
 
     Attributes:
         types: machine options in a mix that was searched, at most.
-        gap: no such mix beats the best plan by more than this part of its score; absent where no plan keeps the
-            limits with the probability `SURE`, so that there is nothing to beat.
+        gap: no such mix beats the best plan by more than this part of its score; None where no plan keeps the limits
+            with the probability `SURE`, so that there is nothing to beat.
         bound: the score that no such mix undercuts while it keeps the limits; infinite where none keeps them.
-        boxes: number of boxes that were bounded. ``complete`` is whether none was left.
+        boxes: number of boxes that were bounded.
+        complete: whether no box was left that might hold a better mix.
     """
 
     types: int
@@ -133,10 +139,11 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
     Args:
         pool: holds the best so far, and takes what is found.
         types: machine options in each mix, 2 or 3.
-        most_boxes: boxes that are bounded before it gives up.
+        most_boxes: boxes that are bounded before the search gives up, with what was found by then.
 
     Returns:
-        What was proved; absent where there are too many mixes to begin with.
+        What was proved (not ``complete`` where the search gave up); None, and the pool as it was, where there are too
+        many mixes of three to begin with.
     """
     columns, job, limits = pool.columns, pool.job, pool.limits
     best = pool.safe_score

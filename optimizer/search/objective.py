@@ -31,20 +31,20 @@ from hetopt.optimizer.search.forecast import Forecast
 from hetopt.optimizer.search.pareto import Array, pareto_front
 
 BALANCED = math.log(1.2) / (math.log(1.2) + math.log(1 / 0.9))
-"""The part of time in what a balanced plan minimises, ``time^w cost^(1-w)``: a tenth less time is worth a fifth more
-money, and no more than that, since ``0.9^w 1.2^(1-w) = 1``."""
+"""Weight of time in the score of a balanced plan, ``time^w cost^(1-w)``: a tenth less time is worth a fifth more money,
+and no more than that, since ``0.9^w 1.2^(1-w) = 1``."""
 
 NEAR = 1.02
-"""By so much has a quicker way to be quicker before anything is given for it: predictions are not finer."""
+"""Factor by which a quicker way has to be quicker before anything is given for it: predictions are not finer."""
 
 FASTEST = math.log(2) / (math.log(2) + math.log(NEAR))
-"""The part of time in what the fastest plan minimises: who is in a hurry pays twice as much for `NEAR` less time, and
-no more than that. The cheapest plan has the rest, ``1 - FASTEST``: its owner waits twice as long for `NEAR` less money.
-To call all plans equals that are so near the best is no order: of two, which is chosen hangs on a third, so that more
-budget could buy a slower plan."""
+"""Weight of time in the score of the fastest plan: who is in a hurry pays twice as much for `NEAR` less time, and no
+more than that. The cheapest plan has the rest, ``1 - FASTEST``: its owner waits twice as long for `NEAR` less money.
+To call all plans equals that are so near the best is no order: of two, which is chosen hangs on a third, so that
+more budget could buy a slower plan."""
 
 MOST_DOUBT = 300.0
-"""The logarithm of what doubt may multiply a figure by: an ending that nobody will see stays a number."""
+"""Largest logarithm of the factor by which doubt multiplies a figure: an ending that nobody will see stays a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ class Limits:
     """Budget, USD, and deadline, seconds, that a plan must keep, and the weight of time against cost in its score.
 
     Attributes:
-        budget_usd, deadline_s: the totals; absent: no limit.
+        budget_usd: total cost; None: no limit.
+        deadline_s: total time from the request on; None: no limit.
         time_weight: the part ``w`` of time, in [0, 1]: ``time^w cost^(1-w)`` is minimised, so that a plan may be dearer
             by w % for each 1 - w % that it is quicker. 1: the fastest plan, 0: the cheapest.
     """
@@ -73,11 +74,17 @@ class Limits:
         return self.score(*expected_totals(forecast))
 
     def overrun(self, forecast: Forecast) -> Array:
-        """Return median cost or time over its limit, the larger, [clusters]; up to 1: fits, and can be rented."""
+        """Return median cost or time over its limit, the larger, [clusters]; up to 1: fits, and can be rented.
+
+        The least budget that a cluster is rented with counts as a cost. Without limits the result is 0.
+        """
         return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
-        """Return cost or time at its quantile `SURE` (0.9) over its limit, the larger, [clusters]; up to 1: kept."""
+        """Return cost or time at its quantile `SURE` (0.9) over its limit, the larger, [clusters]; up to 1: kept.
+
+        The least budget that a cluster is rented with counts as a cost. Without limits the result is 0.
+        """
         cost = sure_quantile(forecast.cost_usd, forecast.cost_high_usd)
         time = sure_quantile(forecast.total_s, forecast.total_high_s)
         return np.maximum(self.ratio(cost, time), self._rent(forecast))
@@ -97,7 +104,10 @@ class Limits:
 
 
 def expected(median: Array, high: Array) -> Array:
-    """Return the expectation of a log-normal figure from its median and the upper end of its 90 % interval."""
+    """Return the expectation of a log-normal figure from its median and the upper end of its 90 % interval.
+
+    Elementwise, in the unit of the arguments; a median of 0 is returned as it is.
+    """
     log_sd = np.log(np.divide(high, median, out=np.ones_like(median), where=median > 0)) / Z90
     return np.asarray(median * np.exp(np.minimum(np.square(log_sd) / 2, MOST_DOUBT)))
 
@@ -130,12 +140,18 @@ def plan_front(forecast: Forecast) -> NDArray[np.intp]:
 
     A row is left out where another one scores better for who wants the fastest plan and for who wants the cheapest, and
     so for every wish between: it is both slower and dearer, or quicker by too little for its money (see `FASTEST`).
+
+    A plan of the front may exceed limits, which are not looked at here.
     """
     return best_for_some(lambda wish: wish.expected_score(forecast))
 
 
 def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
-    """Return the indices of plans that are best for some weight of time; ``score``: of all plans under given limits."""
+    """Return the indices of plans that are best for some weight of time, quickest first.
+
+    ``score`` returns the scores of all plans, [plans], under the limits that it is given: once those of the fastest
+    plan, once those of the cheapest.
+    """
     return pareto_front(*(score(Limits(time_weight=weight)) for weight in (FASTEST, 1 - FASTEST)))
 
 
@@ -144,7 +160,7 @@ def choose(forecast: Forecast, limits: Limits) -> tuple[int | None, bool]:
 
     A limit is a promise, so a plan should keep it with the probability `SURE`. Among those the least expected score
     wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to exceed the
-    limits wins, whatever its score: see docs/decisions.
+    limits wins, whatever its score: see docs/decisions. An empty forecast gives (None, False).
     """
     keys = Keys.of(forecast, limits)
     if not len(keys.main) or keys.level.min() > 1:
@@ -185,5 +201,8 @@ class Keys(NamedTuple):
 
 
 def best_rows(forecast: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
-    """Return the row indices of the ``count`` best plans, best first: safe, then fitting the limits, then the rest."""
+    """Return the row indices of the ``count`` best plans, best first: safe, then fitting the limits, then the rest.
+
+    All rows where there are fewer.
+    """
     return Keys.of(forecast, limits).best(count)

@@ -29,7 +29,7 @@ class OpenHours:
 
     Attributes:
         slots_s: length of each, seconds; together a day.
-        hosts: whether each host may be used in each slot; a machine that is not listed may always.
+        hosts: by name, whether the host may be used in each slot; a machine that is not listed may always.
     """
 
     slots_s: tuple[float, ...] = (DAY_S,)
@@ -64,8 +64,9 @@ def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Arra
     """Return the seconds from now until work of ``work_s`` s at full speed is done; ``speed``: share of it by slot.
 
     Args:
-        work_s: any shape.
-        speed: part of it that is there in each slot, the shape of ``work_s`` and one axis more, or what broadcasts.
+        work_s: seconds of work at full speed, any shape.
+        speed: part of the full speed, 0 to 1, that is there in each slot: the shape of ``work_s`` and one axis more, or
+            what broadcasts to it.
         slots_s: length of each slot; the day begins anew after the last.
     """
     work = np.asarray(work_s, dtype=np.float64)

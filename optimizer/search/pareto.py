@@ -11,7 +11,10 @@ Array = NDArray[np.float64]
 
 
 def pareto_front(time: Array, cost: Array) -> NDArray[np.intp]:
-    """Return the indices of the Pareto front of (time, cost), least ``time`` first; of equal points the first."""
+    """Return the indices of the Pareto front of (time, cost), least ``time`` first; of equal points the first.
+
+    Each point of the front is cheaper than all that are quicker. Empty for empty arrays.
+    """
     order = np.lexsort((np.arange(len(time)), cost, time))
     best_before = np.minimum.accumulate(np.concatenate([[np.inf], cost[order][:-1]])) if len(order) else cost
     return np.asarray(order[cost[order] < best_before], dtype=np.intp)
@@ -21,8 +24,8 @@ def thin(front: NDArray[np.intp], time: Array, count: int) -> NDArray[np.intp]:
     """Return up to ``count`` of the indices in ``front``, with both ends, evenly spread over the log of ``time``.
 
     Args:
-        front: indices of points, least time first.
-        time: of all points.
+        front: indices of points, least time first; returned as it is where it has no more than ``count``.
+        time: of all points, positive.
         count: at most; from 2 on both ends are kept.
     """
     if len(front) <= count:

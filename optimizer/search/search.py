@@ -32,13 +32,13 @@ __all__ = ["Effort", "Limits", "Proof", "SearchResult", "choose", "search"]
 
 
 NEAR_BEST = 400
-"""Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
+"""Number of the best clusters of one type that are looked at with every count, where the enumeration goes in steps."""
 
 FRONT = 12
 SHORTLIST = 24
-"""Options that the clusters of the front are mixed with."""
+"""Number of machine options that the clusters of the front are mixed with."""
 FIRST_TRIALS = 25
-"""Of the best clusters so many are trials, beside the front."""
+"""Number of the best clusters that are a study's first trials, beside the front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,12 @@ class SearchResult:
         rows: the clusters, those of one type first.
         uniform: how many those are.
         forecast: of the rows.
-        chosen: row of the choice; absent when nothing fits the limits even at its median.
+        chosen: row of the choice; None: nothing fits the limits even at its median.
         safe: whether the choice keeps the limits with the probability `SURE`.
         front: rows of the front (see `plan_front`) of those that keep the limits as the choice does, thinned.
         mixes: clusters of several types that were priced, whether kept or not.
-        proof: what branch and bound has shown of mixes; absent where none was asked for.
-        trials: of the study that has it, those of other samplers included.
+        proof: what branch and bound has shown of mixes; None: no mixes were searched, or there were too many to begin.
+        trials: finished trials of the study, those of other samplers included; 0 without a study.
         stopped: whether somebody stopped the search before it was done.
     """
 
@@ -101,11 +101,13 @@ def search(
 
     Ctrl-C while mixes are searched ends the search early (``stopped``), with what was found.
 
+    Nothing is raised where no cluster fits: ``chosen`` is None then.
+
     Args:
         space: what there is to choose from.
         job: what does not depend on the cluster.
         limits: budget, deadline and what is wanted.
-        effort: how many types are mixed, and how many boxes are bounded at most.
+        effort: how many types are mixed, and how many boxes are bounded at most; None: the defaults of `Effort`.
         tell: is called with a few words on what is searched now.
     """
     effort = effort or Effort()
@@ -159,7 +161,7 @@ def search_study(
         seed: of the other trials.
         types: instance types in one cluster at most.
         trials: clusters that the sampler proposes, beyond the first.
-        kept: what keeps all trials, a study or its file; absent: nothing.
+        kept: what keeps all trials, a study or its file; None: nothing does, they are in memory alone.
 
     Raises:
         BadInput: the file of the study cannot be used.

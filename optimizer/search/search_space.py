@@ -45,7 +45,8 @@ from hetopt.optimizer.step_time.transfer import (
 )
 
 MAX_TYPES = 3
-"""Instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get together."""
+"""Most instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get
+together."""
 
 DENSE_COUNTS = 32
 
@@ -55,16 +56,18 @@ class MachineOption:
     """One offer of a machine in one precision: price, predicted worker speed, network, start-up, preemption rate.
 
     Attributes:
-        precision: that they compute in; all machines of a cluster compute in the same.
-        stretch, stretch_log_sd: steps in this precision over steps in the profile's first, and the log's standard
-            deviation.
+        offer: type, price and market of the machine.
+        worker: one of its workers: time of a step by samples, memory, and how well they are known.
         network: to neighbouring machines.
         bus: one hop between the workers of the machine, all of which exchange.
-        evaluation_s: the whole evaluation set on one of its workers.
-        startup_s: from the request to the first step.
+        evaluation_s: seconds of the whole evaluation set on one of its workers.
+        startup_s: seconds from the request to the first step.
         disk_gb: of its disk.
-        belief: preemption rate of its spot pool, as a posterior; absent on demand.
-        watched: what the belief rests on beside the prior; absent where nothing was seen of the pool.
+        belief: preemption rate of its spot pool, as a posterior; None on demand.
+        watched: what the belief rests on beside the prior; None where nothing was seen of the pool.
+        precision: that its workers compute in; all machines of a cluster compute in the same.
+        stretch: steps in this precision over steps in the profile's first.
+        stretch_log_sd: standard deviation of the log of ``stretch``.
     """
 
     offer: Offer
@@ -97,13 +100,19 @@ class MachineOption:
 
     @property
     def losses(self) -> PreemptionRatePosterior:
-        """The believed preemption rate of the machine's pool; machines on demand are not taken back."""
+        """The believed preemption rate of the machine's pool; on demand a rate of zero."""
         return self.belief or NEVER_LOST
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Cluster as indices into a search space: pairs of machine option and count, one batch size, one exchange."""
+    """Cluster as indices into a search space: pairs of machine option and count, one batch size, one exchange.
+
+    Attributes:
+        machines: (index of the machine option, number of machines) of each group, sorted by option.
+        batch: index of the global batch size.
+        exchange: index of the gradient exchange.
+    """
 
     machines: tuple[tuple[int, int], ...]
     batch: int
@@ -128,12 +137,17 @@ class SearchSpace:
     """Machine options, global batch sizes, gradient exchanges and limits that a search chooses a cluster within.
 
     Attributes:
-        offered, usable: number of offers that the request allows, and how many of them have a predictable speed.
+        options: machines to choose from, none beaten by another in every respect.
+        batch_sizes: global batch sizes, samples, ascending.
+        exchanges: ways to sum gradients or average parameters.
+        max_machines: most machines of one cluster.
+        offered: number of offers that the request allows.
+        usable: number of those offers that have a predictable speed.
         excluded: number of offers left out, by reason.
-        max_machines, max_workers: of one cluster.
-        max_hourly_usd: of the machines of one cluster together; absent: no limit.
-        quotas: vCPUs that may run at once.
-        open_hours: when machines may be used; absent: always.
+        max_workers: most workers of one cluster.
+        max_hourly_usd: most USD an hour of the machines of one cluster together; None: no limit.
+        quotas: vCPUs that may run at once, by bucket; a bucket that is missing has no limit.
+        open_hours: when machines may be used; None: always.
         beaten: further options, each beaten by another in every respect: what stands in where that is not to be had.
     """
 
@@ -152,7 +166,7 @@ class SearchSpace:
 
     @property
     def ways(self) -> tuple[tuple[Precision, Scheme], ...]:
-        """Precisions and memory schemes that clusters may have."""
+        """Pairs of precision and memory scheme that clusters may have, each once."""
         return tuple(dict.fromkeys(option.way for option in self.options))
 
     @property
@@ -184,13 +198,17 @@ def machine_options(
         offers: to choose from.
         host: how the profiled machine was placed among the catalogue's.
         shape: what steps have in common.
-        sampled: what step samples say of machines.
-        observed: what was seen of spot pools; absent: the prior alone is believed.
-        zone: where machines are wanted; absent: anywhere in the region, so that all its zones tell of them.
-        payload: what a run brings to its machines; absent: hardly anything.
-        exchange: the most that one keeps in a worker's memory.
-        precision: what workers compute in; absent: the model's, as it was measured.
-        loss: what that costs in steps; absent: nothing.
+        sampled: what step samples say of machines; None: there are none.
+        observed: what was seen of spot pools; None: the prior alone is believed.
+        zone: where machines are wanted; None: anywhere in the region, so that all its zones tell of them.
+        payload: what a run brings to its machines; None: hardly anything.
+        exchange: the most that an exchange keeps in a worker's memory.
+        precision: what workers compute in; None: the model's, as it was measured.
+        loss: what that precision costs in steps; None: nothing.
+
+    Returns:
+        The options in the order of the offers, and why the other offers were left out: how many, by reason. Nothing is
+        raised where none is left.
     """
     precision, loss = precision or model.precision, loss or PrecisionLoss()
     payload = payload or Payload()
@@ -374,7 +392,10 @@ def _figures(option: MachineOption) -> list[float]:
 
 
 def batch_ladder(smallest: int, largest: int, task_batch_size: int) -> tuple[int, ...]:
-    """Return global batch sizes from ``smallest`` to ``largest``, ascending: the task's own times 2^k and 1.5 * 2^k."""
+    """Return global batch sizes from ``smallest`` to ``largest``, ascending: the task's own times 2^k and 1.5 * 2^k.
+
+    Where none lies between, the one size nearest to the task's own.
+    """
     first, last = (math.floor(math.log2(limit / task_batch_size)) for limit in (smallest, largest))
     sizes = {round(task_batch_size * part * 2.0**k) for k in range(first, last + 1) for part in (1, 1.5)}
     inside = sorted(size for size in sizes if smallest <= size <= largest)

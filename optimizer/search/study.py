@@ -35,13 +35,20 @@ from hetopt.optimizer.search.objective import Limits, expected_totals
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
 NOTHING = "none"
-"""In the place of a machine type."""
+"""Value of a trial's machine type where it has no machines in that place."""
 
 Parameters = dict[str, Any]
 
 
 class Study:
     """Optuna study of a search, whose trials are clusters of the search space, priced by the forecast.
+
+    Args:
+        columns: of the search space.
+        job: what of a forecast does not depend on the cluster.
+        limits: that trials are held against.
+        types: instance types in one cluster at most.
+        seed: of the sampler.
 
     Attributes:
         stopped: whether Ctrl-C ended the trials early.
@@ -70,7 +77,7 @@ class Study:
             then: proposes the other trials; absent: NSGA-II.
 
         Raises:
-            BadInput: the file cannot be used.
+            BadInput: the file cannot be used as Optuna's journal.
         """
         with _quiet():
             study = kept if isinstance(kept, optuna.Study) else self._study(kept)
@@ -89,7 +96,11 @@ class Study:
         return study
 
     def cluster(self, parameters: Mapping[str, Any]) -> Cluster:
-        """Return the cluster that a trial's Optuna parameters (types, machines, batch) describe, with exchange 0."""
+        """Return the cluster that a trial's Optuna parameters (types, machines, batch) describe, with exchange 0.
+
+        Raises:
+            ValueError: the parameters name a type or a batch size that the search space has not.
+        """
         counts = [
             (self.names.index(parameters[f"type_{k}"]), parameters[f"machines_{k}"])
             for k in self.slots

@@ -15,7 +15,7 @@ from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.context import WorkerContext
 
 Alignment: TypeAlias = "dist.ProcessGroup | None"
-"""Workers that step together; None is a worker alone."""
+"""Process group of the workers that step together; None: this worker alone."""
 
 
 class ProbeStopped(Exception):
@@ -26,7 +26,7 @@ class ProbeStopped(Exception):
 class ProbeGroup:
     """One worker's view of all workers of a probe, by which it gathers numbers, reads the clock and writes events.
 
-    ``started_s`` is when the probe began by this worker's clock.
+    ``context`` is the worker's own; ``started_s`` is when the probe began by its clock.
     """
 
     context: WorkerContext
@@ -45,26 +45,45 @@ class ProbeGroup:
         return [other[:-1] for other in rows]
 
     def total(self, row: Sequence[float]) -> list[float]:
-        """Return the sum over all workers of each number in ``row``; collective: every rank calls it."""
+        """Return the sum over all workers of each number in ``row``.
+
+        Collective: every rank calls it, with rows of one length.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         return [sum(column) for column in zip(*self.gather(row), strict=True)]
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the probe began, by the leader's clock; collective: every rank calls it."""
+        """Return the seconds since the probe began, by the leader's clock; collective: every rank calls it.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         return self.gather([self.context.clock() - self.started_s])[0][0]
 
     def record(self, measured: Record) -> None:
-        """Write a measured record to the event log; does nothing on other ranks than the leader."""
+        """Write a measured record to the event log under its name in `EVENTS`.
+
+        Does nothing on other ranks than the leader.
+        """
         self.context.events.write(EVENTS[type(measured)], **measured.model_dump(mode="json"))
 
     def first(self, workers: int) -> Alignment:
-        """Return a process group of the first ``workers`` ranks (None: of one); every rank must call it."""
+        """Return a process group of the first ``workers`` ranks (None: of one); every rank must call it.
+
+        A rank that is not among them gets an object of no use to it.
+        """
         if workers in (1, self.context.world_size):
             return None if workers == 1 else dist.group.WORLD
         return cast("Alignment", dist.new_group(range(workers)))  # torch: or 0
 
 
 def align(group: Alignment, value: float = 0.0) -> float:
-    """Wait for all workers of a group, and return the largest of their values; ``group`` None: do not wait."""
+    """Wait for all workers of a group, and return the largest of their values.
+
+    ``group`` None: return ``value`` at once.
+    """
     if group is None:
         return value
     flag = torch.tensor([value], dtype=torch.float64)

@@ -28,17 +28,17 @@ from hetopt.trainer.comm.channel import Channel, Reduction, staging_device
 from hetopt.trainer.comm.methods import make_chain, make_residual
 
 COMPUTED_SIDE = {"cpu": 512, "cuda": 4096}
-"""Of the matrices that are multiplied before a collective: some milliseconds, in which communication threads fall
-asleep and the caches come to hold other things."""
+"""Side of the square matrices that are multiplied before a collective, by device: some milliseconds, in which
+communication threads fall asleep and the caches come to hold other things."""
 
 ROUND = 5
-"""Steps that one timing averages. In a single one, a worker that was quick before seems to be slow now."""
+"""Number of steps that one timing averages. In a single one, a worker that was quick before seems to be slow now."""
 
 SHORTEST_S = 1e-6
-"""Even so a difference may come out at nothing."""
+"""Least seconds of a timing, as a difference may come out at nothing."""
 
 LARGEST_BYTES = 1 << 26
-"""Of a gradient larger than this only so much is sent: the line through the payloads is straight long before."""
+"""Most bytes of a gradient that are sent: the line through the payloads is straight long before."""
 
 
 def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: int, time_limit_s: float) -> None:
@@ -50,8 +50,11 @@ def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: i
     Args:
         crew: all workers of the probe.
         probe: what to time, how often.
-        gradient_bytes: the job's.
-        time_limit_s: for all of it.
+        gradient_bytes: of the job's dense gradient; of more than `LARGEST_BYTES` only so many are sent.
+        time_limit_s: seconds for all of it; the two smallest payloads are timed whatever it is.
+
+    Raises:
+        ProbeStopped: any worker was asked to stop.
     """
     context = crew.context
     side = COMPUTED_SIDE[context.device.type]
@@ -137,7 +140,8 @@ def _collective(
 
 
 FEW, MANY = 2, 8
-"""Workers between which the own work of an exchange in slices is timed: calls grow with their number, bytes do not."""
+"""Numbers of workers, 2 and 8, between which the own work of an exchange in slices is timed: calls grow with their
+number, bytes do not."""
 
 
 def time_compressors(
@@ -148,18 +152,24 @@ def time_compressors(
     group: Alignment,
     shapes: Shapes | None = None,
 ) -> None:
-    """Time each compressor on ``gradient`` (None: this rank listens), and log the medians; every rank must call it.
+    """Time each compressor on ``gradient`` (None: this rank does not compute), and log the medians.
+
+    Every rank must call it.
 
     As in training: ``compress_s`` holds adding the residual, selecting or rounding, and keeping what was not sent;
-    ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices.
+    ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices. When time runs short,
+    all but the selection of the largest elements and the roundings are left out.
 
     Args:
-        crew: of the workers.
-        sweep: whose division of the host it is.
+        crew: all workers of the probe.
+        sweep: number of the sweep whose division of the host it is.
         probe: what to time.
-        gradient: as it was computed last.
-        group: those who compute at the same time.
-        shapes: of the parameters; None: not known, and what needs them is left out.
+        gradient: as it was computed last, flat; None on ranks that do not compute in this sweep.
+        group: the workers that compute at the same time; None: one alone.
+        shapes: of the parameters; None: not known, and compressors that need them are left out.
+
+    Raises:
+        ProbeStopped: any worker was asked to stop.
     """
 
     begun_s = crew.elapsed_s()

@@ -27,7 +27,10 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def host_facts(device: torch.device) -> Host:
-    """Return this machine's hardware and software: CPU, memory, versions, and its GPUs if ``device`` is one."""
+    """Return this machine's hardware and software: CPU, memory, versions, and its GPUs if ``device`` is one.
+
+    Without a GPU as ``device`` the fields on accelerators are None and 0, whatever the machine has.
+    """
     cuda = device.type == "cuda"
     return Host(
         cpu_model=_cpu_model(),
@@ -52,7 +55,10 @@ def host_memory_bytes() -> int:
 
 
 def device_memory_bytes(device: torch.device) -> int:
-    """Return the bytes that workers on a device may use: main memory, or a GPU's less what other programs hold."""
+    """Return the bytes that workers on a device may use: main memory, or a GPU's less what other programs hold.
+
+    Of main memory it is `host_memory_bytes`, whatever is used of it at the moment.
+    """
     if device.type == "cpu":
         return host_memory_bytes()
     free, _ = torch.cuda.mem_get_info(device)
@@ -60,7 +66,10 @@ def device_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak `peak_memory_bytes` returns: torch's allocator's on a GPU, on a CPU the process's if allowed."""
+    """Reset the peak that `peak_memory_bytes` returns: on a GPU torch's allocator's, else the process's if allowed.
+
+    Where the system does not allow it, the peak stays, and only ever grows.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -104,7 +113,12 @@ def _cpu_model() -> str:
 
 
 class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counter of torch operators, views left out, and of FLOPs of matrix work, which counts while it is entered."""
+    """Counter of torch operators, views left out, and of FLOPs of matrix work, which counts while it is entered.
+
+    Attributes:
+        operators: number of operators so far.
+        flops: floating-point operations of matrix products and convolutions so far.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
@@ -145,7 +159,7 @@ CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 ATTENTION = ("attention", "attn", "transformer")
-"""In the name of a module's class: attention is written anew in most models."""
+"""Words in the names of modules' classes that tell attention, in small letters: most models write it anew."""
 
 
 def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
@@ -181,7 +195,10 @@ def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int
 
 
 def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Return all tensors in the states of optimizers, such as momentum buffers, in one list."""
+    """Return all tensors in the states of optimizers, such as momentum buffers, in one list.
+
+    Empty before their first step.
+    """
     return [
         leaf
         for optimizer in optimizers
@@ -194,8 +211,9 @@ def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 class StepMemoryCount:
     """Counter of the bytes of memory that a training step takes: in computing, and in the optimizers' updates.
 
-    What a job keeps from step to step counts as there; on a GPU also what its libraries hold, which is then part of
-    computing.
+    What a job keeps from step to step counts as kept, not as taken; on a GPU the memory that its libraries hold is part
+    of computing. A step is told by `begins`, `gets`, `updates` and `updated`, in this order, with ``tensors`` entered
+    meanwhile.
 
     Args:
         device: that computes the step.
@@ -203,8 +221,11 @@ class StepMemoryCount:
         buffers: of the model.
         optimizers: that have stepped once, so that their state is there.
         gradient_bytes: of all that is trained.
-        gradient: where it lies in one buffer that is kept as well; None: backward makes it anew, and a worker copies it
-            into a buffer of its own.
+        gradient: buffer in which the gradient lies from step to step; None: backward makes it anew, and a worker copies
+            it into a buffer of its own.
+
+    Attributes:
+        tensors: the counter of live and peak bytes, a context to enter around the step.
     """
 
     def __init__(
@@ -235,7 +256,10 @@ class StepMemoryCount:
         self.tensors.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
     def updates(self, fresh: Iterable[Tensor | None] = ()) -> None:
-        """Close the memory peak of computing, begin the optimizer update's; ``fresh``: gradients backward made."""
+        """Close the memory peak of computing, begin the optimizer update's; ``fresh``: gradients backward made.
+
+        ``fresh`` is empty, or None in the place of a gradient, where backward wrote into a buffer that is kept.
+        """
         self._computing = max(self._computing, self.tensors.peak_bytes - self._kept_bytes)
         self._fresh = bytes_of(fresh)
         self.tensors.begin_phase()
@@ -263,14 +287,13 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """Counter of the live and peak bytes of tensors that are made on one device while it is entered.
 
     A storage counts once, whatever views share it, until the last tensor on it is gone. A tensor that was there before
-    counts where it was given to `hold`. What
-    an operator takes for itself while it runs, such as the scratch space of a convolution, makes no tensor and is not
-    seen.
+    counts where it was given to `hold`. What an operator takes for itself while it runs, such as the scratch space of a
+    convolution, makes no tensor and is not seen.
 
     Attributes:
         live_bytes: held by tensors now.
         peak_bytes: the most that was held at a time since the last `begin_phase`.
-        is_paused: leaves out what happens elsewhere, such as reading samples on the host.
+        is_paused: whether operators are not looked at for now, such as those that read samples on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -281,7 +304,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self.is_paused = False
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that were made before the context as live."""
+        """Count tensors that were made before the context as live; those of other devices are passed over."""
         for storage in self._storages(tensors):
             self._see(storage, storage.nbytes())
 
@@ -334,7 +357,7 @@ class AllocatedBytes(nullcontext[None]):
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that tensors on the GPU hold now."""
+        """Bytes that tensors on the GPU hold now, all of the process."""
         return int(torch.cuda.memory_allocated(self._device))
 
     @property
@@ -351,7 +374,7 @@ class AllocatedBytes(nullcontext[None]):
 
 
 PeakBytes: TypeAlias = TensorBytes | AllocatedBytes
-"""What is counted between its beginning and its end as a context."""
+"""Counter of live and peak bytes between its beginning and its end as a context."""
 
 
 def count_on(device: torch.device) -> PeakBytes:

@@ -28,6 +28,12 @@ class ResidualGains:
     Top-k then keeps a fraction of gradient *plus residual*, which is less than of the gradient alone: the residual is
     full of what was small. A gain at a given ratio is measured on the residual of the nearest followed ratio. The
     weights move as in dense training, so this is what a compressed run sees at its start; later the two may part.
+
+    Args:
+        ratios: fractions of the elements to measure gains at.
+        followed: ratios whose residuals are kept, each as long as the gradient; at least one.
+        elements: number of elements of the gradient.
+        device: where the gradient lies.
     """
 
     def __init__(self, ratios: Sequence[float], followed: Sequence[float], elements: int, device: torch.device) -> None:
@@ -37,13 +43,29 @@ class ResidualGains:
         self._elements = elements
 
     def follow(self, local: Tensor) -> None:
-        """Update the residuals with this worker's weighted flat gradient of one step; call it every step."""
+        """Update the residuals with this worker's weighted flat gradient, [elements] fp32, of one step.
+
+        Call it every step.
+        """
         for ratio, residual in self._residuals.items():
             prepared = residual.prepare(local)
             residual.commit(TopK(ratio).encode(prepared, Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
-        """Return by ratio the energy share Top-k would keep of all workers' gradient plus residual; collective."""
+        """Return by ratio the energy share Top-k would keep of all workers' gradient plus residual; collective.
+
+        The residuals stay as they are.
+
+        Args:
+            local: this worker's weighted flat gradient, [elements] fp32.
+            crew: all workers of the probe.
+
+        Returns:
+            A share, 0 to 1, for each ratio in the order in which they were given, never falling as ratios grow.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         kept, whole = [0.0] * len(self._ratios), [0.0] * len(self._ratios)
         for followed, residual in self._residuals.items():
             places = [i for i, nearest in enumerate(self._nearest) if nearest == followed]
@@ -83,17 +105,18 @@ def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
 
 
 SETTLED_STEPS, COUNTED_STEPS = 12, 4
-"""Of a way with a residual, where all ways are followed at once; what it holds back needs about 1 / gain steps."""
+"""Steps of a compression with a residual, before its gain is counted and while it is, where all compressions are
+followed at once; the residual needs about 1 / gain steps to settle."""
 
 HURRIED_STEPS = 5
-"""In place of the first, where they are followed one by one: pilots have few steps, and there are many ways. Gains are
-then too good, by up to a factor of three (PowerSGD of rank 4 on digits: 0.39 for 0.14)."""
+"""Steps in place of `SETTLED_STEPS` where compressions are followed one by one: pilots have few steps, and there are
+many of them. Gains are then too good, by up to a factor of three (PowerSGD of rank 4 on digits: 0.39 for 0.14)."""
 
 TOGETHER_ELEMENTS = 4_000_000
-"""Of a gradient, up to which they are: each holds three copies of it."""
+"""Most elements of a gradient for which all compressions are followed at once: each holds three copies of it."""
 
 FORGETTING_STEPS = 2
-"""Of a way without a residual: nothing has to settle."""
+"""Steps of a compression without a residual: nothing has to settle."""
 
 
 class ExchangeTrials:
@@ -105,6 +128,12 @@ class ExchangeTrials:
     begins anew in the next.
 
     Built and called by all ranks together.
+
+    Args:
+        ways: compressions to try, as `parse_compression` reads them.
+        shapes: of the parameters, in the order of the gradient.
+        device: where the gradient lies.
+        seed: of all randomness.
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
@@ -121,6 +150,14 @@ class ExchangeTrials:
             local: this worker's weighted flat gradient, which stays as it is.
             crew: all workers of the probe.
             pilot: number of the pilot; with another, open trials begin anew.
+
+        Returns:
+            Trials that ended with this step; empty on most. A trial of which nothing could be told, as of a zero
+            gradient, is left out.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+            BadInput: a compression is not known, or does not suit the job.
         """
         if pilot != self._pilot:  # other weights
             self._pilot, self._open = pilot, [self._trial(trial.way) for trial in self._open]

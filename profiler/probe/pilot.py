@@ -32,14 +32,14 @@ from hetopt.trainer.task import LearningRate, Task, average_buffers, evaluate, m
 from hetopt.trainer.training import build_model
 
 FEWEST_STEPS = 4
-"""Taken by the first pilot whatever its time limit: without any there would be neither noise nor gain."""
+"""Steps that the first pilot takes whatever its time limit: without any there would be neither noise nor gain."""
 
 SAMPLING_SHARE = 0.3
-"""Part of a pilot's time that its samples may take, which become rarer where they are costly; and of its time limit,
-that trying other ways to exchange may."""
+"""Part of a pilot's time that its samples of noise and gain may take, which become rarer where they are costly; and of
+its time limit, that trying other compressions may."""
 
 EVALUATIONS_IN_LIMIT = 6
-"""An epoch that is longer than this part of the time limit is evaluated in between."""
+"""Number of evaluations in a time limit: an epoch that is longer than this part of it is evaluated in between."""
 
 
 class PilotRun:
@@ -53,6 +53,10 @@ class PilotRun:
         schedule: of the probe.
         index: of the pilot in the schedule.
         trials: of ways to exchange, which go on in each pilot that trains as the first does; None: there are none.
+
+    Raises:
+        BadInput: the schedule begins from a checkpoint that cannot be used, or the pilot's sync does not go with the
+            job.
     """
 
     def __init__(
@@ -136,6 +140,9 @@ class PilotRun:
         Args:
             time_limit_s: seconds that the pilot may take.
             evaluated: False where an evaluation costs too much; the pilot then serves noise and gain alone.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
         """
         crew, pilot = self._crew, self._pilot
         self._note()

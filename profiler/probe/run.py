@@ -35,20 +35,23 @@ from hetopt.trainer.task import Task, TaskData, evaluation_sums, least_samples
 from hetopt.trainer.tasks.load import load_task
 
 COUNTED_SAMPLES = 2
-"""Operators and FLOPs are counted on so many samples; one alone cannot be normalised across samples."""
+"""Number of samples that operators and FLOPs are counted on; one alone cannot be normalised across samples."""
 
 EVALUATION_SHARE = 0.05
-"""Part of a probe's time that one evaluation may take."""
+"""Part of a probe's time that timing one evaluation may take."""
 
 COSTLY_EVALUATION = 0.2
-"""A pilot is not evaluated when one evaluation takes this part of its time; one such pilot is enough then."""
+"""Part of a pilot's time from which on one evaluation is too costly; such a pilot is not evaluated."""
 
 
 def run_probe(context: WorkerContext) -> None:
     """Measure what the run's ``spec.probe`` asks for and log it, unless asked to stop; every rank calls it.
 
+    A probe that is asked to stop returns early, and its log lacks the last event.
+
     Raises:
-        BadInput: the spec has no probe, or the task or its data cannot be used.
+        BadInput: the spec has no probe, the task or its data cannot be used, or the task cannot be computed in the
+            precision that the spec names.
     """
     schedule = context.spec.probe
     if schedule is None:
@@ -126,7 +129,10 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         reference: the text that names it.
         replica: a model of it; its gradient is overwritten.
         reader: reads the training data.
-        part: the few samples to count operators and FLOPs on.
+        part: the few samples to count operators and FLOPs on; two steps are computed.
+
+    Raises:
+        BadInput: the task says that its blocks are sharded, and its model has none.
     """
     whole, apart = WorkCount(), WorkCount()
     with whole:

@@ -37,16 +37,19 @@ from hetopt.trainer.training import build_model
 
 FEWEST_TIMED = 3
 FEWEST_SIZES = 2
-"""Measured whatever it takes, as a line needs two points; larger sizes are left out when time runs short."""
+"""Number of batch sizes that are measured whatever it takes, as a line needs two points; larger ones are left out when
+time runs short."""
 
 
 def worker_steps(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> WorkerSteps:
-    """Return a record of steps that just ended, peak bytes and contention too; ``before_s``: `yardstick_s` before them.
+    """Return a record of steps that just ended, peak bytes and contention too.
+
+    The peak is that since `reset_peak_memory`, and the yardstick is read once more.
 
     Args:
-        steps: that ended just now; warm-up steps are left out.
+        steps: that ended just now, at least one; warm-up steps are left out.
         device: that computed them.
-        before_s: reading of the yardstick before them; None: the processor does not compute.
+        before_s: reading of `yardstick_s` before them; None: the processor does not compute.
     """
     after_s = yardstick_s(device)
     return WorkerSteps(
@@ -60,7 +63,15 @@ def worker_steps(steps: Sequence[TimedStep], device: torch.device, before_s: flo
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replica:
-    """Model and optimizer of a probe's worker; all gradients are views into the flat fp32 ``gradient``."""
+    """Model and optimizer of a probe's worker; all gradients are views into the flat fp32 ``gradient``.
+
+    Attributes:
+        loss: the model with the task's loss on top.
+        optimizer: of the model, with a learning rate of 0.
+        gradient: [elements], of all trained parameters in their order.
+        task: of the model.
+        device: where it is.
+    """
 
     loss: LossModule
     optimizer: Optimizer
@@ -74,6 +85,10 @@ class Replica:
 
         The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
         many steps are timed, activations and gradients stay those of a sane model.
+
+        Raises:
+            BadInput: the task's model has no parameter to train, one that is not fp32, or an optimizer that cannot be
+                used.
         """
         model = build_model(task, device, spec.seed)
         parameters = trainable_parameters(model)
@@ -111,7 +126,10 @@ class Replica:
         self.optimizer.step()
 
     def count(self, batch: Batch, samples: int) -> TrainingMemory:
-        """Take one step, not the first, which makes optimizer state; return its memory, bytes by kind of tensor."""
+        """Take one step, not the first, which makes optimizer state; return its memory, bytes by kind of tensor.
+
+        ``batch`` has ``samples`` samples, by which the count is told.
+        """
         count = StepMemoryCount(
             self.device,
             parameters=list(self.loss.model.parameters()),
@@ -176,8 +194,12 @@ def run_sweep(
         sweep: sizes, and the time for them.
         schedule: of the probe; None: the sizes were measured before, and are timed again at a later moment.
 
+
     Returns:
-        The batch sizes that were measured.
+        The batch sizes that were measured, ascending; empty where not even the first fits.
+
+    Raises:
+        ProbeStopped: any worker was asked to stop.
     """
     context, group = crew.context, crew.first(sweep.concurrent_workers)
     begun_s = crew.elapsed_s()
@@ -254,7 +276,10 @@ def _measure(
 
 
 def steps_within(sweep: Sweep, allowed_s: float, step_s: float) -> tuple[int, int]:
-    """Return how many steps of ``step_s`` s to warm up with, and how many to time, within ``allowed_s`` seconds."""
+    """Return how many steps of ``step_s`` s to warm up with, and how many to time, within ``allowed_s`` seconds.
+
+    Never more than ``sweep`` asks for, and at least one to warm up with and three to time, whatever the time.
+    """
     warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
     return warmups, min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
 
@@ -268,7 +293,15 @@ def yardstick_s(device: torch.device) -> float | None:
 
 
 def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: float) -> bool:
-    """Return whether to skip batch size ``size``: by ``points`` it exceeds ``limit_bytes`` or ``left_s`` seconds."""
+    """Return whether to skip batch size ``size``: by ``points`` it exceeds ``limit_bytes`` or ``left_s`` seconds.
+
+    Args:
+        points: what was measured of smaller sizes; with fewer than `FEWEST_SIZES` time does not count, and without
+            known peaks memory does not.
+        size: local batch size, samples.
+        left_s: seconds that are left of the sweep.
+        limit_bytes: that a worker may use; infinite: no limit.
+    """
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if peaks:
         line = fit_memory([measured for measured, _ in peaks], [peak for _, peak in peaks])
@@ -292,9 +325,12 @@ def record_facts(
         crew: all workers of the probe.
         index: of the sweep in the schedule.
         sweep: says how many workers compute, and in which precision.
-        group: the workers that compute.
+        group: the workers that compute; None: one alone.
         active: whether this one does.
         memory_fraction: share of the device's memory that training may use.
+
+    Raises:
+        ProbeStopped: any worker was asked to stop.
     """
     device = crew.context.device
     rates = (0.0, 0.0)
@@ -332,7 +368,7 @@ def threads(count: int) -> Iterator[None]:
 SPEED_REPEATS = 5
 MATRIX_SIDE = {"cpu": 1024, "cuda": 4096}
 COPY_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
-"""Far larger than the caches of one worker, so that memory itself is measured."""
+"""Bytes that are copied to time memory, by device: far more than the caches of one worker hold."""
 
 
 def speeds(device: torch.device) -> tuple[float, float]:

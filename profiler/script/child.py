@@ -44,11 +44,19 @@ from hetopt.trainer.script.batches import shared_by_script
 from hetopt.trainer.task import LEAST_SAMPLES, NO_TARGET
 
 STREAM_BATCHES = 10_000
-"""Batches that stand for an epoch where nothing tells how long one is."""
+"""Number of batches that stand for an epoch where nothing tells how long one is."""
 
 
 class ScriptProbe:
-    """Measurement of one training script in this process: runs it, hooks into torch, and writes the event log."""
+    """Measurement of one training script in this process: runs it, hooks into torch, and writes the event log.
+
+    Args:
+        folder: with the order to measure, where the log is written.
+        rank: of this copy of the script, from 0; rank 0 writes the log.
+
+    Raises:
+        BadInput: the folder holds no order that can be read.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -63,9 +71,13 @@ class ScriptProbe:
     def run(self) -> None:
         """Run the script in this process until all is measured, then stop it and write what was measured.
 
+        ``sys.argv``, torch's threads and, unless only steps are watched, torch itself are changed for good.
+
         Raises:
-            HetoptError: it cannot be measured, and why.
-            SystemExit: it ended so before anything was trained, and is not watched.
+            BadInput: nothing is trained that could be measured, the batch size cannot be told, or the script ended too
+                soon.
+            RunFailed: the script raised an error, or took too long to its first step; names the line.
+            SystemExit: the script ended so before anything was trained, and only its steps are watched.
         """
         order = self._order
         torch.set_num_threads(order.threads_per_worker)
@@ -231,7 +243,10 @@ class ScriptProbe:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure a script in this process, with ``arguments`` [FOLDER, RANK], and return hetopt's exit code."""
+    """Measure a script in this process, with ``arguments`` [FOLDER, RANK], and return hetopt's exit code.
+
+    An error is logged, and not raised; a script's own SystemExit gives its code.
+    """
     folder, rank = Path(arguments[0]), int(arguments[1])
     try:
         with FailureReport(folder, rank) as report:

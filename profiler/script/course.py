@@ -30,17 +30,18 @@ from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.sharding import is_sharded
 
 LIKE = 0.2
-"""A step counts for a batch size when its samples differ from it by less: batches of whole sentences vary.
-Sizes that are asked for are a factor of two apart: anything below a half tells them from each other."""
+"""Relative distance of a step's samples from a batch size up to which it counts for that size, as batches of whole
+sentences vary. Sizes that are asked for are a factor of two apart: anything below a half tells them from each other."""
 
 LATE_STEPS = 20
-"""Reader processes have drawn so many batches ahead, at most, when another size is asked for."""
+"""Most batches that reader processes have drawn ahead when another size is asked for."""
 
 PARTS = 4
-"""A batch over that of the smaller one whose gradient is compared with it; 2 to 8 find the same noise."""
+"""Ratio of a batch to the smaller one whose gradient is compared with it; 2 to 8 find the same noise."""
 
 SMALL_STEPS, LARGE_STEPS = 4, 2
-"""Gradients of each that one sample of the noise is the mean of: of more, a sample varies less and there are fewer."""
+"""Numbers of gradients, of the smaller and of the whole batch, that one sample of the noise is the mean of: of more, a
+sample varies less and there are fewer."""
 
 FEWEST_SAMPLES = 3
 
@@ -48,7 +49,7 @@ FEWEST_SAMPLES = 3
 SAMPLE_EVERY_STEPS = 10
 
 USUAL = ProbeSchedule(seed=0, sweeps=())
-"""Ratios at which gains are measured, as of tasks."""
+"""Schedule with the ratios at which gains are measured, as of tasks."""
 
 
 @dataclass(kw_only=True)
@@ -59,11 +60,11 @@ class ScriptCourse:
         order: what to measure.
         observer: of the script.
         crew: this process alone.
-        operators: kernels that a step launches; 0: they were not counted.
-        flops_per_sample: of the matrix work; None: nobody counted.
+        operators: number of operators that a step calls; 0: they were not counted.
+        flops_per_sample: of the matrix work; None: they were not counted.
         points: steps at each batch size, in the order of measuring.
-        gradient: the last that was looked at.
-        trying: the size that is being measured; 0: none.
+        gradient: the last finite one that was looked at, flat; None: none was.
+        trying: the batch size that is being measured; 0: none.
     """
 
     order: ScriptOrder
@@ -76,7 +77,14 @@ class ScriptCourse:
     trying: int = 0
 
     def run(self) -> Course:
-        """Yield a `Wish` for each step after the script's first, and be sent its `Step`, until all is measured."""
+        """Yield a `Wish` for each step after the script's first, and be sent its `Step`, until all is measured.
+
+        Measurements are kept in the attributes and logged on the way. A script that ends early closes the generator:
+        what was measured of the size at hand is then kept, if it is enough.
+
+        Raises:
+            RunFailed: no steps of the batch size came that the script's first ones had.
+        """
         order = self.order
         if order.watch == "steps":
             yield from self._sweep((self.observer.batch_size,), self.crew.elapsed_s(), order.time_limit_s)
@@ -116,7 +124,7 @@ class ScriptCourse:
 
     @property
     def changes_size(self) -> bool:
-        """Return whether the script is given batches of other sizes than its own."""
+        """True where the script is given batches of other sizes than its own: it has a DataLoader, as ordered."""
         return self.observer.loader is not None and self.order.watch == "every-size"
 
     def _sizes(self) -> tuple[int, ...]:

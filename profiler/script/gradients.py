@@ -38,10 +38,10 @@ from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import REGISTRY, ShareTable
 
 STEPS = 3
-"""Float32 rounding is amplified by training from then on."""
+"""Number of steps that are recorded: later ones differ by float32 rounding, which training amplifies."""
 
 LATER = (10, 1000)
-"""Steps of a schedule at which its learning rate is kept."""
+"""Steps of a learning-rate schedule at which its rate is recorded."""
 
 FILE = "{name}-{rank}.pt"
 
@@ -50,23 +50,34 @@ _PATIENCE_S = 20.0
 _NOISE = ("randn", "rand", "randn_like", "rand_like", "normal", "randint", "randint_like")
 
 TINY = 1e-12
-"""Stands for the norm of a gradient that is zero."""
+"""Least norm of a gradient that differences are divided by, in place of zero."""
 
 RANKS_VARIABLE = "HETOPT_BATCHES_OF"
-"""How many ranks' batches a script that is alone reads as one, as one machine would."""
+"""Environment variable: number of ranks whose batches a script that is alone reads as one, as one machine would."""
 
 BATCH_VARIABLE = "HETOPT_BATCH_OF_RANK"
-"""Samples of a rank's batch; a script that divides its batch by its workers reads that of all of them when alone."""
+"""Environment variable: samples of a rank's batch. A script that divides its batch by its workers reads that of all of
+them when alone, so that nothing is put together."""
 
 AS_ONE_VARIABLE = "HETOPT_AS_ONE"
-"""Is set where the first of several workers computes every batch whole, as one machine would."""
+"""Environment variable that is set where the first of several workers computes every batch whole."""
 
 Way: TypeAlias = Literal["", "ddp", "session"]
-"""By what a script trains on several workers; empty: by nothing."""
+"""How a script trains on several workers: by DistributedDataParallel, by a session, or (empty) by neither."""
 
 
 class RecordedFacts(Record):
-    """Facts of a recorded run of a script beside its gradients: learning rates, batch size, and how it trains."""
+    """Facts of a recorded run of a script beside its gradients: learning rates, batch size, and how it trains.
+
+    Attributes:
+        rates: of each optimizer, its learning rate at each recorded step.
+        schedules: of each learning-rate schedule, its rates at the steps `LATER`.
+        way: by what the script trains on several workers.
+        normalises: whether a module normalises by the samples of its batch.
+        batch_size: samples of a rank's batch, of the first DataLoader that was read; 0: not known.
+        keeps_equal: whether a script with DistributedDataParallel kept equal shares, as no loader of it could be shared
+            out.
+    """
 
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
@@ -85,8 +96,8 @@ class GradientRecorder:
     """Recorder of the gradients and learning rates of each optimizer's first 3 steps; then it ends the process.
 
     Args:
-        path: of the file of gradients.
-        others: files of the other workers, which this one waits for before it leaves them.
+        path: file that the record is written to.
+        others: such files of all workers, for which this one waits before it leaves them.
     """
 
     def __init__(self, path: Path, others: list[Path]) -> None:
@@ -102,7 +113,12 @@ class GradientRecorder:
             self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        """Record one optimizer step's gradient (torch's post-step hook); end the process once all have 3."""
+        """Record one optimizer step's gradient (torch's post-step hook).
+
+        End the process once all optimizers seen have 3.
+
+        Later steps of an optimizer that has 3 are passed over; the hook's other arguments are not used.
+        """
         steps = self._seen.setdefault(id(optimizer), [])
         if len(steps) == STEPS:
             return
@@ -115,7 +131,10 @@ class GradientRecorder:
             self.end(0)
 
     def end(self, code: int) -> None:
-        """Exit the process with ``code``; if 0, save the record and wait up to 20 s for other ranks' first."""
+        """Exit the process with ``code``.
+
+        If 0, save the record and wait up to 20 s for other ranks' first. Never returns.
+        """
         if code == 0:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
@@ -138,7 +157,13 @@ class GradientRecorder:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script of ``arguments``, [FOLDER, NAME, SCRIPT, ...], until 3 steps are recorded; ends the process."""
+    """Run the script of ``arguments``, [FOLDER, NAME, SCRIPT, ...], until 3 steps are recorded; ends the process.
+
+    The record is in FOLDER, in a file of each rank. Random numbers are switched off in this process, and seeds are 0.
+
+    Raises:
+        BadInput: NAME cannot be the name of a file, or the run's spec cannot be read.
+    """
     folder, name, script, *rest = arguments
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     paths = [inside(Path(folder), FILE.format(name=name, rank=worker)) for worker in range(workers)]
@@ -187,7 +212,12 @@ def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
 
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], RecordedFacts]:
-    """Return what rank 0 of a recorded run saved: fp64 gradients [optimizers][steps], flat, and facts beside them."""
+    """Return what rank 0 of a recorded run saved: fp64 gradients [optimizers][steps], flat, and facts beside them.
+
+    Raises:
+        OSError: rank 0 saved nothing.
+        BadInput: ``name`` cannot be the name of a file.
+    """
     gradients, facts = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
     return gradients, RecordedFacts(**facts)
 
@@ -195,7 +225,12 @@ def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], RecordedFacts
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
     """Return by step the relative difference of two runs' gradients, the worst optimizer's; inf: other parameters.
 
-    It is the norm of the difference over the norm of ``right``'s gradient, for the steps that both runs have.
+    It is the norm of the difference over the norm of ``right``'s gradient, for the steps that both runs have; [inf]
+    where they have other numbers of optimizers.
+
+    Args:
+        right: gradients of the run that counts as right, [optimizers][steps], flat.
+        other: those of the other run.
     """
     if len(right) != len(other):
         return [math.inf]

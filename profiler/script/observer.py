@@ -34,7 +34,8 @@ from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 BACKWARD_PART = 2 / 3
-"""Of a step whose phases nobody timed: a layer computes one product forwards and two backwards."""
+"""Part of a step's time that is taken to be backward where nobody timed its phases: a layer computes one product
+forwards and two backwards."""
 
 T = TypeVar("T")
 
@@ -47,8 +48,8 @@ class Wish:
         factor: batch size over the script's own.
         learns: whether the optimizer may move the parameters: a learning rate of 0 else, so that however many steps are
             timed, activations and gradients stay those of a sane model.
-        inside: entered around the step, to count what it does.
-        wants_gradient: whether the gradient is looked at.
+        inside: contexts entered around the step, to count what it does; empty: none.
+        wants_gradient: whether the gradient is kept for the `Step`.
         count: counts the tensors of the step; None: nobody does.
     """
 
@@ -64,10 +65,10 @@ class Step:
     """Samples, seconds and gradient of one training step of a script.
 
     Attributes:
-        samples: of its batches; 0: nothing tells.
+        samples: of its batches; 0: not known.
         timed: from the end of the step before to its own end; its phases are waiting for batches, from a batch to its
             backward pass, backward passes, and the optimizers' updates.
-        gradient: of all parameters, flat, as the last backward pass left it; None: nobody asked.
+        gradient: of all parameters, flat fp32, as the last backward pass left it; None: the `Wish` did not want it.
     """
 
     samples: int
@@ -76,7 +77,7 @@ class Step:
 
 
 Course: TypeAlias = Generator[Wish, Step, None]
-"""Asks for steps, and is sent what each was like."""
+"""Generator that asks for steps, and is sent what each was like."""
 
 
 class Finished(BaseException):
@@ -105,9 +106,9 @@ def normalises(module: nn.Module) -> bool:
 
 
 def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the gradients of parameters as one dense vector, zeros for none; collective if they are sharded.
+    """Return the gradients of parameters as one dense vector of ``dtype``, zeros for none.
 
-    Sparse gradients are made dense; sharded gradients are gathered whole, so that all their workers must call it.
+    Collective if they are sharded.
     """
     with torch.no_grad():
         gradients = (
@@ -120,7 +121,10 @@ def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def alive(kind: type[T]) -> list[T]:
-    """Return the living objects of a class, or of its subclasses, in this process."""
+    """Return the living objects of a class, or of its subclasses, in this process.
+
+    Searches all that Python's collector knows.
+    """
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
@@ -137,10 +141,12 @@ class Observer:
         optimizers: in the order of their first steps.
         parameters: that are trained.
         modules: that the process held when the first step ended.
-        loader: of the training data; None: nothing tells.
-        batch_size: samples of a step as the script has it; 0: nothing tells.
-        backward_at, step_at: where the script's first backward pass and first step of an optimizer were.
-        hook: by which it hears modules being called; None: by none.
+        loader: of the training data, the one read last; None: no DataLoader is known.
+        batch_size: samples of a step as the script has it; 0: not known.
+        backward_at, step_at: line of the user's files with the script's first backward pass, and first step; empty:
+            none yet.
+        hook: by which it hears modules being called, removed once a DataLoader is known; None: it does not listen to
+            them.
     """
 
     def __init__(self, course: Course, lines: Lines) -> None:
@@ -171,7 +177,7 @@ class Observer:
 
     @property
     def dataset_size(self) -> int | None:
-        """Samples of one pass over the training data; None: nothing says."""
+        """Samples of one pass over the training data; None: there is no DataLoader, or it reads a stream."""
         return None if self.loader is None else samples_of(self.loader)
 
     @property
@@ -215,7 +221,10 @@ class Observer:
             self._seen.spans[phase].append((begun, self._stopwatch.mark()))
 
     def look(self) -> None:
-        """Find the training DataLoader in memory, with the most samples, and its batch size; for unhooked scripts."""
+        """Find the training DataLoader in memory, with the most samples, and its batch size; for unhooked scripts.
+
+        Where there is no DataLoader, or its size is not known, `batch_size` is 0.
+        """
         self.loader = max(alive(DataLoader), key=lambda loader: samples_of(loader) or 0, default=None)
         if self.loader is not None:
             drawn = getattr(self.loader.batch_sampler, "batch_size", None)
@@ -301,7 +310,14 @@ class Observer:
         self._opens(UPDATE)
 
     def ended_step(self, optimizer: Optimizer) -> None:
-        """Note an optimizer's step as over, restore its learning rates; raise `Finished` once all is measured."""
+        """Note an optimizer's step as over, restore its learning rates; raise `Finished` once all is measured.
+
+        Where it was the optimizer that stepped first, the step of the script ends, and the course says what the next is
+        like.
+
+        Raises:
+            Finished: all is measured, or (with the error) the script cannot be measured.
+        """
         self._meet(optimizer)
         self._closes(UPDATE)
         now = self._stopwatch.mark()
@@ -393,7 +409,7 @@ class Rebatched:
                 return
 
     def __len__(self) -> int:
-        """Return the number of batches, as many as the script expects."""
+        """Return the number of batches of the script's own size, as many as the script expects."""
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
@@ -401,13 +417,16 @@ class Rebatched:
 
 
 def samples_of(loader: DataLoader[Any]) -> int | None:
-    """Return the samples of one pass over a DataLoader's dataset; None: it is a stream, which does not say."""
+    """Return the samples of one pass over a DataLoader's dataset; None: the dataset is a stream, or does not say."""
     data: object = loader.dataset
     return len(data) if isinstance(data, Sized) and not isinstance(data, IterableDataset) else None
 
 
 def samples_given(loader: DataLoader[Any], batch: Any) -> int:
-    """Return the samples of the batch that a DataLoader just gave, drawn or else its rows; call once per batch."""
+    """Return the samples of the batch that a DataLoader just gave, drawn or else its rows; call once per batch.
+
+    0 where neither tells.
+    """
     drawn = loader.batch_sampler
     if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
         return drawn.sizes.popleft()
@@ -415,15 +434,18 @@ def samples_given(loader: DataLoader[Any], batch: Any) -> int:
 
 
 def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
-    """Replace a DataLoader's batch sampler by `Rebatched`, in place; does nothing if it has none or did so before."""
+    """Replace a DataLoader's batch sampler by `Rebatched`, in place; does nothing if it has none or did so before.
+
+    ``factor`` and ``is_endless`` are as of `Rebatched`.
+    """
     if loader.batch_sampler is not None and not isinstance(loader.batch_sampler, Rebatched):
         # A loader guards the attribute; what it iterates over is this entry.
         loader.__dict__["batch_sampler"] = Rebatched(loader.batch_sampler, factor, is_endless)
 
 
 PAST_THE_END = "Tried to step "
-"""How OneCycleLR begins to say that it was given no more steps. Measuring does more of them than the script would have
-done, so its schedule then stays at its end."""
+"""Beginning of OneCycleLR's error that it was given no more steps. Measuring does more of them than the script would
+have done, so its schedule then stays at its end."""
 
 
 def listen(observer: Observer) -> None:
@@ -442,7 +464,10 @@ def listen(observer: Observer) -> None:
 
 
 def be_alone() -> None:
-    """Patch torch so that a script is the only worker, even if it makes a process group or starts processes."""
+    """Patch torch so that a script is the only worker, even if it makes a process group or starts processes.
+
+    It holds for the rest of the process: a process group has one rank, and what is to be started runs in this process.
+    """
     keep_modules()
     _replace(
         dist,

@@ -13,12 +13,16 @@ SAID_FILE = "said-{rank}.log"
 MEETING_FILE = "meeting"
 
 Watch: TypeAlias = Literal["every-size", "own-size", "steps"]
-"""How much of a script is watched: loaders, gradients and steps, also at other batch sizes than its own; these at its
-own alone; or nothing but the ends of optimizers' steps, so that it runs as it does by itself."""
+"""How much of a script is watched. ``every-size``: loaders, gradients and steps, also at other batch sizes than its
+own; ``own-size``: these at its own alone; ``steps``: nothing but the ends of optimizers' steps, so that it runs as
+by itself."""
 
 
 class ScriptOrder(Sweep):
-    """Order to measure one start of a script, or of several copies side by side: arguments, steps and time limits."""
+    """Order to measure one start of a script, or of several copies side by side: arguments, steps and time limits.
+
+    Of a start ``warmup_steps`` steps are not timed, then ``timed_steps`` are. ``compressors`` None: none are timed.
+    """
 
     script: str = Field(description="the file")
     arguments: tuple[str, ...] = ()

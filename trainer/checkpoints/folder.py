@@ -60,9 +60,12 @@ _TREE = "tree"
 
 
 def pack(value: Any) -> bytes:
-    """Return nested dictionaries, lists, tuples, tensors, numbers, texts and None as bytes; raise TypeError for others.
+    """Return nested dictionaries, lists, tuples, tensors, numbers, texts and None as the bytes of a safetensors file.
 
     A tensor that is one number expanded to a shape takes the room of that number.
+
+    Raises:
+        TypeError: a value of another type is among them.
     """
     return save(_separate(_flattened(value).items()))
 
@@ -71,6 +74,10 @@ def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Write named tensors to a safetensors file that its owner alone can read; after an error a part may be left.
 
     Tied parameters are written under each of their names, so that the names are those of the state dictionary.
+
+    Args:
+        path: file to write; one that is there is overwritten.
+        tensors: (name, tensor) pairs, each on any device.
 
     Raises:
         OSError: the disk refuses, or would have no room left for the lines of the run's log.
@@ -89,7 +96,11 @@ def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value that `pack` made these bytes of, tensors on the CPU, running no code; else raise ValueError."""
+    """Return the value that `pack` made these bytes of, with tensors on the CPU; no code is run.
+
+    Raises:
+        ValueError: the bytes are not what `pack` returned.
+    """
     try:
         tensors = load(data)
         return _restored(json.loads(tensors[_TREE].numpy().tobytes()), tensors)
@@ -152,20 +163,21 @@ class SharedState:
     """Part of the training state that is the same on every rank: model, optimizer, data position and policies.
 
     Attributes:
-        digest: which run it belongs to, see `run_digest`.
+        digest: SHA-256 that tells which run the state belongs to, see `run_digest`.
         step: steps done.
         training_s: seconds trained so far, over all attempts.
         shares: local batch sizes, in rank order.
         model: its state dictionary.
         optimizer: its state dictionary.
-        cursor: where the data stands.
+        cursor: position in the data, see `Cursor.state`.
         policy: name of the batch policy.
         controller: what the batch policy remembers, as plain JSON.
-        steering: what steers the exchange remembers, likewise; None: nothing does.
-        loss_scale: of fp16.
-        memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
-        target_reached: nothing is left to do for a run that ends at its target.
-        script: what a script has besides; None: it is no script's.
+        steering: what the choice of the exchange remembers, as plain JSON; None: the exchange is fixed.
+        loss_scale: loss scale of fp16, as `LossScale` is made from it; None: no fp16.
+        memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: not
+            bounded.
+        target_reached: whether the target metric was reached.
+        script: state of a script's further objects; None: the run is not a script's.
     """
 
     digest: str
@@ -186,7 +198,13 @@ class SharedState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState(Generators):
-    """Training state of one worker alone: random generators, residual, local SGD's model, and a script's state."""
+    """Training state of one worker alone: random generators, residual, local SGD's model, and a script's state.
+
+    Attributes:
+        memory: what error feedback holds back, by name.
+        local: this worker's own model and optimizer under local SGD; None: all workers hold one model.
+        script: state of this worker's script; None: the run is not a script's.
+    """
 
     memory: State
     local: Mapping[str, Any] | None = None
@@ -202,16 +220,17 @@ def snapshot(state: StateT) -> StateT:
 
 
 def run_digest(spec: RunSpec) -> str:
-    """Return the SHA-256 of what must not change when a run resumes: task, seed, compression, precision, data split.
+    """Return the SHA-256 (hex) of what must stay when a run resumes: task, seed, compression, precision, data split.
 
-    Workers, shares and the stop rule may: that is what resuming on another cluster, or for longer, is.
+    Included are the spec's task, seed, compression, precision, partition and injection. Workers, shares and the stop
+    rule may change: that is what resuming on another cluster, or for longer, is.
     """
     identity = spec.model_dump_json(include={"task", "seed", "compression", "precision", "partition", "injection"})
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of nested dictionaries, lists and tuples, with every tensor in them copied onto the CPU."""
+    """Return a copy of nested dictionaries, lists and tuples, with every tensor copied onto the CPU, detached."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
@@ -227,12 +246,12 @@ def parameters_sha256(parameters: Iterable[tuple[str, Tensor]]) -> str:
 T = TypeVar("T")
 
 SUFFIX = ".safetensors"
-"""Of a checkpoint's files."""
+"""Suffix of the names of a checkpoint's files."""
 
 STATE_FILE = f"state{SUFFIX}"
 
 CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1,6})\.safetensors$")]
-"""The files that a checkpoint has; a manifest may come from a bucket, and names no others."""
+"""Name of a file that a checkpoint may have; a manifest may come from a bucket, and names no others."""
 
 
 class FileRecord(Record):
@@ -247,14 +266,21 @@ class FileRecord(Record):
         return cls(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def fault(self, data: bytes) -> str | None:
-        """Return how a file's content differs from the record, in a few words; None: it does not."""
+        """Return how a file's content differs from the record, in a few words ('was altered'); None: it is the same."""
         if len(data) != self.size_bytes:
             return f"has {len(data)} bytes instead of {self.size_bytes}"
         return None if hashlib.sha256(data).hexdigest() == self.sha256 else "was altered"
 
 
 class Manifest(Artifact):
-    """Record of a checkpoint's files, written last, so that a checkpoint that has one was once whole."""
+    """Record of a checkpoint's files, written last, so that a checkpoint that has one was once whole.
+
+    Attributes:
+        step: steps done when the checkpoint was begun.
+        digest: of the run, see `run_digest`.
+        workers: workers that wrote it, each a file of its own.
+        files: size and hash of every file, by name.
+    """
 
     KIND: ClassVar[str] = "checkpoint"
     VERSION: ClassVar[int] = 6
@@ -266,9 +292,9 @@ class Manifest(Artifact):
     files: Mapping[CheckpointFile, FileRecord]
 
     def fault(self, folder: Path) -> str | None:
-        """Return what is wrong with the first bad file in ``folder``, in a few words; None: all are as recorded.
+        """Return the name of the first bad file in ``folder`` and its fault, in a few words; None: all are as recorded.
 
-        All of every file is read.
+        All of every file is read. A file that cannot be read is bad.
         """
         for name, record in sorted(self.files.items()):
             try:
@@ -290,7 +316,13 @@ _PARTIAL = ".partial"
 
 
 class CheckpointFolder:
-    """The checkpoints in a run's folder: files are written one by one, published together, found, and loaded."""
+    """The checkpoints in a run's folder: files are written one by one, published together, found, and loaded.
+
+    Of the published checkpoints the newest two stay.
+
+    Args:
+        run_dir: folder of the run; its checkpoints lie in ``checkpoint/`` there, which need not exist.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / CHECKPOINT_FOLDER
@@ -304,12 +336,13 @@ class CheckpointFolder:
         return self._folder / f"step-{step}{_PARTIAL}"
 
     def newest(self, digest: str) -> tuple[int | None, tuple[tuple[int, str], ...]]:
-        """Return the step of the newest whole checkpoint (None: no checkpoint) and newer damaged ones; else raise.
+        """Return the step of the newest whole checkpoint (None: there are none), and the damaged ones that are newer.
 
-        Of damaged ones, newest first, the step of each and what is wrong with it.
+        Damaged ones come newest first, each as its step and what is wrong with it. All of every file is read.
 
         Raises:
-            BadInput: it belongs to another run, or there are checkpoints and none is whole.
+            BadInput: a checkpoint belongs to another run (another ``digest``), or there are checkpoints and none is
+                whole.
         """
         torn: list[tuple[int, str]] = []
         for step in reversed(self._steps()):
@@ -336,12 +369,12 @@ class CheckpointFolder:
 
         Args:
             step: of the checkpoint.
-            name: of the file.
+            name: of the file, as `rank_file` gives it, or `STATE_FILE`.
             state: to write.
-            keeps: this many older checkpoints stay, even where the disk is full.
+            keeps: published checkpoints that stay; on a full disk older ones are deleted to make room, down to so many.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the disk refuses, and no older checkpoint could give way.
         """
         path = self.partial(step) / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -349,10 +382,10 @@ class CheckpointFolder:
         return FileRecord.of(path.read_bytes())
 
     def write_whole(self, path: Path, tensors: Mapping[str, Tensor], *, keeps: int) -> None:
-        """Write named tensors to a file, whole or not at all; on a full disk, delete checkpoints down to ``keeps``.
+        """Write named tensors to a file, whole or not at all; on a full disk, delete old checkpoints down to ``keeps``.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the disk refuses, and no older checkpoint could give way; nothing of the file is left.
         """
         partial = path.with_name(f".{path.name}.partial")
         while True:
@@ -368,11 +401,13 @@ class CheckpointFolder:
                     raise
 
     def publish(self, manifest: Manifest) -> None:
-        """Make a manifest's checkpoint, whose files are all on disk, the newest; delete all but the last two.
+        """Make a manifest's checkpoint, whose files are all on disk, the newest; delete all but the newest two.
+
+        Also deleted are unpublished checkpoints of this step or an earlier one. One of the same step is replaced.
 
         Raises:
             OSError: the disk refuses.
-            BadInput: likewise.
+            BadInput: the manifest or `LATEST_FILE` cannot be written.
         """
         partial, final = self.partial(manifest.step), self.path(manifest.step)
         write_atomically(partial / MANIFEST_FILE, manifest.to_json())
@@ -393,17 +428,21 @@ class CheckpointFolder:
     def load_newest(
         self, digest: str, rank: int, workers: int, events: EventLog, *, in_parts: bool = False
     ) -> tuple[SharedState, RankState] | None:
-        """Load shared and own state of the newest checkpoint that rank 0 finds whole; None: there is none. All call it.
+        """Load shared and own state of the newest checkpoint that rank 0 finds whole; all workers must call it.
 
         Args:
-            digest: of the run, see `run_digest`.
+            digest: of the run, see `run_digest`; rank 0's counts.
             rank: of this worker.
-            workers: of the run now.
-            events: told which newer ones were passed over.
-            in_parts: whether workers share a model now.
+            workers: number of workers of the run now; it may differ from the number that wrote the checkpoint.
+            events: log that is told, on rank 0, which newer checkpoints were passed over as damaged.
+            in_parts: whether workers share a model now, each holding a part of it.
+
+        Returns:
+            Shared state, and this worker's own; None: there is no checkpoint.
 
         Raises:
-            BadInput: see `newest`, or it is damaged.
+            BadInput: no checkpoint is whole, or it belongs to another run (both on rank 0 alone), a file is damaged, or
+                what compression held back is in parts of a sharded model and the number of workers has changed.
         """
         newest, damaged = self.newest(digest) if rank == 0 else (None, ())
         for torn, reason in damaged:
@@ -419,7 +458,7 @@ class CheckpointFolder:
         """Load the state that all workers share from the checkpoint of a step.
 
         Raises:
-            BadInput: damaged.
+            BadInput: the checkpoint is missing or damaged.
         """
         return self._read(step, STATE_FILE, SharedState)
 
@@ -431,8 +470,16 @@ class CheckpointFolder:
         When the number of workers has changed, the residuals of all old workers are handed on so that their sum stays,
         and a worker that is new starts with the random generators of an old one.
 
+        Args:
+            step: of the checkpoint.
+            rank: of this worker now, among ``workers_now``.
+            workers_then: workers that wrote the checkpoint.
+            workers_now: workers of the run now.
+            in_parts: whether workers share a model now, each holding a part of it.
+
         Raises:
-            BadInput: damaged, or of workers that share a model.
+            BadInput: a file is missing or damaged, or the number of workers has changed and what compression held back
+                is in parts of a sharded model.
         """
         if workers_then == workers_now:
             return self._read(step, rank_file(rank), RankState)
@@ -481,15 +528,15 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
 
 
 def begin_from(given: str, model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
-    """Load model and optimizer from a checkpoint of a task or a session; return its steps and the samples seen.
+    """Load model and optimizer, in place, from a checkpoint of a task or a session; return its steps and samples seen.
 
     Args:
-        given: folder of a checkpoint, or of a run, whose newest is taken.
-        model: whole.
-        optimizer: of the model.
+        given: path of a checkpoint's folder, or of a run's folder, whose newest checkpoint is taken.
+        model: whole module, not sharded; overwritten.
+        optimizer: of the model; overwritten.
 
     Raises:
-        BadInput: there is none, it is damaged, or of another model.
+        BadInput: there is no checkpoint, it is damaged, or it is of another model or optimizer.
     """
     path = Path(given)
     is_one = (path / MANIFEST_FILE).is_file()
@@ -509,7 +556,7 @@ def begin_from(given: str, model: nn.Module, optimizer: Optimizer) -> tuple[int,
 
 
 def write_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:
-    """Write the trained model's tensors to the run's folder; if ``stopped``, the unfinished model's to another file.
+    """Write the trained model's tensors to the run's folder; if ``stopped``, to the file of an unfinished model.
 
     The file of the other kind is removed.
 
@@ -521,9 +568,9 @@ def write_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, numbe
 
     Args:
         run_dir: of the run.
-        state: dictionary of the model.
-        stopped: before the planned end.
-        number: of several models, from 1 on; the first has the name that everybody looks for.
+        state: state dictionary of the model; values that are no tensors are left out.
+        stopped: whether the run stopped before its planned end.
+        number: place among several models, from 1 on; the first has the name that everybody looks for.
 
     Raises:
         RunFailed: the disk is full or cannot be written.
@@ -558,7 +605,8 @@ def _start_over(folder: Path) -> str:
 
 
 WRITTEN, REFUSED = 1.0, -1.0
-"""What a control row says of the checkpoint under way; 0: nothing is, or its part is still being written."""
+"""Value of a control row for the checkpoint under way: this worker's part is on disk, or the disk refused it. The value
+0 means that none is under way, or that the part is still being written."""
 
 
 def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
@@ -569,15 +617,18 @@ def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
     period).
 
     Args:
-        since_s: the last one began, as the workers told.
-        period_s: length of a control period.
-        every_s: the interval that is wished for.
+        since_s: seconds since the last checkpoint began, as the workers told.
+        period_s: seconds that a control period takes.
+        every_s: interval that is wished for, in seconds.
     """
     return since_s + 3 * period_s >= every_s
 
 
 def unsaved(problem: str) -> RunFailed:
-    """Return the error of a stopped run whose last checkpoint could not be written; ``problem``: why."""
+    """Return the error of a stopped run whose last checkpoint could not be written.
+
+    ``problem``: why, without full stop.
+    """
     return RunFailed(
         f"the last checkpoint cannot be written: {problem}.",
         hint="make room on the disk, then launch the run again: it resumes from the checkpoint before",
@@ -605,6 +656,8 @@ class _UnderWay:
 class CheckpointSaver:
     """One worker's side of saving checkpoints in a thread; all ranks must call its methods alike, but `progress`.
 
+    Its attribute ``saved_step`` is the step of the newest checkpoint that it published; None: none yet.
+
     Args:
         context: of this worker.
     """
@@ -619,7 +672,7 @@ class CheckpointSaver:
 
     @property
     def begun_step(self) -> int | None:
-        """Step of the newest checkpoint, saved or under way."""
+        """Step of the newest checkpoint, published or under way; None: no checkpoint was begun."""
         return self.saved_step if self._under_way is None else self._under_way.step
 
     @property
@@ -640,8 +693,8 @@ class CheckpointSaver:
         Args:
             shared: of all workers.
             rank_state: of this worker.
-            begun_s: when training was paused.
-            keeps: this many checkpoints stay where the disk is full.
+            begun_s: time by the context's clock when training was paused for the copy.
+            keeps: published checkpoints that stay where the disk is full; older ones give way.
         """
         assert self._under_way is None
         step, of_all, of_mine = shared.step, snapshot(shared) if self._context.rank == 0 else None, snapshot(rank_state)
@@ -658,10 +711,14 @@ class CheckpointSaver:
         self._under_way = _UnderWay(step=step, digest=shared.digest, parts=parts, pause_s=pause_s, begun_s=begun_s)
 
     def conclude(self, progress_by_rank: Sequence[float]) -> str | None:
-        """Publish or give up the checkpoint under way once no worker's progress is 0; return why given up, or None.
+        """Publish or give up the checkpoint under way, once no worker's progress is 0; all must call it.
 
         Args:
             progress_by_rank: `progress` of every worker, in rank order, as the last control rows had it.
+
+        Returns:
+            Why it was given up, which is also written to the log; None: it was published, it is not done yet, or none
+            is under way.
         """
         if self._under_way is None or 0.0 in progress_by_rank:
             return None
@@ -672,14 +729,21 @@ class CheckpointSaver:
         return problem
 
     def finish(self) -> str | None:
-        """Publish or give up the checkpoint under way; return why it was given up, else None; all must call it."""
+        """Wait for the checkpoint under way, then publish or give it up; all must call it.
+
+        Returns:
+            Why it was given up; None: it was published, or none is under way.
+        """
         if self._under_way is None:
             return None
         wait([self._under_way.parts])
         return self.conclude([row[0] for row in gather_numbers([self.progress], self._context.world_size)])
 
     def close(self) -> None:
-        """End the thread that writes checkpoints, once it has written what it was at."""
+        """End the thread that writes checkpoints, once it has written what it was at.
+
+        A checkpoint that was not concluded stays unpublished.
+        """
         self._thread.shutdown()
 
     def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float]) -> str | None:

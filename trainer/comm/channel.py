@@ -55,7 +55,13 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "and": dist.R
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """Record of one collective operation: its kind, the bytes that this worker handed over, and the seconds here."""
+    """Record of one collective operation: its kind, the bytes that this worker handed over, and the seconds here.
+
+    Attributes:
+        primitive: kind of the operation.
+        payload_bytes: bytes that this worker handed over.
+        time_s: seconds here, with the wait for workers that came later.
+    """
 
     primitive: Primitive
     payload_bytes: int
@@ -65,13 +71,16 @@ class Message:
 class Channel:
     """One worker's collective operations in a process group; bytes and seconds of each are kept in ``messages``.
 
+    Attributes ``workers`` and ``rank`` are the size of the group and this worker's place in it (1 and 0 where it is
+    alone).
+
     Tensors are 1-D; those on a GPU travel through the host where the group is gloo's. A worker that is alone sends to
     nobody, and is counted as if it did. Times contain the wait for workers that come later.
 
     Args:
-        group: who takes part; ``None`` is the default group, or this process alone when there is none.
-        clock: seconds.
-        on: the device whose work must be done before the clock is read.
+        group: process group that takes part; None: the default group, or this process alone where there is none.
+        clock: returns seconds.
+        on: device whose queued work is waited for before the clock is read; None: nothing is waited for.
     """
 
     def __init__(
@@ -96,14 +105,33 @@ class Channel:
 
     @contextmanager
     def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[list[float]]:
-        """Record the block inside as one collective operation; its time excludes seconds added to the yielded list."""
+        """Record the block inside as one collective operation.
+
+        Seconds added to the yielded list do not count as its time.
+
+        A block that raises is not recorded.
+
+        Args:
+            primitive: kind of the operation.
+            payload_bytes: bytes that this worker hands over.
+
+        Yields:
+            An empty list, for seconds of this worker's own work within the block.
+        """
         begun, own_work_s = self.now(), list[float]()
         yield own_work_s
         time_s = self.now() - begun - sum(own_work_s)
         self.messages.append(Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s))
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
-        """Replace a tensor by its sum, max or bitwise AND over all workers, the same bits on each; all must call it."""
+        """Replace a tensor, in place, by its sum, max or bitwise AND over all workers, the same bits on each.
+
+        All call it.
+
+        Args:
+            tensor: 1-D; the result afterwards.
+            reduction: "sum", "max", or "and" (bitwise, of whole numbers).
+        """
         with self.operation("all_reduce", tensor.nbytes):
             if self.workers > 1 and tensor.numel():
                 # NCCL has no bitwise reductions; every group can do them on the host.
@@ -125,8 +153,9 @@ class Channel:
         """Return every worker's 1-D tensor, [workers, elements], in rank order; all must call it, with equal lengths.
 
         Args:
-            tensor: this worker's part.
-            out: where to gather, if there is a place: 1-D, of ``workers`` times the elements.
+            tensor: this worker's part, 1-D; it may be empty, if on all workers.
+            out: memory to gather into, 1-D, of ``workers`` times the elements; None: new memory. A worker that is alone
+                does not use it: the result is a view of ``tensor``.
         """
         with self.operation("all_gather", tensor.nbytes):
             if self.workers == 1 or not tensor.numel():
@@ -149,14 +178,14 @@ class Channel:
                     tensor.copy_(staged)
 
     def all_to_all(self, rows: Tensor, out: Tensor) -> None:
-        """Send row r of ``rows`` to rank r, receive its row as row r of ``out``; `messages` keep nothing. All call it.
+        """Send row r of ``rows`` to rank r; receive rank r's row as row r of ``out``. All must call it.
 
         Not kept in ``messages``: the caller does that with `operation`.
         """
         self._carry(rows, out, self._swap)
 
     def gather_slices(self, tensor: Tensor, out: Tensor) -> None:
-        """Write every worker's tensor into ``out``, by rank; `messages` keep nothing. All call it, with equal lengths.
+        """Write every worker's tensor into ``out``, by rank; all must call it, with equal lengths.
 
         Not kept in ``messages``: the caller does that with `operation`.
         """

@@ -51,13 +51,22 @@ class Turn:
 
 
 class Payload:
-    """A worker's compressed gradient as it was sent, read as values in the units of that gradient."""
+    """A worker's compressed gradient as it was sent, read as values in the units of that gradient.
+
+    Attributes:
+        numel: elements of the gradient that it stands for.
+    """
 
     numel: int
     """Elements of that gradient."""
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (slice of the flat gradient, 1-D fp32 values sent for it) in order; elements in no slice are zero."""
+        """Yield (slice of the flat gradient, 1-D fp32 values sent for it) in order; elements in no slice are zero.
+
+        Raises:
+            NotImplementedError: the class has neither this method nor its own `add_to`; an instance of this base has
+                none.
+        """
         raise NotImplementedError
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
@@ -78,7 +87,11 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DensePayload(Payload):
-    """Payload of every element: ``values`` is 1-D fp32, and may share memory with the vector that was compressed."""
+    """Payload of every element: ``values`` is 1-D fp32, and may share memory with the vector that was compressed.
+
+    Attributes:
+        values: of all elements, 1-D fp32.
+    """
 
     values: Tensor
 
@@ -93,7 +106,13 @@ class DensePayload(Payload):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SparsePayload(Payload):
-    """Payload of some of ``numel`` gradient elements: distinct int32 ``indices`` and the fp32 ``values`` there."""
+    """Payload of some of ``numel`` gradient elements: distinct int32 ``indices`` and the fp32 ``values`` there.
+
+    Attributes:
+        indices: places of the elements, distinct, int32.
+        values: fp32, of these places.
+        numel: elements of the whole gradient.
+    """
 
     indices: Tensor
     values: Tensor
@@ -115,6 +134,10 @@ class Compressor(Generic[PayloadT]):
         Args:
             flat: 1-D fp32, not empty; left as it is.
             turn: of this worker.
+
+        Raises:
+            NotImplementedError: the subclass has none.
+            BadInput: of compressors to codes, no code of the asked width holds the sum over so many workers.
         """
         raise NotImplementedError
 
@@ -130,11 +153,25 @@ class Summed(Compressor[PayloadT]):
     """Base of compressors whose payloads are summed element by element in an all-reduce."""
 
     def wire(self, payload: PayloadT, out: Tensor) -> Tensor:
-        """Return the tensor to all-reduce, in place, for a payload: ``out``, or memory of the compressor."""
+        """Return the tensor to all-reduce, in place, for a payload; it is ``out``, or memory of the compressor.
+
+        Raises:
+            NotImplementedError: the subclass has none.
+        """
         raise NotImplementedError
 
     def decode(self, payload: PayloadT, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Write the sum of all workers' gradients into ``out``, read from ``total``, the all-reduced `wire`."""
+        """Write the sum of all workers' gradients into ``out``, read from ``total``, the all-reduced `wire`.
+
+        Args:
+            payload: what this worker sent, as `encode` returned it.
+            total: the tensor that `wire` returned, summed over the workers.
+            out: 1-D fp32, [numel]; overwritten.
+            turn: this worker's channel, step and seed.
+
+        Raises:
+            NotImplementedError: the subclass has none.
+        """
         raise NotImplementedError
 
 
@@ -150,7 +187,14 @@ class Identity(Summed[DensePayload]):
         return out if out.data_ptr() == payload.values.data_ptr() else out.copy_(payload.values)
 
     def decode(self, payload: DensePayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Do nothing: the all-reduce has left the sum in ``out``."""
+        """Do nothing: the all-reduce has left the sum in ``out``.
+
+        Args:
+            payload: not used.
+            total: not used.
+            out: holds the sum.
+            turn: not used.
+        """
 
 
 class Collective(Protocol):
@@ -160,13 +204,14 @@ class Collective(Protocol):
         """Compress ``flat``, exchange it, write all workers' sum into ``out``; return what was sent here. All call it.
 
         Args:
-            compressor: one whose payloads combine so.
+            compressor: compressor whose payloads this collective can combine.
             flat: 1-D fp32, not empty; left as it is, unless it shares memory with ``out``.
-            out: as long; overwritten.
-            turn: of this worker.
+            out: 1-D fp32, as long as ``flat``; overwritten with the sum.
+            turn: this worker's channel, step and seed.
+
 
         Returns:
-            what this worker has sent, in units of ``flat``; valid until the next step.
+            Payload that this worker has sent, in units of ``flat``; valid until the next step.
         """
 
 
@@ -174,7 +219,14 @@ class AllReduce:
     """Collective that sums all workers' payloads in one all-reduce, to the same bits on each."""
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
-        """Compress ``flat``, all-reduce, write the sum into ``out``; return this worker's payload. All must call it."""
+        """Compress ``flat``, all-reduce, write the sum into ``out``; return this worker's payload. All must call it.
+
+        Args:
+            compressor: one whose payloads are summed.
+            flat: 1-D fp32, not empty; left as it is, unless it shares memory with ``out``.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
+        """
         payload = compressor.encode(flat, turn)
         total = compressor.wire(payload, out)
         turn.channel.all_reduce(total)
@@ -199,7 +251,9 @@ class Residual:
         return gradient
 
     def commit(self, sent: Payload) -> float | None:
-        """Keep what was prepared, less what was sent, for the next step; return its energy; None: nothing is kept.
+        """Keep what was prepared, less what was sent, for the next step; return its sum of squares.
+
+        None: nothing is kept.
 
         Args:
             sent: exactly what the other workers received.
@@ -217,7 +271,7 @@ class Residual:
         """Overwrite the kept tensors, in place, with those that `state` returned.
 
         Raises:
-            BadInput: the state belongs to another residual or to another model.
+            BadInput: names or shapes differ from those of this residual, as of another compression or model.
         """
         kept = self.kept()
         check_state(state, kept)
@@ -230,10 +284,11 @@ class Chain:
 
     Args:
         compressor: of the gradient, or of the values of chosen elements.
-        collective: that carries its payloads.
+        collective: carries the compressor's payloads.
         choice: returns distinct int32 indices of the elements to exchange, the same on every worker, as many each step;
             all must call it. None: all elements.
-        scale: of the values of chosen elements: the inverse of the chance to be chosen, where there is no residual.
+        scale: factor of the values of chosen elements: where there is no residual, the inverse of the chance to be
+            chosen.
         seed: of all randomness, the same on every worker.
     """
 
@@ -257,6 +312,12 @@ class Chain:
         """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
 
         A NaN or an infinity on one worker makes some of the result NaN or infinite on all.
+
+        Args:
+            flat: 1-D fp32, not empty, this worker's gradient with its residual.
+            out: 1-D fp32, as long; overwritten.
+            channel: to the other workers.
+            step: number of the step, the same on all workers.
         """
         turn = Turn(channel, step, self._seed)
         if self._choice is None:
@@ -298,7 +359,8 @@ def _mixed(seed: int, rank: int, step: int) -> int:
 
 
 ALIKE = "alike."
-"""Keys that begin so are the same for all workers: a new worker gets a copy, where others are handed on in parts."""
+"""Beginning of the keys of a state that is the same for all workers: a new worker gets a copy, where the rest is shared
+out."""
 
 
 class ErrorFeedback(Residual):
@@ -306,6 +368,10 @@ class ErrorFeedback(Residual):
 
     The residual starts at zero and is in units of the weighted sum over workers, so a sample keeps the weight of the
     step that computed it. Eight bytes a parameter: the residual, and the buffer it swaps places with.
+
+    Args:
+        numel: elements of the gradient.
+        device: where the gradient lies; None: the CPU.
     """
 
     def __init__(self, numel: int, *, device: torch.device | None = None) -> None:
@@ -328,14 +394,19 @@ class ErrorFeedback(Residual):
 
 
 def redistribute(states: Sequence[State], workers: int, *, in_parts: bool = False) -> list[State]:
-    """Return ``workers`` residuals with the sum of the old workers' ``states``; refuse parts of a sharded model's.
+    """Return ``workers`` residuals whose sum is that of the old workers' ``states``; nothing given is changed.
 
     Old worker i hands its residual to new worker ``i mod workers``; residuals that meet add up, and additional workers
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
     before keep their residuals unchanged. What all workers have alike (`ALIKE`) is copied.
 
+    Args:
+        states: residuals of the old workers, in rank order; at least one.
+        workers: number of new workers.
+        in_parts: whether each state is of a device's part of a sharded model.
+
     Raises:
-        BadInput: the residuals are of devices that share a model, each ``in_parts`` of it.
+        BadInput: there is a residual, and it is in parts (``in_parts``, or the states differ in size).
     """
     sizes = {tuple(value.numel() for key, value in state.items() if not key.startswith(ALIKE)) for state in states}
     if sizes != {()} and (in_parts or len(sizes) > 1):
@@ -356,7 +427,11 @@ def redistribute(states: Sequence[State], workers: int, *, in_parts: bool = Fals
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise BadInput unless a saved state, tensors by name, has the keys and shapes of ``expected``."""
+    """Check that a saved state, tensors by name, has the keys and shapes of ``expected``.
+
+    Raises:
+        BadInput: it has not.
+    """
     saved = {key: tuple(value.shape) for key, value in state.items()}
     wanted = {key: tuple(value.shape) for key, value in expected.items()}
     if saved != wanted:
@@ -395,7 +470,7 @@ class MomentumCorrection(ErrorFeedback):
         clip_norm: the norm that the *summed* gradient may have; None: any. Each gradient is clipped before it is
             accumulated, to ``clip_norm / sqrt(workers)``: what a worker may contribute when the parts of all are
             independent and alike.
-        device: where the gradient lies.
+        device: where the gradient lies; None: the CPU.
     """
 
     def __init__(
@@ -434,18 +509,26 @@ class MomentumCorrection(ErrorFeedback):
 
 
 def keeps_momentum(asked: Compression) -> bool:
-    """Return whether a compression has each worker apply the momentum, so that the optimizer must have none."""
+    """Return whether a compression has each worker apply the momentum, so that the optimizer must have none.
+
+    Raises:
+        BadInput: unknown name, or compressor, memory and collective do not go together.
+    """
     return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
 
 
 def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
-    """Set the optimizer's momentum to 0 and return the compression with it, if workers apply it; else return it as is.
+    """Return the compression with the optimizer's momentum, and set that to 0 there, if workers apply it themselves.
+
+    Otherwise the compression is returned as it is, and the optimizer is left alone. A momentum that the compression
+    already names stays.
 
     Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
     left where everything is sent.
 
     Raises:
-        BadInput: things do not go together, or the optimizer's momentum is not one number that can be taken out.
+        BadInput: parts of the compression do not go together, or the optimizer's momentum is not one number that can be
+            taken out (groups with different ones, Nesterov's, or an optimizer without).
     """
     if not keeps_momentum(asked):
         return asked

@@ -47,12 +47,15 @@ class ExchangeStats:
     """Bytes and seconds that one exchange cost this worker, and the gradient energy (sum of squares) that it sent.
 
     Attributes:
-        sent_bytes: payload of this worker (the backend forwards more, see `hetopt.core.comm.cost`).
-        compress_s: work of this worker: adding the residual, compressing, adding up what arrived; looks left out.
-        sync_s: the collective operations, with the wait for slower workers.
+        sent_bytes: payload that this worker handed over (the backend forwards more, see `hetopt.core.comm.cost`).
+        compress_s: seconds of this worker's own work: adding the residual, compressing, adding up what arrived; looks
+            left out.
+        sync_s: seconds of the collective operations, with the wait for slower workers.
         energy: sum of squares of gradient and residual; None where there is no residual and no ratio was looked at.
-        kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
-        look_energies: energies that the largest elements would have kept, at the ratios of ``look_at``.
+        kept_energy: part of ``energy`` that is not left in the residual; of a selection, the energy of what was sent.
+            None: unknown.
+        look_energies: energies that the largest elements would have kept, at the ratios of ``look_at``; empty: none
+            were asked for.
         level_gains: fractions of all workers' energy that candidate and floor would have kept; None: a step does not
             choose between them.
     """
@@ -67,9 +70,10 @@ class ExchangeStats:
 
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats | None:
-    """Return the stats of exchanges added up: bytes, seconds, energies (None if one is unknown); None: no exchange.
+    """Return the stats of exchanges added up: bytes, seconds and energies; None: there are none.
 
-    None: there was no exchange. Of several, looks and gains of levels are left out.
+    Energies are None if one of them is. One exchange is returned as it is; of several, looks and gains of levels are
+    left out.
     """
     if len(parts) < 2:
         return next(iter(parts), None)
@@ -92,7 +96,7 @@ _STEPS = f"{ALIKE}steps"
 _HAS_RESIDUAL = f"{ALIKE}owes"
 
 SENDS_ALL = ("identity", "bf16")
-"""Compressions after which no residual is worth sending: bf16 leaves a part in 10^5 of a gradient's energy."""
+"""Names of compressions after which no residual is worth sending: bf16 leaves a part in 10^5 of a gradient's energy."""
 
 
 class Exchange:
@@ -108,12 +112,14 @@ class Exchange:
     Args:
         first: the compression to begin with; what it leaves open is filled in by `composition.combine`.
         numel: elements of the flat gradient.
-        device: where it lies.
+        device: device where the gradient lies; None: the CPU.
         clock: seconds.
-        shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
+        shapes: shapes of the parameters, in the order in which they lie in the gradient; None: not known, which
+            compressions that work layer by layer refuse.
         seed: of all randomness, the same on every worker.
-        store: that all workers can reach, to find out who is missing when an exchange times out.
-        group: who exchanges; None: all workers.
+        store: store that all workers can reach, to find out who is missing when an exchange times out; None: nobody is
+            named.
+        group: process group that exchanges; None: all workers.
         first_step: number of the first step, which randomness depends on.
 
     Attributes:
@@ -121,7 +127,7 @@ class Exchange:
         has_residual: whether there may be a residual worth sending; the same on all workers.
 
     Raises:
-        BadInput: an unknown name, or things that do not go together.
+        BadInput: unknown name, parts of the compression that do not go together, or one that needs ``shapes``.
     """
 
     def __init__(
@@ -154,7 +160,8 @@ class Exchange:
         """Switch to another compression from the next step on, with the same residual; all workers must decide alike.
 
         Raises:
-            BadInput: it does not go with the residual.
+            BadInput: unknown name, parts that do not go together with this residual, or a compression that needs
+                ``shapes``.
         """
         if compression.memory == AUTO:
             first = self._first
@@ -170,14 +177,14 @@ class Exchange:
         without elements is left alone.
 
         Args:
-            flat: 1-D fp32.
+            flat: 1-D fp32, this worker's weighted gradient; overwritten with the sum.
             look_at: ratios in (0, 1] to tell the kept energy at, which takes about a compression.
             channel: to the other workers, with no message yet; None: one of its own.
 
         Raises:
-            BadInput: the workers are about to exchange in different ways.
-            RunFailed: a worker did not come in time.
-            LostPeer: a worker left in the middle.
+            BadInput: workers are about to exchange in different ways.
+            RunFailed: another worker did not come in time (`HungPeer`).
+            LostPeer: another worker left in the middle.
         """
         if flat.numel() == 0:
             return ExchangeStats(sent_bytes=0)
@@ -221,8 +228,10 @@ class Exchange:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state that `state` returned, or a residual alone.
 
+        A residual alone leaves the compression in use and the number of steps as they are.
+
         Raises:
-            BadInput: the state belongs to another residual or to another model.
+            BadInput: names or shapes differ from this exchange's, as of another residual or model.
         """
         rest = dict(state)
         if (in_use := rest.pop(_IN_USE, None)) is not None:
@@ -250,9 +259,13 @@ class Exchange:
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Return each worker's weight by rank: samples over all samples (equal if none); 0 outside ``participants``.
+    """Return each worker's weight by rank: its samples over those of all ``participants``; others have weight 0.
 
     Where none of them has samples, they count alike.
+
+    Args:
+        samples: of every worker, by rank.
+        participants: ranks that count; None: all.
     """
     counts = range(len(samples)) if participants is None else participants
     total = sum(samples[rank] for rank in counts)
@@ -281,16 +294,21 @@ def average_parameters(
     Args:
         parameters: 1-D fp32, this worker's parameters x_i; the result afterwards.
         base: parameters that all had after the last average, the same bits on each; the result afterwards, too.
-        weight: of this worker; those of all sum to 1.
+        weight: weight of this worker, 0 or more; those of all sum to 1.
         channel: to the other workers.
-        rounded: sums the first ``rounded.numel`` elements in fewer bytes; the running statistics behind are sent in
-            fp32. None: all are.
-        exactly: send all in fp32, and add ``rounded``'s residual, which stays as it is.
+        rounded: exchange that sums the first ``rounded.numel`` elements in fewer bytes; the running statistics behind
+            them are sent in fp32. None: all elements are sent in fp32.
+        exactly: whether to send all in fp32, with ``rounded``'s residual added, which stays as it is.
         step: changes the averaged update, in place, before it is added; None: it stays.
 
     Returns:
         How far the workers had come apart, the same on each: the root of ``sum_i weight_i |x_i - mean|^2`` over the
         norm of the result; that root alone where the result is zero.
+
+    Raises:
+        BadInput: workers are about to exchange in different ways (only with ``rounded``).
+        HungPeer: another worker did not come in time (only with ``rounded``).
+        LostPeer: another worker left in the middle (only with ``rounded``).
     """
     message = parameters.new_zeros(parameters.numel() + 1)
     if weight > 0:
@@ -318,15 +336,16 @@ def average_parameters(
 
 
 Span = tuple[int, int]
-"""Where a parameter begins in the flat gradient, and where it ends."""
+"""First place of a parameter in the flat gradient, and the place behind its last."""
 
 
 class DenseBuckets(Residual):
     """Uncompressed sum of a gradient's buckets over the workers, each begun while backward makes the rest.
 
     Args:
-        guard: context of the wait, which names who is lost when the workers do not all come; None: nobody is named.
-        group: who sums; None: all workers.
+        guard: context manager around the wait, which names who is lost when the workers do not all come; None: nobody
+            is named.
+        group: process group that sums; None: the default one.
     """
 
     def __init__(
@@ -336,13 +355,23 @@ class DenseBuckets(Residual):
         self._sent: list[dist.Work] = []
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Begin to sum a bucket over all workers, in place, without waiting; all must do so in the same order."""
+        """Begin to sum a bucket over all workers, in place, without waiting; all must do so in the same order.
+
+        Args:
+            parameters: not used.
+            buffer: 1-D, the bucket's weighted gradients; holds the sum once `wait` has returned.
+            last: not used.
+        """
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         assert work is not None  # as for every asynchronous collective of a member of the group
         self._sent.append(work)
 
     def wait(self) -> None:
-        """Wait until all buckets begun are summed."""
+        """Wait until all buckets begun are summed.
+
+        Raises:
+            RuntimeError: a collective failed; with a `Guard`, one of its errors where the lost worker is known.
+        """
         sent, self._sent = self._sent, []
         with self._guard:
             for work in sent:
@@ -362,14 +391,14 @@ class BucketExchange:
 
     Args:
         compression: one that may work on a part of the gradient, see `composition.Method.by_shape`.
-        parameters: of the model, in the order of the flat gradient.
-        clock: seconds.
+        parameters: of the model, in the order of the flat gradient; at least one.
+        clock: returns seconds.
         seed: of all randomness, the same on every worker.
-        store: for a roll call when an exchange times out.
-        group: who exchanges; None: all workers.
+        store: store for a roll call when an exchange times out; None: nobody is named.
+        group: process group that exchanges; None: all workers.
 
     Raises:
-        BadInput: an unknown name, or things that do not go together.
+        BadInput: unknown name, parts of the compression that do not go together, or one that works layer by layer.
     """
 
     def __init__(
@@ -401,15 +430,22 @@ class BucketExchange:
         """Begin to replace a bucket by its compressed sum over all workers, without waiting.
 
         Args:
-            parameters: of the bucket, in the order of its elements.
-            buffer: 1-D fp32, their gradients weighted by this worker's share of the batch.
+            parameters: parameters of the bucket, in the order of its elements.
+            buffer: 1-D fp32, their gradients weighted by this worker's share of the batch; holds the sum once `wait`
+                has returned.
             last: whether the step has no further bucket.
         """
         spans = tuple(self._spans[id(parameter)] for parameter in parameters)
         self._sent.append(self._thread.submit(self._exchange, spans, buffer, last))
 
     def wait(self) -> ExchangeStats | None:
-        """Wait until all buckets begun are summed; return their stats, added up; None: there was no bucket."""
+        """Wait until all buckets begun are summed; return their stats, added up; None: no bucket was begun.
+
+        Raises:
+            BadInput: workers are about to exchange in different ways.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
+        """
         sent, self._sent = self._sent, []
         return summed([bucket.result() for bucket in sent])
 
@@ -422,7 +458,7 @@ class BucketExchange:
         """Restore the residual that `state` returned; not while a backward pass runs.
 
         Raises:
-            BadInput: the state belongs to another residual or to another model.
+            BadInput: names or shapes differ from this residual's, as of another compression or model.
         """
         steps = state.get(_STEPS, torch.tensor(0))
         check_state({**state, _STEPS: steps}, self.state())

@@ -30,6 +30,10 @@ class LowPrecisionFloats:
     bf16 has the range of fp32. fp16 has not: every slice is scaled by a power of two that puts its largest magnitude
     just below 2^15, and carries the exponent along, so nothing overflows and little underflows. NaN and infinity pass
     through as they are.
+
+    Attributes:
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
+        group: number that a slice's elements must be a multiple of.
     """
 
     dtype: torch.dtype
@@ -47,7 +51,13 @@ class LowPrecisionFloats:
         return size + self._header
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
-        """Round a flat vector into ``rows``, [slices, width], ``size`` values a row; rows are overwritten."""
+        """Round a flat vector into ``rows``, [slices, width], ``size`` values a row; rows are overwritten.
+
+        Args:
+            flat: 1-D fp32; elements missing from the last slices count as zeros.
+            rows: [slices, width], of type ``dtype``; overwritten.
+            size: values in a slice.
+        """
         powers = None
         if self._header:
             exponents = [_exponent(flat[place * size : (place + 1) * size]) for place in range(len(rows))]
@@ -59,7 +69,12 @@ class LowPrecisionFloats:
             values[block.rows, block.columns].copy_(table if powers is None else table * powers[block.rows])
 
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
-        """Yield all rows decoded, block by block: the block's place, and its fp32 values, [rows, columns]."""
+        """Yield all rows decoded, block by block: the block's place, and its fp32 values, [rows, columns].
+
+        Args:
+            rows: [slices, width], as `write` left them.
+            size: values in a slice.
+        """
         powers = _powers([-exponent for exponent in rows[:, 0].tolist()], rows.device) if self._header else None
         low = rows[:, self._header :]
         for block in row_blocks(len(rows), size, rows.device):
@@ -74,6 +89,11 @@ class ScaledCodes:
     A scale is the largest magnitude over the largest code, so an outlier coarsens only the few values beside it. (As in
     the gradient exchange of ZeRO++, arXiv 2306.10209, but what rounding leaves is kept and sent later.) Scales
     come first in a row, then the codes, two to a byte where they have 4 bits.
+
+    Attributes:
+        bits: of a code, 8 or 4.
+        dtype: of rows, always uint8.
+        group: number that a slice's elements must be a multiple of.
     """
 
     bits: int
@@ -90,7 +110,13 @@ class ScaledCodes:
         return scaled_code_bytes(size, self.bits)
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
-        """Round a flat vector into ``rows``, [slices, width] uint8, ``size`` values a row; rows are overwritten."""
+        """Round a flat vector into ``rows``, [slices, width] uint8, ``size`` values a row; rows are overwritten.
+
+        Args:
+            flat: 1-D fp32; elements missing from the last slices count as zeros.
+            rows: [slices, width] uint8; overwritten.
+            size: values in a slice, a multiple of ``group``.
+        """
         for block in row_blocks(len(rows), size, flat.device):
             scales, codes = self._place(rows, block, size)
             table = _table(flat, block).view(*scales.shape, SCALED_ELEMENTS)
@@ -106,7 +132,12 @@ class ScaledCodes:
                 torch.bitwise_or(nibbles[..., 0], nibbles[..., 1] << 4, out=codes)
 
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
-        """Yield all rows decoded, block by block: the block's place, and its fp32 values, [rows, columns]."""
+        """Yield all rows decoded, block by block: the block's place, and its fp32 values, [rows, columns].
+
+        Args:
+            rows: [slices, width], as `write` left them.
+            size: values in a slice.
+        """
         for block in row_blocks(len(rows), size, rows.device):
             scales, codes = self._place(rows, block, size)
             if self.bits == 8:
@@ -163,14 +194,21 @@ def _exponent(part: Tensor) -> int:
 
 
 class LowPrecision(Compressor["LowPrecisionPayload"]):
-    """Compressor to fp16, bf16, int8 or int4, cut into a slice for each worker, which sums it in fp32."""
+    """Compressor to fp16, bf16, int8 or int4, cut into a slice for each worker, which sums it in fp32.
+
+    Args:
+        coding: how slices are rounded and laid out.
+    """
 
     def __init__(self, coding: SliceCoding) -> None:
         self.coding = coding
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> LowPrecisionPayload:
-        """Return the gradient rounded to low precision, one row for the slice of each worker."""
+        """Return the gradient rounded to low precision, one row for the slice of each worker.
+
+        The payload's memory is reused by the next call. Nothing is communicated.
+        """
         numel, workers = flat.numel(), turn.channel.workers
         size = slice_elements(numel, workers, group=self.coding.group)
         rows = self.rows("rows", workers, size, flat)
@@ -200,7 +238,16 @@ class SlicedAllReduce:
     """
 
     def run(self, compressor: LowPrecision, flat: Tensor, out: Tensor, turn: Turn) -> LowPrecisionPayload:
-        """Write the sum of all workers' gradients, rounded, into ``out``; return what was sent. All must call it."""
+        """Write the sum of all workers' gradients, rounded, into ``out``.
+
+        Return this worker's payload. All must call it.
+
+        Args:
+            compressor: one of low precision.
+            flat: 1-D fp32, not empty; left as it is, unless it shares memory with ``out``.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
+        """
         channel, coding = turn.channel, compressor.coding
         payload = compressor.encode(flat, turn)
         rows, size = payload.rows, payload.size
@@ -226,7 +273,16 @@ class SlicedAllReduce:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowPrecisionPayload(Payload):
-    """A gradient in low precision, [slices, width], and what rounding the sums of this rank's slice added to them."""
+    """A gradient in low precision, [slices, width], and what rounding the sums of this rank's slice added to them.
+
+    Attributes:
+        rows: coded slices of the gradient, [slices, width], one for each worker.
+        size: values in a slice.
+        coding: how they are read.
+        numel: elements of the gradient.
+        rank: of this worker, whose slice ``rounding`` is of.
+        rounding: rounded sum less sum of this worker's slice, [size]; None: not exchanged yet.
+    """
 
     rows: Tensor
     size: int

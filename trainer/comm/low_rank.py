@@ -30,6 +30,14 @@ class MatrixPlace:
     """Offsets of one parameter, as a matrix, in the flat gradient and in the flat left and right factors.
 
     ``rank`` 0: it is sent as it is, among the left factors.
+
+    Attributes:
+        rows: of the matrix.
+        columns: of the matrix.
+        rank: columns of its factors; 0: the matrix is sent as it is, among the left factors.
+        start: first place in the flat gradient.
+        left: first place in the flat left factors.
+        right: first place in the flat right factors.
     """
 
     rows: int
@@ -67,7 +75,14 @@ def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankPayload(Payload):
-    """Payload of PowerSGD: each matrix as ``left right^T``, and what is sent uncompressed among the left factors."""
+    """Payload of PowerSGD: each matrix as ``left right^T``, and what is sent uncompressed among the left factors.
+
+    Attributes:
+        places: where each parameter lies.
+        left: flat left factors, fp32.
+        right: flat right factors, fp32.
+        numel: elements of the gradient.
+    """
 
     places: Sequence[MatrixPlace]
     left: Tensor
@@ -92,10 +107,10 @@ class LowRank(Summed[LowRankPayload]):
     order, which every machine rounds alike.
 
     Args:
-        shapes: of the parameters, in order.
-        rank: r.
+        shapes: shapes of the parameters, in the order of the flat gradient.
+        rank: largest rank r of a product.
         seed: of the first Q, the same on every worker.
-        device: where the gradient lies.
+        device: where the gradient lies; None: the CPU.
     """
 
     def __init__(self, shapes: Shapes, *, rank: int, seed: int = 0, device: torch.device | None = None) -> None:
@@ -107,7 +122,10 @@ class LowRank(Summed[LowRankPayload]):
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> LowRankPayload:
-        """Return the left factors, all-reduced here, with this worker's right factors; all workers must call it."""
+        """Return the left factors, all-reduced here, with this worker's right factors; all workers must call it.
+
+        The payload's memory is reused by the next call.
+        """
         take, device = self._workspace.take, flat.device
         left = take("left", self._left_elements, torch.float32, device)
         for place in self._places:
@@ -132,7 +150,14 @@ class LowRank(Summed[LowRankPayload]):
         return self._workspace.take("right", payload.right.numel(), torch.float32, payload.right.device)
 
     def decode(self, payload: LowRankPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Write the products of the summed factors into ``out``; keep ``total`` as the next step's right factors."""
+        """Write the products of the summed factors into ``out``; keep ``total`` as the next step's right factors.
+
+        Args:
+            payload: what this worker sent; not used.
+            total: right factors of all matrices, summed over the workers.
+            out: 1-D fp32, [numel]; overwritten.
+            turn: this worker's step and seed, by which factors that have become zero are drawn anew.
+        """
         left = self._workspace.take("left", self._left_elements, torch.float32, out.device)
         for place in self._places:
             if place.rank:
@@ -164,8 +189,8 @@ class LowRank(Summed[LowRankPayload]):
 def orthonormal(columns: Tensor) -> Tensor:
     """Return an orthonormal basis of the columns, [rows, columns], fp32; a column that depends on others is zero.
 
-    Nothing but single IEEE operations in a fixed order, so that
-    all machines get the same bits.
+    Columns are taken in order. Only single IEEE operations in a fixed order are used, so that all machines get the same
+    bits. NaN stays NaN.
     """
     basis: list[Tensor] = []
     for column in columns.double().unbind(dim=1):

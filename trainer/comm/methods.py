@@ -68,13 +68,13 @@ class Asked:
     """Arguments that a compressor is made from: compression, gradient size, parameter shapes, seed, workers, device.
 
     Attributes:
-        compression: as it was asked for.
-        chosen: what that means, with the defaults filled in.
+        compression: compression as it was asked for.
+        chosen: compressor, memory and collective that it means, with the defaults filled in.
         numel: elements of the gradient.
-        shapes: of the parameters; None: they are not known.
-        seed: of all randomness, the same on every worker.
-        workers: in the group.
-        device: where the gradient lies.
+        shapes: shapes of the parameters; None: they are not known.
+        seed: seed of all randomness, the same on every worker.
+        workers: number of workers in the group.
+        device: where the gradient lies; None: the CPU.
     """
 
     compression: Compression
@@ -129,13 +129,15 @@ _ROTATING = ("global_randomk_maxnorm", "global_randomk_two_scale")
 def register(name: str, method: Method, make: Callable[[Asked], Compressor[Any]]) -> None:
     """Register a compression method: its name in options, what it combines with, and the factory of its compressor.
 
+    Changes the registries of this process for good.
+
     Args:
         name: as people write it.
         method: what it combines with.
         make: makes the compressor.
 
     Raises:
-        ValueError: there is one of this name.
+        ValueError: a method of this name is registered already.
     """
     composition.register(name, method)
     COMPRESSORS[name] = make
@@ -149,8 +151,13 @@ def make_residual(
 ) -> Residual:
     """Return a new error feedback as a compression names it, zero at first, for a gradient of ``numel`` elements.
 
+    Args:
+        compression: compression whose error feedback is made.
+        numel: elements of the gradient.
+        device: where the gradient lies; None: the CPU.
+
     Raises:
-        BadInput: an unknown name, or things that do not go together.
+        BadInput: unknown name, or parts of the compression that do not go together.
     """
     match combine(compression.name, memory=compression.memory, collective=compression.collective).memory:
         case "error_feedback":
@@ -172,10 +179,12 @@ def make_chain(
 ) -> Chain:
     """Return a new chain from a gradient of ``numel`` elements to all workers' sum, by a compression, without residual.
 
-    Arguments are as of `hetopt.trainer.comm.exchange.Exchange`.
+    Arguments mean what they mean in `hetopt.trainer.comm.exchange.Exchange`: ``device`` is where the gradient lies,
+    ``seed`` the same on every worker.
 
     Raises:
-        BadInput: an unknown name, or things that do not go together.
+        BadInput: unknown name, parts of the compression that do not go together, one that needs ``shapes``, or codes
+            too narrow for the sum over the workers.
     """
     chosen, ratio = checked_for(compression, shapes), compression.ratio
     asked = Asked(
@@ -217,10 +226,15 @@ def _collective(chosen: Combination, compressor: Compressor[Any], coding: Elemen
 
 
 def checked_for(compression: Compression, shapes: Shapes | None) -> Combination:
-    """Return the compressor, memory and collective that a compression means; raise BadInput if they do not go together.
+    """Return the compressor, memory and collective that a compression means, with defaults filled in.
+
+    Args:
+        compression: to check.
+        shapes: shapes of the parameters; None: not known.
 
     Raises:
-        BadInput: an unknown name, or things that do not go together.
+        BadInput: unknown name, parts that do not go together, or a compression that works layer by layer without
+            ``shapes``.
     """
     chosen = checked(compression)
     if chosen.method.by_shape and shapes is None:

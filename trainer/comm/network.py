@@ -31,23 +31,38 @@ from hetopt.trainer.comm.exchange import Exchange
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Measured network between the workers: latency (s) and bandwidth (bytes/s) of the slowest link, by collective."""
+    """Measured network between the workers: latency (s) and bandwidth (bytes/s) of the slowest link, by collective.
+
+    Attributes:
+        lines: latency and bandwidth by collective, in the order in which they were timed; not empty.
+    """
 
     lines: Mapping[Primitive, LinkSpeed]
 
     @classmethod
     def of(cls, timings: Sequence[Message], workers: int) -> Network:
-        """Fit latency and bandwidth of each collective to timings at two payload sizes or more, between workers."""
+        """Fit latency and bandwidth of each collective to timings at two payload sizes or more, between workers.
+
+        Args:
+            timings: each collective's, at two payload sizes or more.
+            workers: number of workers that took part.
+        """
         kinds = dict.fromkeys(timed.primitive for timed in timings)
         return cls(lines={kind: _line([t for t in timings if t.primitive == kind], workers) for kind in kinds})
 
     def expected_s(self, operations: Sequence[Operation]) -> float:
-        """Return the predicted network seconds of collective operations, carried out one after the other."""
+        """Return the predicted network seconds of collective operations, carried out one after the other.
+
+        A collective that was not timed counts as the first that was.
+        """
         lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
         return sum(line.time_s(operation.terms(trainer)) for line, operation in zip(lines, operations, strict=True))
 
     def exchange_s(self, option: Option) -> float:
-        """Return the predicted network seconds of an exchange by ``option``, all buckets, hidden by backward or not."""
+        """Return the predicted network seconds of an exchange by ``option``, summed over its buckets.
+
+        Seconds that backward would hide are counted, too.
+        """
         return option.buckets * self.expected_s(option.operations)
 
     @property
@@ -67,17 +82,19 @@ def _line(timings: Sequence[Message], workers: int) -> LinkSpeed:
 
 
 PAUSE_S = 0.004
-"""Before each timing, as computation is in training: a link that limits its rate then lets the first bytes pass."""
+"""Seconds of pause before each timing, as computation is in training: a link that limits its rate then lets the first
+bytes pass."""
 
 LEAST_REPEATS, MOST_REPEATS, REPEATED_S = 3, 15, 0.1
-"""Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
+"""Fewest and most repeats of a timing, and the seconds to repeat it for: what disturbs one of a millisecond takes
+several."""
 
 LONGEST_S = 0.4
-"""What one timing may take: of a larger gradient, or over a slow link, only a part is sent."""
+"""Seconds that one timing may take: of a larger gradient, or over a slow link, only a part is sent."""
 
 LEAST_BYTES = 256
-"""So few that only latency shows. Many links let some kilobytes pass at once before they hold back, so a larger payload
-may take no longer, and a line through it would promise too much of all others."""
+"""Bytes of the smallest payload, so few that only latency shows. Many links let some kilobytes pass at once before they
+hold back, so a larger payload may take no longer, and a line through it would promise too much of all others."""
 
 _STRIDE = 8
 _SELECTED = (0.01, 0.001, 0.0001)  # ratios that compressors are timed at; two of them, as large as time allows
@@ -97,8 +114,11 @@ def measure_network(
     before the rate is felt.
 
     Args:
-        gradient_bytes: of the dense gradient.
+        gradient_bytes: bytes of the dense gradient, the largest payload that is tried.
         device: where gradients lie.
+
+    Returns:
+        One message for each payload size and collective, sizes ascending; the same on all workers.
     """
     channel = Channel(on=device)
     smallest = min(LEAST_BYTES, gradient_bytes)
@@ -156,6 +176,15 @@ def timed_candidates(candidates: Candidates, network: Network, *, device: torch.
     Two real exchanges of a made-up gradient tell it of a family, few elements and more: selecting takes as long for few
     as for many, packing them and adding up what arrives does not. Of whole gradients in low precision a part tells it.
     Nothing is tried that would take long on the network.
+
+    Args:
+        candidates: exchanges to choose among, whose seconds are not known yet.
+        network: measured speed, so that nothing slow is tried.
+        device: where gradients lie.
+        seed: of all randomness, the same on every worker.
+
+    Returns:
+        A copy with ``compress`` and ``rounded_s`` filled in, the same on all workers.
     """
     channel, numel = Channel(on=device), candidates.numel
     generator = torch.Generator(device).manual_seed(channel.rank)

@@ -21,13 +21,16 @@ _PEER = re.compile(r"\[([0-9.]+)\]:\d+")  # gloo's way of naming the other end
 _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out after")
 _LEFT = "left in the middle of an exchange"
 ROLL_CALL_S = 10.0
-"""Between the first worker whose time is up in an exchange and the last one that had begun it."""
+"""Longest seconds between the first worker whose time is up in an exchange and the last one that had begun it."""
 
 _LOOKS_EVERY_S = 0.05
 
 
 class HungPeer(RunFailed):
-    """Error that another worker did not come to a collective in time."""
+    """Error that another worker did not come to a collective in time.
+
+    The workers themselves are named in its message, where a store could tell which they are.
+    """
 
 
 class LostPeer(RuntimeError):
@@ -43,6 +46,9 @@ def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
     Args:
         description: of the exchange, the same text on workers that agree.
         group: who is about to do it; None: all workers.
+
+    Raises:
+        BadInput: descriptions differ; the message names the workers that are fewer.
     """
     digest = hashlib.sha256(description.encode()).hexdigest()
     texts = gather_texts(digest + description, group_size(group), group)
@@ -69,6 +75,10 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, members: S
         store: that all workers can reach; None: no roll call.
         rank: of this worker, among all of the run.
         members: ranks of the workers in the group, likewise: several groups may share the store.
+
+    Returns:
+        `HungPeer` where the collective timed out, `LostPeer` where a connection broke; None: the error has another
+        cause.
     """
     said = str(error)
     if has_timed_out(error):
@@ -82,13 +92,16 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, members: S
 
 
 def in_words(said: str) -> str:
-    """Return gloo's message of a broken connection as a sentence that names the address; other text unchanged."""
+    """Return gloo's message of a broken connection as a sentence that names the address.
+
+    Return any other text as it is.
+    """
     match = None if _LEFT in said else _PEER.search(said)
     return said if match is None else f"a worker at {match[1]} {_LEFT}: {said}"
 
 
 def has_timed_out(error: Exception) -> bool:
-    """Return whether an error is that of a collective which waited too long for another worker."""
+    """Return whether an error is a RuntimeError of a collective that waited too long for another worker."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)
 
 
@@ -124,13 +137,15 @@ def _lost(rank: int) -> str:
 class Guard:
     """Context manager around an exchange: checks first that all workers do the same, later names a worker lost in it.
 
+    The check is made once, at the first entry; a worker that is alone is never checked.
+
     Leaving it raises BadInput where workers are about to exchange in different ways, `HungPeer` where one did not come
     in time, and `LostPeer` where one left in the middle.
 
     Args:
         description: of the exchange, the same text on workers that agree.
-        store: for a roll call when an exchange times out.
-        group: who exchanges; None: all workers.
+        store: store for a roll call when an exchange times out; None: nobody is named.
+        group: process group that exchanges; None: all workers.
     """
 
     def __init__(self, description: str, *, store: Store | None = None, group: dist.ProcessGroup | None = None) -> None:

@@ -30,10 +30,11 @@ from hetopt.trainer.comm.vectors import (
 )
 
 Rounding = Callable[[Tensor], Tensor]
-"""Rounds 1-D fp32 to whole numbers, in place."""
+"""Function that rounds a 1-D fp32 tensor to whole numbers, in place, and returns it."""
 
 SMALLEST_UNIT = torch.finfo(torch.float32).tiny
-"""A grid finer than this cannot be told from zero in fp32: such a gradient is sent as zero."""
+"""Smallest distance of a grid's values: a finer one cannot be told from zero in fp32, and such a gradient is sent as
+zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,13 @@ class Grid:
         one flag an element and further scale, agreed on by AND. Magnitudes are compared before they are rounded:
         deciding by the rounded code, as the released code does, makes the choice of scale depend on the draw, which is
         a bias. (Arxiv 2109.12497.)
+
+        Args:
+            flat: this worker's gradient, 1-D fp32.
+            peak: largest magnitude over all workers, finite.
+            levels: s; codes are in -s..s.
+            scales: number of scales; with 1 nothing is communicated.
+            channel: to the other workers.
         """
         if scales == 1:
             return cls(peak=peak, levels=levels)
@@ -110,6 +118,11 @@ class QuantisedPayload(Payload):
     """Integer codes of one worker's gradient on the workers' common grid, to be summed.
 
     ``grid`` None: some worker's gradient was not finite, and nothing counts as sent.
+
+    Attributes:
+        codes: one an element, integers.
+        grid: values that the codes stand for; None: some worker's gradient was not finite, and nothing counts as sent.
+        lanes: packs the codes into words.
     """
 
     codes: Tensor
@@ -174,9 +187,9 @@ class Quantised(Summed[QuantisedPayload]):
     nearest: that never errs by more than the value, as error feedback requires.
 
     Args:
-        at_random: how values are rounded to levels.
-        scales: of the grid.
-        bits: of a code on the wire; None: 8, or what the levels need.
+        at_random: whether values are rounded at random to a neighbouring level (without bias), or to the nearest.
+        scales: number of scales of the grid.
+        bits: width of a code on the wire; None: 8, or what the levels need.
         levels: s; None: as many as fit.
     """
 
@@ -189,7 +202,13 @@ class Quantised(Summed[QuantisedPayload]):
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> QuantisedPayload:
-        """Agree with all workers on a grid, and return the gradient's codes on it; all workers must call it."""
+        """Agree with all workers on a grid, and return the gradient's codes on it; all workers must call it.
+
+        The payload's memory is reused by the next call.
+
+        Raises:
+            BadInput: the sum over so many workers does not fit codes of the asked bits or levels.
+        """
         bits, levels = summed_bits(turn.channel.workers, bits=self._bits, levels=self._levels)
         # A maximum may lose a NaN on its way, infinity it does not.
         largest = torch.nan_to_num(flat.new_tensor([largest_magnitude(flat)]), nan=math.inf, posinf=math.inf)
@@ -208,7 +227,14 @@ class Quantised(Summed[QuantisedPayload]):
         return payload.lanes.pack(payload.codes)
 
     def decode(self, payload: QuantisedPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Write the values of the summed codes into ``out``; all NaN if any worker's gradient was not finite."""
+        """Write the values of the summed codes into ``out``; all NaN if any worker's gradient was not finite.
+
+        Args:
+            payload: what this worker sent, with the common grid.
+            total: packed codes, summed over the workers.
+            out: 1-D fp32, [numel]; overwritten.
+            turn: this worker's channel.
+        """
         if payload.grid is None:
             out.fill_(math.nan)
             return
@@ -222,9 +248,9 @@ class PackedPayload(Payload):
     """Payload of codes of a few bits that stand for ``code_values[code] * unit``; a unit of NaN makes all NaN.
 
     Attributes:
-        packed: uint8.
-        unit: one fp32.
-        code_values: of each code.
+        packed: codes, uint8, several to a byte.
+        unit: value of one level, fp32, [1]; NaN: the gradient was not finite.
+        code_values: level that each code stands for, by code.
         numel: elements of the gradient.
     """
 
@@ -258,9 +284,9 @@ class Packed(Compressor[PackedPayload]):
     not shrink as workers are added (as they do in `Quantised`); the bytes that everyone receives grow instead.
 
     Args:
-        bits: of a code: 2, 4 or 8.
+        bits: width of a code: 2, 4 or 8.
         levels: s, at most ``2^(bits - 1) - 1``.
-        at_random: how values are rounded, see `Quantised`.
+        at_random: whether values are rounded at random (see `Quantised`), or to the nearest level.
     """
 
     def __init__(self, *, bits: int, levels: int, at_random: bool) -> None:
@@ -303,7 +329,14 @@ class PackedAllGather:
     """Collective that gathers all workers' packed payloads and adds them in rank order, to the same bits on each."""
 
     def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
-        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it."""
+        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it.
+
+        Args:
+            compressor: one to packed codes.
+            flat: 1-D fp32, not empty; left as it is.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
+        """
         payload = compressor.encode(flat, turn)
         messages = turn.channel.all_gather(payload.message())
         out.zero_()

@@ -76,7 +76,7 @@ class ElementCoding:
     what any code could do for a random choice. (Elias 1974, Fano 1971.)
 
     Attributes:
-        name: as in `composition.CODINGS`.
+        name: plain, or packed with fp32 or bf16 values: one of `composition.CODINGS`.
     """
 
     name: str = PLAIN
@@ -153,11 +153,21 @@ class AllGather:
         self._workspace = Workspace()
 
     def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it."""
+        """Compress ``flat``, gather, write the sum into ``out``; return this worker's payload. All must call it.
+
+        Args:
+            compressor: a selection of elements.
+            flat: 1-D fp32, not empty; left as it is.
+            out: 1-D fp32, as long; overwritten.
+            turn: this worker's channel, step and seed.
+        """
         return self.gather(compressor.encode(flat, turn), out, turn)
 
     def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
-        """Write the sum of all workers' payloads into ``out``; return this worker's as sent. All must call it."""
+        """Write the sum of all workers' payloads into ``out``.
+
+        Return this worker's, with values as sent. All must call it.
+        """
         channel, coding = turn.channel, self._coding
         payload = coding.rounded(payload)
         count, numel, device = payload.indices.numel(), payload.numel, payload.indices.device
@@ -188,8 +198,8 @@ class RandomElements:
     keeping one.
 
     Args:
-        ratio: fraction of the elements.
-        rotates: whether elements come in turn.
+        ratio: fraction of the elements, in (0, 1].
+        rotates: whether elements come in turn, so that none is missed for long; else each step draws anew.
     """
 
     def __init__(self, ratio: float, *, rotates: bool = False) -> None:
@@ -219,10 +229,10 @@ class SharedSelection:
     workers, where turns come too rarely, by most energy.
 
     Args:
-        collective: who chooses: `STAR`, `VAR` or `AR_TOPK`.
+        collective: rule for who chooses: `STAR`, `VAR` or `AR_TOPK`.
         compressor: selects ``count`` elements, always.
-        count: how many that is.
-        coding: of the indices on their way.
+        count: number of elements that the compressor selects.
+        coding: byte format of the indices on their way.
     """
 
     def __init__(
@@ -279,7 +289,11 @@ class TopK(Selection):
     """
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Return the elements of largest magnitude, in ascending order of index; the same for the same gradient."""
+        """Return the elements of largest magnitude, in ascending order of index; the same for the same gradient.
+
+        Raises:
+            ValueError: the gradient has more elements than an int32 index can count.
+        """
         return select(flat, largest_magnitudes(flat, kept_elements(flat.numel(), self.ratio)))
 
 
@@ -289,12 +303,15 @@ def select(flat: Tensor, indices: Tensor) -> SparsePayload:
 
 
 def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
-    """Return ascending int64 indices of the k elements of largest ``|value|``; k is at least 1.
+    """Return ascending int64 indices of the k elements of largest ``|value|``; a NaN counts as the largest.
 
     `torch.topk` on a CPU carries an index along with every element. Instead, a threshold that about k elements and a
     safety margin should pass is read off a sample; one pass keeps the elements that do pass, and `torch.topk` chooses
     among those few. The number of survivors is checked: when the sample misled, `torch.topk` sees everything after
     all. A GPU selects fast enough on its own.
+
+    Raises:
+        ValueError: k is not between 1 and the number of elements, or there are more than an int32 index can count.
     """
     numel = flat.numel()
     if not 1 <= k <= numel <= MAX_INDEXED_ELEMENTS:
@@ -349,16 +366,33 @@ class ThresholdSelection(Selection):
         return TopK(self.ratio).encode(flat, turn) if indices is None else select(flat, indices)
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return ascending indices of about k elements, fewer than all; None: Top-k decides; a hook of subclasses."""
+        """Return ascending indices of about k elements, fewer than all; None: Top-k decides. Subclasses define it.
+
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for, below all.
+            turn: this worker's step and seed.
+
+        Raises:
+            NotImplementedError: the subclass has none.
+        """
         raise NotImplementedError
 
 
 def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[float | None, float | None]:
     """Search by bisection a threshold that k to ``most`` magnitudes reach; return it and None, or two bounds.
 
+    Args:
+        flat: 1-D fp32.
+        k: fewest magnitudes that are to reach the threshold.
+        most: most magnitudes that may reach it.
+        rounds: bisections before giving up.
+
+
     Returns:
-        That threshold, and None. Where no such r is found in so many rounds: the highest threshold that more elements
-        pass (None: k elements are more than lie above the mean), and the lowest that fewer than k pass.
+        (threshold, None) where one is found. Else two bounds: the highest threshold tried that more than ``most``
+        elements reach (None: none was tried), and the lowest that fewer than k reach (infinity: none was tried). (None,
+        None): magnitudes are all alike, or not finite, and nothing was tried.
     """
     mean, largest = mean_magnitude(flat), largest_magnitude(flat)
     if not (math.isfinite(largest) and largest > mean * (1 + 1e-6)):
@@ -394,7 +428,13 @@ class Dgc(ThresholdSelection):
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the indices of 0.7 k to 1.3 k elements not below a sampled threshold; None: Top-k decides."""
+        """Return the indices of 0.7 k to 1.3 k elements not below a sampled threshold; None: Top-k decides.
+
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for.
+            turn: this worker's step and seed, by which the sample is drawn.
+        """
         numel = flat.numel()
         sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
         if sample == numel:
@@ -421,7 +461,13 @@ class RedSync(ThresholdSelection):
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the indices of k to 2 k elements not below a bisected threshold; None: Top-k decides."""
+        """Return the indices of k to 2 k elements not below a bisected threshold; None: Top-k decides.
+
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for.
+            turn: not used.
+        """
         lower, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
         return None if lower is None or upper is not None else not_below(flat, lower)[0]
 
@@ -438,7 +484,13 @@ class MsTopK(ThresholdSelection):
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Return the ascending indices of exactly k elements, the last ones at random; None: Top-k decides."""
+        """Return the ascending indices of exactly k elements, the last ones at random; None: Top-k decides.
+
+        Args:
+            flat: gradient, 1-D fp32.
+            k: number of elements that are asked for.
+            turn: this worker's step and seed, by which the last ones are drawn.
+        """
         lower, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
         if lower is None:
             return None
@@ -460,6 +512,9 @@ def kept_energies(flat: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
     Args:
         flat: 1-D fp32, finite.
         counts: each between 1 and the number of elements.
+
+    Raises:
+        ValueError: a count is below 1, or there are more elements than an int32 index can count.
     """
     whole = energy(flat)
     most = max((count for count in counts if count < flat.numel()), default=1)
@@ -476,15 +531,16 @@ class Levels(Chain):
     floor that keeps enough energy, of all workers, else everything. (GraVAC: Tyagi and Swany, arXiv 2305.12201.)
 
     Args:
-        select: makes the selection of a ratio.
-        ratio: of the candidate, of the whole gradient; above the floor it is selected at once.
-        floor_ratio: of the floor.
-        gather: carries either.
-        least_gain: eps.
+        select: makes the compressor of a ratio.
+        ratio: fraction of the elements that the candidate keeps; at or above the floor's, the candidate is selected at
+            once.
+        floor_ratio: fraction of the elements that the floor keeps.
+        gather: collective that carries either.
+        least_gain: fraction of all workers' energy that must be kept (eps).
         seed: of all randomness, the same on every worker.
 
     Attributes:
-        gains: of the candidate and of the floor in the step before, of all workers; absent before the first.
+        gains: fractions of all workers' energy that candidate and floor kept in the step before; None before the first.
     """
 
     def __init__(
@@ -509,6 +565,12 @@ class Levels(Chain):
         """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
 
         A NaN keeps nothing, so everything is sent and seen.
+
+        Args:
+            flat: 1-D fp32, not empty, this worker's gradient with its residual.
+            out: 1-D fp32, as long; overwritten.
+            channel: to the other workers.
+            step: number of the step, the same on all workers.
         """
         turn = Turn(channel, step, self._seed)
         floor = candidate = self._first.encode(flat, turn)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 BLOCK_ELEMENTS = 1 << 18
-"""1 MiB of fp32. Shorter pieces lose more to calls than the cache saves."""
+"""Elements of a piece: 1 MiB of fp32. Shorter pieces lose more to calls than the cache saves."""
 
 
 def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iterator[slice]:
@@ -29,7 +29,13 @@ def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBlock:
-    """Place of a block of a matrix, of whole rows or a part of one: rows, columns, and elements in row-major order."""
+    """Place of a block of a matrix, of whole rows or a part of one: rows, columns, and elements in row-major order.
+
+    Attributes:
+        rows: of the matrix.
+        columns: of the matrix; all of them, unless the block is a part of one row.
+        flat: elements in row-major order.
+    """
 
     rows: slice
     columns: slice
@@ -57,7 +63,10 @@ class Workspace:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialised 1-D tensor, the same memory whenever ``name`` is taken; valid until then."""
+        """Return an uninitialised 1-D tensor of ``numel`` elements; its memory is reused whenever ``name`` is taken.
+
+        The next call with this name overwrites it.
+        """
         kept = self._kept.get(name)
         if kept is None or kept.numel() < numel or kept.dtype != dtype or kept.device != device:
             kept = self._kept[name] = torch.empty(numel, dtype=dtype, device=device)
@@ -85,6 +94,8 @@ def energy(flat: Tensor) -> float:
 class GradientNorms:
     """Squared norms of one step's gradient: of this worker's weighted part, and of the sum over all workers.
 
+    Nothing is measured until `ask` is called with True.
+
     A worker that trains alone computes its samples in groups, whose parts ``w_j`` stand for those of workers.
     """
 
@@ -101,12 +112,23 @@ class GradientNorms:
         """Add 1-D parts of this worker's gradient, not yet summed over workers; does nothing unless asked.
 
         The ``first`` parts begin it anew.
+
+        Args:
+            parts: 1-D pieces of the gradient, of any floating type.
+            first: whether these begin the gradient anew: what was added before is forgotten.
         """
         if self.is_asked and not self._groups:
             self._local = (0.0 if first else self._local) + _energies(parts)
 
     def add_group(self, flat: Tensor, part: float) -> None:
-        """Add the gradient that ``flat`` has gained since the last group, of this ``part`` of the worker's samples."""
+        """Add the gradient that ``flat`` has gained since the last group.
+
+        ``flat`` is 1-D and copied. From then on `add_own` does nothing in this step.
+
+        Args:
+            flat: gradient summed over the groups so far.
+            part: of the worker's samples that this group has, in (0, 1].
+        """
         self._local += energy(flat if self._before is None else flat - self._before) / part
         self._groups, self._before = self._groups + 1, flat.clone()
 
@@ -120,7 +142,11 @@ class GradientNorms:
         self._local, self._summed = self._local / factor**2, self._summed / factor**2
 
     def take(self, samples: int) -> tuple[float, ...] | None:
-        """Return squared norms of this worker and of the sum, ``samples`` and groups; end the step. None: not measured.
+        """Return this worker's squared norm, that of the sum, ``samples`` and the number of groups (1 without).
+
+        End the step.
+
+        None: not asked for, or the sum's norm is zero or not finite.
 
         The first is ``sum_j |w_j|^2 / p_j`` over the groups, each of a part ``p_j`` of the worker's samples.
         """
@@ -199,7 +225,13 @@ def bit_values(values: Tensor, bits: int) -> Tensor:
 
 
 def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
-    """Return the first ``numel`` values that packed bytes stand for, 1-D, by a table of `bit_values`."""
+    """Return the first ``numel`` values that packed bytes stand for, 1-D, by a table of `bit_values`.
+
+    Args:
+        packed: uint8.
+        table: as `bit_values` returns it.
+        numel: number of values.
+    """
     return table.index_select(0, packed.int()).view(-1)[:numel]
 
 
@@ -214,12 +246,14 @@ def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
 class Lanes:
     """Packing of small integer codes into words that an all-reduce can sum, and unpacking of the sums.
 
+    Codes of 8 and 32 bits are words of their own; of 4 and 16 bits two share one.
+
     Args:
         bits: of a lane: 4, 8, 16 or 32.
         levels: s; codes are in -s..s.
 
     Attributes:
-        code_dtype: the type that codes come in: the smallest whole one that holds them, and their sums.
+        code_dtype: type that codes and their sums come in: int8 up to 8 bits, else int32.
     """
 
     def __init__(self, bits: int, levels: int) -> None:
@@ -240,7 +274,13 @@ class Lanes:
         return words.mul_(1 << self._bits).add_(codes[:half]).add_(self._levels)
 
     def unpack(self, words: Tensor, numel: int, workers: int) -> Tensor:
-        """Return the sums of the codes, [numel], from words summed over ``workers`` workers; may be their memory."""
+        """Return the sums of the codes, [numel], from words summed over ``workers`` workers; may be their memory.
+
+        Args:
+            words: as `pack` made them, summed over the workers.
+            numel: number of codes.
+            workers: number of workers that were summed.
+        """
         if self._bits in (8, 32):
             return words
         sums = self._workspace.take("sums", numel, self.code_dtype, words.device)

@@ -59,7 +59,8 @@ class GlobalBatch:
     """Samples of one step, as dataset indices in stream order, and how many of them each rank takes.
 
     ``samples`` are dataset indices and may be a view that must not be written to. ``epoch`` and ``position`` are those
-    of the first sample: completed epochs, and samples drawn since the run began. ``epochs`` are those of each sample.
+    of the first sample: completed epochs, and samples drawn since the run began. ``epochs`` are those of each sample,
+    int64; ``shares`` are the samples of each rank. The length is the number of samples of all ranks.
     """
 
     epoch: int
@@ -88,7 +89,7 @@ class Cursor:
     ``at(state)`` gives a cursor over the same data that continues exactly where ``state`` was taken.
 
     Args:
-        dataset_size: samples that are an epoch.
+        dataset_size: samples of an epoch, at least 1.
         position: samples drawn since the run began, by all workers together.
     """
 
@@ -102,7 +103,11 @@ class Cursor:
         return self.position // self.dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """Return the next samples, ``shares[r]`` of them for rank r, and move the cursor behind them."""
+        """Return the next samples, ``shares[r]`` of them for rank r, and move the cursor behind them.
+
+        Raises:
+            NotImplementedError: the subclass has no ``_draw``.
+        """
         samples, epochs = self._draw(shares)
         batch = GlobalBatch(
             epoch=self.epoch, position=self.position, samples=samples, shares=tuple(shares), epochs=epochs
@@ -115,12 +120,18 @@ class Cursor:
         raise NotImplementedError
 
     def state(self) -> dict[str, int]:
-        """Return the position, in samples drawn by all workers, for a checkpoint, as plain JSON."""
+        """Return the cursor's position and dataset size, in samples, for a checkpoint, as plain JSON."""
         return {"dataset_size": self.dataset_size, "position": self.position}
 
 
 class SampleCursor(Cursor):
-    """Position in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
+    """Position in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform.
+
+    Args:
+        dataset_size: samples of an epoch, at least 1.
+        seed: of the orders, the same on every rank.
+        position: samples drawn since the run began, by all workers together.
+    """
 
     def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
         super().__init__(dataset_size, position)
@@ -131,7 +142,13 @@ class SampleCursor(Cursor):
         return self._stream.take(sum(shares))
 
     def at(self, state: Mapping[str, int]) -> SampleCursor:
-        """Return a new cursor at a saved state, over as much data as the state names, with this cursor's seed."""
+        """Return a new cursor at a saved state, over as much data as the state names, with this cursor's seed.
+
+        This cursor stays where it is.
+
+        Args:
+            state: as `state` returned it.
+        """
         return SampleCursor(state["dataset_size"], self._seed, position=state["position"])
 
 
@@ -143,6 +160,11 @@ def permutation(size: int, seed: int, epoch: int) -> Indices:
     Sorting by raw random words costs a little more than a shuffle. But the words of numpy's bit generators are
     guaranteed never to change between releases and platforms (NEP 19), while its shuffles, and torch's, are not; and
     workers that disagree about the order would repeat and lose samples silently.
+
+    Args:
+        size: samples of the dataset.
+        seed: of the run.
+        epoch: number of the epoch, from 0.
     """
     order = shuffled(size, seed, epoch)
     order.setflags(write=False)
@@ -153,12 +175,12 @@ class Passes:
     """One worker's endless stream of samples, pass after pass over its data.
 
     Args:
-        order: the samples of a pass, by the number of the pass; never empty.
-        turn: number of the present pass.
-        offset: samples of it that were drawn before.
+        order: returns the samples of a pass, by the number of the pass; never empty.
+        turn: number of the present pass, from 0.
+        offset: samples of the present pass that were drawn before.
 
     Attributes:
-        drawn: samples that were taken or skipped.
+        drawn: samples that were taken or skipped since this object was made.
     """
 
     def __init__(self, order: Callable[[int], Indices], turn: int = 0, offset: int = 0) -> None:
@@ -177,7 +199,10 @@ class Passes:
         self.drawn += count
 
     def take(self, count: int) -> tuple[Indices, Indices]:
-        """Return the next ``count`` dataset indices, and for each the number of its pass, from 0; moves on."""
+        """Return the next ``count`` dataset indices, and for each the number of its pass, from 0; moves on.
+
+        With ``count`` 0 both are empty.
+        """
         pieces: list[Indices] = []
         turns: list[Indices] = []
         left = count
@@ -207,7 +232,14 @@ class Passes:
 class MicroBatch:
     """Dataset indices that are computed together; of one epoch where samples differ from epoch to epoch.
 
+    Its length is the number of samples that count, so that of one that does not count is 0.
+
     One that does not count is computed because the other devices of a sharded model compute one more.
+
+    Attributes:
+        epoch: epoch of its samples, from 0.
+        indices: places of its samples in the dataset.
+        counts: whether its samples are a part of the batch.
     """
 
     epoch: int
@@ -219,13 +251,18 @@ class MicroBatch:
 
 
 def by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
-    """Return dataset indices cut where the epoch changes, each piece with its epoch."""
+    """Return dataset indices cut where the epoch changes, as (epoch, indices) pairs; without indices an empty list."""
     edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
     return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
 
 
 def evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
-    """Return indices cut into as few and as equal parts as ``max_samples`` each allows; None: there is no limit."""
+    """Return indices cut into as few and as equal parts as ``max_samples`` allows; without indices an empty list.
+
+    Args:
+        indices: to cut, in order.
+        max_samples: most indices of a part; None: one part.
+    """
     if len(indices) == 0:
         return []
     return np.array_split(indices, 1 if max_samples is None else -(-len(indices) // max_samples))
@@ -238,15 +275,15 @@ _ORDER, _LABELS, _SPLIT = range(3)
 
 
 Parts: TypeAlias = Callable[[int, int], Indices]
-"""The data as every worker sees it: what a worker (the first number) sees in a turn, int64, at least one index."""
+"""Function from (worker, turn) to the data that this worker sees in that turn: dataset indices, int64, at least one."""
 
 
 def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
     """Return a function (worker, pass) -> dataset indices: a worker's part of ``parts``, shuffled anew in each pass.
 
     Args:
-        parts: of each worker, in rank order.
-        seed: of the orders.
+        parts: dataset indices of each worker, in rank order.
+        seed: of the orders, the same on every rank.
 
     Raises:
         BadInput: a worker has no samples.
@@ -269,9 +306,9 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
 
     From pass to pass all arcs move on by 1/N of the ring.
 
-    In any turn the arcs are disjoint and cover the data. With equal weights a worker's N turns are all chunks; after
-    those the ring is shuffled anew. Unequal weights make arcs that are finished at the same time by workers whose
-    shares are as unequal.
+    In any turn the arcs are disjoint and cover the data; a worker whose weight is too small for a sample shares one.
+    With equal weights a worker's N turns are all chunks; after those the ring is shuffled anew. Unequal weights make
+    arcs that are finished at the same time by workers whose shares are as unequal.
 
     Args:
         size: samples of the data.
@@ -300,11 +337,11 @@ def make_parts(
     """Return the function (worker, pass) -> dataset indices of a partition; None for ``global``: one order for all.
 
     Args:
-        partition: the rule.
+        partition: rule by which the data is cut.
         size: samples of the data.
         weights: how fast each worker goes through samples (its share of a batch), in rank order.
         seed: of all randomness.
-        labels: of each sample, where the rule needs them.
+        labels: label of each sample, [size] int64; None: the rule needs none (only ``labels`` does).
 
     Raises:
         BadInput: a worker is left without a sample, or there are too few labels.
@@ -325,6 +362,12 @@ def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Ind
     """Return the dataset indices of each worker, of ``each`` labels; workers with a label in common divide it.
 
     Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
+
+    Args:
+        labels: label of each sample, [samples].
+        workers: number of workers.
+        each: labels that a worker has.
+        seed: of all randomness.
 
     Raises:
         BadInput: there are fewer labels than a worker is to have.
@@ -363,10 +406,10 @@ class PartitionedCursor(Cursor):
     """Position in each worker's stream of samples: passes over that worker's part of the data.
 
     Args:
-        parts: what the workers see.
+        parts: function from (worker, pass) to the dataset indices that the worker sees in that pass.
         dataset_size: samples of the data: an epoch is over when as many were drawn, whichever they were.
-        weights: of the workers, for a place that was told for another number of them.
-        positions: samples that each worker has drawn so far; absent: none.
+        weights: weights of the workers; they share out a position that was saved with another number of workers.
+        positions: samples that each worker has drawn so far; None: none.
     """
 
     def __init__(
@@ -403,22 +446,22 @@ class PartitionedCursor(Cursor):
 _ROUNDING = 1e-9  # rate times time may miss the number of the sample that arrives at that time
 
 ELSEWHERE = -1
-"""Stands for a sample of another worker, whose number is not known here."""
+"""Index in the place of a sample of another worker, whose number is not known here."""
 
 
 class StreamCursor(Cursor):
     """Cursor over samples that arrive at this worker in real time, at its stream's rate.
 
     Args:
-        stream: what the run says.
+        stream: rates, buffer policy and patience of the run's streams.
         rank: of this worker.
-        order: the samples of a pass, by the number of the pass; never empty.
-        dataset_size: so many samples are an epoch, whichever they were.
-        clock: by which samples arrive, in seconds.
-        sleep: waits for so many of them.
+        order: returns the samples of a pass, by the number of the pass; never empty.
+        dataset_size: samples that count as an epoch, whichever they are.
+        clock: returns the seconds by which samples arrive.
+        sleep: waits for so many seconds.
 
     Attributes:
-        taken: samples of this worker's stream that were taken, or dropped.
+        taken: running number of this worker's next sample: those before it were taken or dropped.
     """
 
     def __init__(
@@ -453,7 +496,7 @@ class StreamCursor(Cursor):
         """Take the next ``count`` samples that the buffer kept, waiting till they arrive; return them and their passes.
 
         Raises:
-            RunFailed: they would take longer than the run's patience.
+            RunFailed: they would take longer to arrive than the stream's patience.
         """
         self._count = count
         now_s = self._clock()
@@ -487,6 +530,9 @@ class StreamCursor(Cursor):
         """Move this cursor to where ``state`` was taken, and return it: a stream can be read in one place only.
 
         Where that was with another number of workers, what they had taken is shared out by rate.
+
+        Args:
+            state: as `state` returned it.
         """
         self.position, rates = state["position"], self._stream.rates
         taken = [value for key, value in state.items() if key.startswith("taken_by_")]
@@ -495,7 +541,7 @@ class StreamCursor(Cursor):
         return self
 
     def flow(self) -> dict[str, float]:
-        """Return samples waiting (most), seconds waited, samples dropped since the last call, as in control rows."""
+        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field."""
         now_s = self._clock()
         arrived = self._arrived(now_s)
         first = first_kept(
@@ -528,7 +574,16 @@ class StreamCursor(Cursor):
 
 
 def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
-    """Return a function pass -> dataset indices: every ``workers``-th of a shuffled epoch from ``rank`` on (or all)."""
+    """Return a function from a pass to dataset indices: every ``workers``-th of the shuffled epoch, from ``rank`` on.
+
+    Where the data has fewer samples than workers, a worker that would have none has all of them.
+
+    Args:
+        dataset_size: samples of an epoch.
+        seed: of the orders, the same on every rank.
+        rank: of this worker.
+        workers: number of workers.
+    """
 
     def order(number: int) -> Indices:
         everything = permutation(dataset_size, seed, number)
@@ -541,14 +596,14 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
 def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
     """Return the running number of the first sample that a stream's buffer still has when ``count`` are taken.
 
-    Those behind it that have arrived wait in the buffer.
+    Samples from this number on that have arrived wait in the buffer.
 
     Args:
-        policy: of the buffer.
+        policy: rule of the buffer: ``persistence``, ``truncation`` or ``bounded_age``.
         taken: samples that were taken or dropped before: the oldest that waits has this number.
         arrived: samples that have arrived.
-        aged: those of them that are too old.
-        count: of the batch.
+        aged: samples that have arrived and are too old.
+        count: samples that are about to be taken.
     """
     newest = max(taken, arrived - count)
     kept = {"persistence": taken, "truncation": newest, "bounded_age": min(newest, max(taken, aged))}

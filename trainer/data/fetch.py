@@ -19,7 +19,7 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.data.cursor import Indices
 
 Batch: TypeAlias = "Tensor | tuple[Batch, ...] | list[Batch] | dict[str, Batch]"
-"""Tensors whose first dimension is the sample, nested as the task likes."""
+"""Batch of samples: tensors whose first dimension is the sample, nested as the task likes."""
 
 
 class MapDataset(Protocol):
@@ -44,7 +44,7 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
     """Return the batch of ``indices``, in that order: by the dataset's ``gather`` if it has one, else collated.
 
     Raises:
-        BadInput: the samples cannot be collated.
+        BadInput: the samples cannot be collated: they are of a foreign type, or of unequal shapes.
     """
     gather = getattr(dataset, "gather", None)
     if gather is not None:
@@ -83,7 +83,7 @@ def rows(batch: Batch, first: int, last: int) -> Batch:
 
 
 DEEPEST = 6
-"""Nesting of a batch in which tensors are looked for: an object may hold what holds it."""
+"""Levels of a nested batch down to which tensors are looked for: an object may hold what holds it."""
 
 
 def tensors_in(batch: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
@@ -102,10 +102,10 @@ def samples_in(batch: Any) -> int:
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the two tensors (inputs, targets) of a supervised batch; refuse any other batch.
+    """Return the two tensors (inputs, targets) of a supervised batch.
 
     Raises:
-        BadInput: the batch is something else.
+        BadInput: the batch is anything but a sequence of two tensors.
     """
     match batch:
         case (Tensor() as inputs, Tensor() as targets):
@@ -118,7 +118,15 @@ def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class TensorPairs:
-    """Dataset of inputs and targets in memory; sample ``i`` is row ``i`` of each."""
+    """Dataset of inputs and targets in memory; sample ``i`` is row ``i`` of each.
+
+    Attributes:
+        inputs: [samples, ...].
+        targets: [samples, ...].
+
+    Raises:
+        BadInput: inputs and targets differ in length.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -143,12 +151,13 @@ _AT_A_TIME = 1024
 
 
 def labels_of(dataset: MapDataset) -> Indices:
-    """Return the labels, [samples], int64: the data set's ``targets`` or ``labels``, else read sample by sample.
+    """Return the labels, [samples], int64: the dataset's ``targets`` or ``labels``, else read sample by sample.
 
-    A data set that changes with the epoch is then set to epoch 0.
+    A dataset that changes with the epoch is then set to epoch 0. ``targets`` or ``labels`` count where they are a
+    tensor, array or list as long as the dataset.
 
     Raises:
-        BadInput: samples are not pairs of an input and a whole number.
+        BadInput: labels are no whole numbers, or samples are not pairs of an input and a target.
     """
     for name in ("targets", "labels"):
         kept = getattr(dataset, name, None)

@@ -65,13 +65,13 @@ class GradientState:
     """Base of a script's gradient exchange: settings, audits and statistics; used for one worker, which sends nothing.
 
     Args:
-        exchange: how gradients travel.
+        exchange: settings of how gradients travel.
 
     Attributes:
         weight: factor on this worker's gradient, or ``"sum"``; None: its share of the batch (see `CommState`).
-        record: settings and results of audits; None: there are none.
+        record: settings and results of audits; None: there are no audits.
         is_audit: whether the step at hand is an audit, on all workers.
-        differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
+        differences: sums over earlier audits, see `AuditResult.of`; empty: no audit yet.
         waited_s: seconds of a step spent waiting for other workers before the last part of the gradient was sent.
         norms: squared norms of a step's gradient, where they are wanted.
         stats: of the last step's exchanges, until `take_stats` takes them.
@@ -88,7 +88,10 @@ class GradientState:
         self.waited_s = 0.0
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return the cost of the last step's exchanges, added up; None: there was none since the last call."""
+        """Return the cost of the exchanges since the last call, added up, and forget it.
+
+        None: there was no exchange.
+        """
         taken, self.stats = self.stats, []
         return summed(taken)
 
@@ -98,7 +101,10 @@ class GradientState:
         return self.exchange.is_dense
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return the last backward pass's audit: gradient difference [elements], norm; always None here: no audit."""
+        """Return the gradient difference [elements] and norm of the audit of the last backward pass.
+
+        Here always None.
+        """
         return None
 
     def ended(self) -> None:
@@ -110,7 +116,10 @@ _KEPT: list[DistributedDataParallel] = []
 
 @functools.cache
 def keep_modules() -> None:
-    """Keep every DistributedDataParallel module that is made from here on alive until the process ends."""
+    """Keep every DistributedDataParallel module that is made from here on alive until the process ends.
+
+    Changes ``DistributedDataParallel.__init__`` in this process for good; a second call does nothing.
+    """
     init: Any = DistributedDataParallel.__init__
 
     @functools.wraps(init)
@@ -131,8 +140,8 @@ class WholeSum:
     The buckets' elements are exchanged in the order of the parameters, whatever the buckets are.
 
     Args:
-        exchange: that sums.
-        parameters: of the gradient, fp32.
+        exchange: sums the whole gradient.
+        parameters: parameters of the gradient, in the order in which their gradients are exchanged; fp32.
     """
 
     def __init__(self, exchange: Exchange, parameters: Sequence[nn.Parameter]) -> None:
@@ -140,12 +149,29 @@ class WholeSum:
         self._pieces: dict[int, Tensor] = {}  # by parameter
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Keep a bucket, 1-D, whose elements are the gradients of ``parameters``, until the others are made."""
+        """Keep a bucket, 1-D, whose elements are the gradients of ``parameters``, until the others are made.
+
+        Args:
+            parameters: parameters of the bucket, in the order of its elements.
+            buffer: 1-D fp32, their weighted gradients; holds the sum once `wait` has returned.
+            last: not used.
+        """
         pieces = torch.split(buffer, [parameter.numel() for parameter in parameters])
         self._pieces |= zip(map(id, parameters), pieces, strict=True)
 
     def wait(self) -> ExchangeStats | None:
-        """Replace all buckets by their sum over all workers; return its cost; None: it was not finite on a worker."""
+        """Replace all buckets, in place, by their sum over all workers; return its cost.
+
+        None: some gradient was not finite.
+
+        Where the gradient is not finite on some worker, all buckets are filled with infinity and nothing is kept for
+        later. Every bucket must have begun.
+
+        Raises:
+            BadInput: workers are about to exchange in different ways.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
+        """
         gradients = [self._pieces[id(parameter)] for parameter in self._parameters]
         flat, stats, self._pieces = torch.cat(gradients), None, {}
         if all_finite(flat):
@@ -162,14 +188,15 @@ class CommState(GradientState):
 
     Args:
         ddp: the module whose hook this is for.
-        compression: as `parse_compression` reads it, or the record.
+        compression: record of a compression, or a text as `parse_compression` reads it; not used where ``spec`` is
+            given.
         weight: of this worker's gradient: None for its share of the batch (1 / workers where no plan shares it out);
             ``"sum"`` for 1 / workers whatever the shares are, where the script divides its loss by a count of the whole
             batch and multiplies it by the workers, as it must under DDP; or a number, which adds up to 1 over all.
         audit: what happens under ``hetopt launch`` where an audit step finds that shares differ from one machine: the
             log says so (``"warn"``), the run ends (``"stop"``), or there are no audits (``"off"``).
         audit_tolerance: relative distance of the two gradients that is accepted.
-        spec: of the run, where a plan says how gradients travel; its compression counts then.
+        spec: run spec whose compression counts, where a plan says how gradients travel; None: ``compression`` counts.
         reach: told how much of the gradient is made (1 = all), before that part is sent.
 
     Attributes:
@@ -180,7 +207,8 @@ class CommState(GradientState):
         differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
 
     Raises:
-        BadInput: the compression is not known, or parts of it do not go together.
+        BadInput: the compression is not known, parts of it do not go together, ``weight`` is another text than "sum",
+            or ``audit`` or ``audit_tolerance`` is impossible.
     """
 
     def __init__(
@@ -212,6 +240,13 @@ class CommState(GradientState):
         """Set up the exchange anew by a run's spec, before its first step; ``reach`` is told the fraction that is made.
 
         See the arguments of the class.
+
+        Args:
+            spec: run spec; its compression, policies and seed count.
+            reach: called with the fraction of the gradient that is made (1 = all), before that part is sent.
+
+        Raises:
+            BadInput: the compression does not suit the model, or its parts do not go together.
         """
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
         shapes = [tuple(parameter.shape) for parameter in self._parameters]
@@ -231,7 +266,11 @@ class CommState(GradientState):
         self._ready_elements = 0
 
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
-        """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content."""
+        """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content.
+
+        Args:
+            bucket: gradients that DistributedDataParallel has just made; overwritten.
+        """
         buffer, is_last = bucket.buffer(), bucket.is_last()
         self._ready_elements = buffer.numel() + (0 if bucket.index() == 0 else self._ready_elements)
         self._reach(1.0 if is_last else min(1.0, self._ready_elements / self._elements))
@@ -268,8 +307,9 @@ class CommState(GradientState):
     def audited(self) -> tuple[Tensor, float] | None:
         """Return and forget the leader's gradient minus the shares' sum, [elements], and the norm of the leader's.
 
+
         Returns:
-            Both, on the CPU; None where the backward pass that ended exchanged no audited gradient.
+            Both, on the CPU; None: the backward pass that ended exchanged no audited gradient.
         """
         apart, squares, self._apart, self._squares = self._apart, self._squares, {}, 0.0
         pieces = [apart[id(parameter)] for parameter in self._parameters if id(parameter) in apart]
@@ -287,8 +327,8 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
     For ``DistributedDataParallel.register_comm_hook(state, hetopt.comm_hook)``.
 
     Args:
-        state: of the module.
-        bucket: of gradients, 1-D.
+        state: state of the module whose hook this is.
+        bucket: gradients, 1-D; overwritten.
 
     Returns:
         A future of the sum, in the bucket's own tensor.
@@ -297,7 +337,7 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
 
 
 def part_of(memory: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the tensors of ``memory`` that one exchange of several kept: those whose keys end in ``#name``."""
+    """Return the tensors of ``memory`` whose keys end in ``#name``, without that ending: what one exchange kept."""
     tail = f"#{name}"
     return {key.removesuffix(tail): tensor for key, tensor in memory.items() if key.endswith(tail)}
 
@@ -306,15 +346,16 @@ class ShardedState(GradientState):
     """The state of a sharded model's gradient exchange: each device averages its shard of the gradient over replicas.
 
     Args:
-        module: the outermost that was sharded.
+        module: outermost module that was sharded.
         spec: of the run.
-        replicas: the devices that hold the same shard as this one; None: the script's own mesh sums everything.
-        reach: told how much of the gradient is made (1 = all), before that part is sent.
+        replicas: process group of the devices that hold the same shard as this one; None: the script's own mesh sums
+            everything.
+        reach: called with the fraction of the gradient that is made (1 = all), before that part is sent.
 
     Attributes:
-        dtype: of the parameters.
+        dtype: type of the parameters.
         sums: whether the gradient is averaged over replicas here.
-        exchanges: of the parts of the model that had a gradient, by their names.
+        exchanges: exchange of each part of the model that had a gradient, by the part's name.
         memory: what exchanges held back before an interruption, see `part_of`; each takes its own as it begins.
     """
 
@@ -350,9 +391,12 @@ class ShardedState(GradientState):
         FSDP takes the mean over the devices of a replica, and the exchange the mean over replicas.
 
         Args:
-            loss: of this device's samples, weighted.
+            loss: loss of this device's samples, times its weight in the batch.
             sums: whether gradients are summed now, with those of passes before; else each device keeps its own.
-            options: of `torch.autograd.backward`.
+            options: further arguments of `torch.autograd.backward`.
+
+        Returns:
+            Costs of the exchange, one entry; empty: nothing was exchanged.
         """
         self._module.set_requires_gradient_sync(sums)  # type: ignore[operator]  # of an FSDPModule
         torch.autograd.backward(loss * dist.get_world_size(), **options)

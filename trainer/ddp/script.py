@@ -84,11 +84,13 @@ _DEPTH = 3
 
 
 def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str] | None:
-    """Return where a batch sampler keeps its rank: attributes on the way, and the rank's attribute; None: nowhere.
+    """Return the attributes that lead from a batch sampler to its rank's holder, and the rank's attribute there.
+
+    None: within three levels nothing knows that there are ``world_size`` ranks, or there is a single one.
 
     Args:
-        batch_sampler: of a loader.
-        world_size: ranks.
+        batch_sampler: batch sampler of a loader.
+        world_size: number of ranks.
     """
     way: list[str] = []
     for _ in range(_DEPTH):
@@ -123,15 +125,18 @@ def _for_rank(batch_sampler: Any, way: Sequence[str], name: str, rank: int) -> A
 class UnequalBatches(Sampler[list[int]]):
     """A batch sampler that yields this worker's share of all ranks' batches; outside training, the rank's own batches.
 
+    Its length is the number of batches of an epoch. Batches end an epoch short where the sampler drops none. To iterate
+    raises what `DdpRun.table` raises.
+
     Args:
-        batch_sampler: of the script's loader.
-        batch_size: samples of a batch, on each rank; of all ranks where the sampler splits batches (Accelerate's).
-        way: attributes on the way to the rank, see `rank_holder`.
-        name: attribute of the rank, see `rank_holder`.
-        sharer: decides on shares while training goes on.
+        batch_sampler: batch sampler of the script's loader.
+        batch_size: samples of a batch on each rank, or of all ranks where the sampler splits batches (Accelerate's).
+        way: attributes that lead to the holder of the rank, see `rank_holder`.
+        name: attribute of the rank there, see `rank_holder`.
+        sharer: run that decides on shares while training goes on.
 
     Attributes:
-        parts: of the batches that were drawn and not given yet, in their order.
+        parts: parts of the batches that were drawn and not given yet, in their order.
         is_trained_on: whether a training pass was over a batch of it: it is shared out from then on, though the model
             may be in evaluation mode as its loop begins.
     """
@@ -202,15 +207,15 @@ class DdpRun:
     """One worker's run of a DDP script: its shares of batches, weights of losses, control periods and event log.
 
     Args:
-        spec: of the launch: shares, compression, policies.
-        run_dir: for the event log, which rank 0 writes.
+        spec: run spec of the launch: shares, compression, policies.
+        run_dir: folder for the event log, which rank 0 writes.
         rank: of this worker.
-        world_size: workers.
-        as_one: whether every step is an audit: what one machine would compute.
+        world_size: number of workers.
+        as_one: whether every step is an audit, so that the run trains as one machine would.
 
     Attributes:
-        periods: count its steps, and decide on shares and exchange.
-        steps: that optimizers have made.
+        periods: control periods, which count its steps and decide on shares and exchange.
+        steps: number of steps that optimizers have made.
         can_audit: whether a loss is of the samples of its worker alone, and not divided by what all workers count.
     """
 
@@ -259,7 +264,15 @@ class DdpRun:
         return planned if self._spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
-        """Begin control periods on a new loader of ``batch_size`` samples a rank; return its table of shares."""
+        """Begin control periods on a new loader of ``batch_size`` samples a rank; return its table of shares.
+
+        Args:
+            batch_size: samples of a batch on each rank, as the script's loader has it.
+
+        Raises:
+            BadInput: there are fewer samples than workers, or every step is to be an audit and the script weighs or
+                exchanges gradients itself.
+        """
         size = self.batch_of(batch_size)
         if size != batch_size * self.world_size:
             self.remark(
@@ -328,12 +341,26 @@ class DdpRun:
         self.can_audit = False
 
     def before_forward(self, module: nn.Module, inputs: Any, named: Any) -> None:
-        """Take the queued batch before a training pass of a sharded module; do nothing for one inside another."""
+        """Take the queued batch before a training pass of a sharded module; do nothing for one inside another.
+
+        Args:
+            module: module that is called.
+            inputs: positional arguments of the module's call.
+            named: keyword arguments of the module's call.
+
+        Raises:
+            BadInput: as of `forward`.
+        """
         if module.training and torch.is_grad_enabled() and any(module is outer for outer, _ in self._modules):
             self.forward(module, samples_in((inputs, named)))
 
     def registered(self, ddp: DistributedDataParallel, state: object) -> None:
-        """Note that the script registered a communication hook: hetopt's, or another, which replaces compression."""
+        """Note that the script registered a communication hook: hetopt's, or another, which replaces compression.
+
+        Args:
+            ddp: module whose hook was registered.
+            state: state that the script registered with its hook; a `CommState` is given this run's compression.
+        """
         self._hooked[id(ddp)] = isinstance(state, CommState)
         if isinstance(state, CommState):
             state.adopt(self._spec, self.reach)
@@ -348,8 +375,8 @@ class DdpRun:
         """Queue this worker's part of a batch that a loader has just given the script, until a forward pass takes it.
 
         Args:
-            sampler: of the loader.
-            batch: that it gave.
+            sampler: sampler of the loader that gave the batch.
+            batch: batch that the loader gave.
         """
         parts = sampler.parts if isinstance(sampler, UnequalBatches) else ()
         part = parts.popleft() if parts else self._equal_part(samples_in(batch))
@@ -370,8 +397,11 @@ class DdpRun:
         Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell.
 
         Args:
-            ddp: the module.
-            rows: of its first input; 0: not known.
+            ddp: module that is called.
+            rows: samples of its first input; 0: not known.
+
+        Raises:
+            BadInput: every step is to be an audit and the script weighs or exchanges gradients itself.
         """
         self._state = next(state for module, state in self._modules if module is ddp)
         kind = self._device.type
@@ -447,9 +477,11 @@ class DdpRun:
     def backward(self, tensors: Any, gradients: Any) -> Iterator[Any]:
         """Yield the gradients that a backward pass begins with, times the loss's weight; log the result of an audit.
 
+        A backward pass inside another one changes nothing.
+
         Args:
-            tensors: one or several, whose derivatives are taken.
-            gradients: with respect to these, as of `torch.autograd.backward`.
+            tensors: one or several tensors, whose derivatives are taken.
+            gradients: gradients with respect to these, as of `torch.autograd.backward`; None: 1 for each.
 
         Raises:
             RunFailed: the pass was an audit, and the run is to stop at what it found.
@@ -486,7 +518,10 @@ class DdpRun:
         state.record.tell(result, self.steps + 1, self.periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count an optimizer's step; at a period's end decide with all workers; raise Stopped if the run is to end.
+        """Count an optimizer's step; at a control period's end decide with all workers.
+
+        A step of an optimizer without parameters of the run's modules, or before the first batch in shares, is not
+        counted.
 
         Raises:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
@@ -528,7 +563,7 @@ class DdpRun:
 
     @property
     def shares_batches(self) -> bool:
-        """True where a loader that the script trains on gives shares of its batches."""
+        """True where a loader that the script trains on gives shares of its batches instead of whole ones."""
         return bool(self._read)
 
     def _passes(self) -> float:
@@ -554,6 +589,9 @@ class DdpRun:
 
         Args:
             stopped: whether somebody asked the run to end.
+
+        Raises:
+            RunFailed: the disk is full or cannot be written.
         """
         self.conclude()
         if self._left is not None and self.rank == 0:
@@ -577,7 +615,11 @@ class LoneRun(DdpRun):
         """Do nothing: the script keeps its own batches."""
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count an optimizer's step and log it; the first one begins the log, without its time, which is not known."""
+        """Count an optimizer's step and log it; the first one begins the log, without its time, which is not known.
+
+        Raises:
+            Stopped: somebody asked the run to end.
+        """
         samples = self._spec.global_batch_size
         if self._part is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -598,7 +640,8 @@ class LoneRun(DdpRun):
 
 
 ROUNDINGS = 4
-"""Of the numbers that a model computes in, by which two gradients of the same samples may lie apart."""
+"""Multiple of the rounding of the numbers that a model computes in, by which two gradients of the same samples may lie
+apart."""
 
 _MEETING_TIMEOUT = datetime.timedelta(minutes=30)
 """For the workers of a group to come, as torch has it."""
@@ -617,12 +660,19 @@ def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
 def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[Callable[[], DdpRun | None]]:
     """Extend torch inside, so that a DDP script trains on unequal workers; yield a function that returns its run.
 
-    None: the script has made no module of DistributedDataParallel, sharded none and, on one worker, made no step.
+    That function returns None while the script has made no module of DistributedDataParallel, sharded none and, on one
+    worker, made no step. At the end torch is as before, and the trained model is written; also where the script is
+    stopped.
 
     Args:
-        spec: of the launch.
-        run_dir: of the launch.
-        as_one: whether the leader computes all of every batch: what one machine would.
+        spec: run spec of the launch.
+        run_dir: folder of the launch.
+        as_one: whether the leader computes the whole of every batch, so that the run trains as one machine would.
+
+    Raises:
+        BadInput: the script shards its model over a part of the workers, or by another way than ``fully_shard``.
+        RunFailed: the model cannot be written.
+        Stopped: the run was asked to end; raised again once the model is written.
     """
     runs: list[DdpRun] = []
     meshes: list[DeviceMesh] = []

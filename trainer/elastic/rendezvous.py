@@ -53,13 +53,13 @@ class Member(Record):
     """A worker that registers to train: its number in the run, its process (life), and the state that it holds.
 
     Attributes:
-        place: its number in the run's spec.
-        life: tells it from others that had its place before.
-        joined: the generation that it was last part of.
-        beside: places of all workers of that generation, itself included.
-        version: of the state that it holds.
-        share: its last local batch size, samples; 0: it has just started.
-        hetopt: the version of hetopt that it runs.
+        place: number of the worker in the run's spec, from 0.
+        life: text that tells this process from others that had its place before.
+        joined: number of the generation that it was last part of; `NO_GENERATION`: it has just started.
+        beside: places of all workers of that generation, itself included; empty: it has just started.
+        version: age of the state that it holds.
+        share: its last local batch size, in samples; 0: it has just started.
+        hetopt: version of hetopt that it runs.
     """
 
     place: int
@@ -72,7 +72,12 @@ class Member(Record):
 
 
 class Generation(Record):
-    """Group of workers that train together until one is lost or one comes; ranks are in the order of places."""
+    """Group of workers that train together until one is lost or one comes; ranks are in the order of places.
+
+    Attributes:
+        number: of the generation, from 0; later ones have larger numbers.
+        members: workers of it, in rank order.
+    """
 
     number: int
     members: tuple[Member, ...]
@@ -83,7 +88,10 @@ class Generation(Record):
         return tuple(member.place for member in self.members)
 
     def rank(self, member: Member) -> int | None:
-        """Return the rank of a worker's process in this generation; None: it is no member."""
+        """Return the rank of a worker's process in this generation.
+
+        None: it is no member, or another process has its place.
+        """
         lives = [(candidate.place, candidate.life) for candidate in self.members]
         return lives.index((member.place, member.life)) if (member.place, member.life) in lives else None
 
@@ -93,8 +101,8 @@ class Patience:
     """Seconds that registered workers wait for others: for all at the start and for worker 0, and after a loss.
 
     Attributes:
-        start_s: for those without whom nobody trains.
-        regroup_s: for those of the last generation that may be lost.
+        start_s: seconds to wait for workers without whom nobody trains.
+        regroup_s: seconds to wait for workers of the last generation that may be lost.
     """
 
     start_s: float = 600.0
@@ -111,11 +119,11 @@ def may_close(
     """Return whether the registered may begin a generation: all at first; later worker 0 and those not lost or late.
 
     Args:
-        registered: by place.
-        places: of all workers of the run.
-        waited_s: since whoever asks registered.
-        patience: how long to wait.
-        is_lost: whether the host of the worker at a place is known to be lost.
+        registered: workers that have registered, by place.
+        places: places of all workers of the run.
+        waited_s: seconds since the worker that asks has registered.
+        patience: seconds to wait.
+        is_lost: returns whether the host of the worker at a place is known to be lost.
     """
     last = max((member.joined for member in registered.values()), default=NO_GENERATION)
     is_first = last == NO_GENERATION  # nobody has trained yet: all whose hosts are there are waited for
@@ -132,7 +140,10 @@ them at most, and two who live would have all the others meet again for ever."""
 
 
 class Abandoned(Exception):  # not a failure
-    """End of the search for other workers: the run was asked to stop, is over, or has this worker twice."""
+    """End of the search for other workers: the run was asked to stop, is over, or has this worker twice.
+
+    Its text is empty where the run was asked to stop or is over.
+    """
 
 
 class RendezvousStore(PrefixStore):
@@ -152,7 +163,10 @@ def wanted(store: RendezvousStore) -> int:
 
 
 def want(store: RendezvousStore, number: int) -> None:
-    """Announce that generation ``number`` (worker group) is wanted, unless a newer one is; never lowers it."""
+    """Announce that generation ``number`` (worker group) is wanted, unless a newer one is; never lowers it.
+
+    Other workers may raise the number meanwhile.
+    """
     while (present := store.text("generation")) == "" or int(present) < number:
         store.compare_set("generation", present, str(number))
 
@@ -167,20 +181,20 @@ def meet_again(
     stop_wished: Callable[[], bool] = lambda: False,
     is_lost: Callable[[int], bool] = lambda place: False,
 ) -> Generator[float, None, Generation]:
-    """Register for new generations (worker groups) until this worker is in one; return it; yield seconds to sleep.
+    """Yield seconds to sleep until this worker is in a new generation (worker group), and return that generation.
 
     Args:
         store: of the run.
-        me: who wants to train.
+        me: member that wants to train.
         places: of all workers of the run.
-        patience: with the others.
-        clock: seconds.
-        stop_wished: whether nobody is to wait any longer.
-        is_lost: whether the host of the worker at a place is known to be lost.
+        patience: seconds to wait for the others.
+        clock: returns seconds.
+        stop_wished: returns whether nobody is to wait any longer.
+        is_lost: returns whether the host of the worker at a place is known to be lost.
 
     Raises:
         BadInput: the others train already, with another version of hetopt.
-        RunFailed: others do not come without whom nobody trains.
+        RunFailed: workers without whom nobody trains have not come within ``patience.start_s``.
         Abandoned: somebody has asked the run to stop, or another process is this worker.
     """
     if me.joined == NO_GENERATION:

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 _OPEN = Path("/proc/self/fd")
 
 DEAF_S = 10
-"""A connection whose other end has not answered for so long is broken: a cut link says nothing by itself, and a crowded
-one may lose some packets in a row."""
+"""Seconds without an answer after which a connection is broken: a cut link says nothing by itself, and a crowded one
+may lose some packets in a row."""
 _PROBES = 5
 _ENDS_WHEN_DEAF = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -135,7 +135,7 @@ def connect(meeting: str) -> TCPStore:
     """Open a new connection to the store at ``meeting``, ``address:port``, which breaks if that host is cut off.
 
     Raises:
-        DistNetworkError: nobody is there.
+        DistNetworkError: nobody answers there within 30 s.
     """
     address, _, port = meeting.rpartition(":")
     known = open_sockets()
@@ -153,13 +153,14 @@ class CarriedState:
     """Training state that a worker takes from one generation into the next; tensors are copies, on the CPU.
 
     Attributes:
-        version: how new it is.
-        shared: what all workers share.
-        rank_state: of this worker; None: it has just started.
-        rank_state_after: the same had it done the step that it was at, as some of the others may have.
-        alike: what gradient memories have in common.
-        evaluation_owed: the workers were about to evaluate.
-        share: local batch size of this worker.
+        version: age of the state; the largest of all workers' is the newest.
+        shared: training state that all workers share.
+        rank_state: state of this worker alone; None: it has just started.
+        rank_state_after: state of this worker as it is if the step that it was at counts as done, as for some of the
+            others; None: it has just started.
+        alike: parts of gradient memories that are the same on all workers.
+        evaluation_owed: whether the workers were about to evaluate.
+        share: local batch size of this worker, in samples; 0: it has just started.
     """
 
     version: Version
@@ -172,12 +173,17 @@ class CarriedState:
 
 
 def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> CarriedState | None:
-    """Return the newest training state of any worker, which sends it to all; None: none has one. All must call it.
+    """Return the newest training state of any worker, which sends it to all; None: no worker has one. All must call it.
 
-    Called by all workers of the generation, in whose group they are.
+    All workers of the generation must be in its process group.
+
+    Args:
+        held: state that this worker holds; None: it has just started.
+        generation: generation that the workers are in.
+        rank: of this worker in it.
 
     Raises:
-        RunFailed: what arrived cannot be read.
+        RunFailed: the state that arrived cannot be read.
     """
     workers = len(generation.members)
     version = Version() if held is None else held.version
@@ -225,7 +231,7 @@ def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str
 
 
 EVERY_S = 0.25
-"""Between looks for another generation."""
+"""Seconds between looks for another generation."""
 
 _REASON_LETTERS = 200
 
@@ -235,13 +241,13 @@ class WorkerGroup:
 
     Args:
         spec: of the run, with all of its workers.
-        place: this worker's number in it.
-        life: tells it from others that had its place before.
+        place: number of this worker in the spec.
+        life: text that tells this process from others that had its place before.
         run_dir: of the run.
         meeting: address (``address:port``) at which this worker reaches the rendezvous store.
         attempt: torchrun's count of restarts, as a text that prefixes the store's keys, alike on all workers.
         device: of this worker.
-        stop_requested: whether somebody asked the run to stop.
+        stop_requested: returns whether somebody asked the run to stop.
     """
 
     def __init__(
@@ -274,11 +280,17 @@ class WorkerGroup:
         self.generation: Generation | None = None
 
     def join(self, held: CarriedState | None = None) -> WorkerContext:
-        """Wait for a new generation and open its process group; return this worker's context. ``held``: its state.
+        """Wait for a new generation and open its process group; return this worker's context.
+
+        Where the group falls apart while it is opened, the next one is waited for.
+
+        Args:
+            held: state that this worker holds; None: it has just started.
 
         Raises:
-            RunFailed: others do not come, or the store is gone.
-            Abandoned: the run was asked to stop, or is over.
+            RunFailed: workers without whom nobody trains do not come, or the store cannot be reached, within 600 s.
+            Abandoned: the run was asked to stop, is over, or another process is this worker.
+            BadInput: the others train already, with another version of hetopt.
         """
         if held is not None:
             self._me = self._me.model_copy(update={"version": held.version, "share": held.share})
@@ -295,7 +307,11 @@ class WorkerGroup:
         return has_fired or isinstance(error, HungPeer) or has_timed_out(error) or is_peer_loss(error)
 
     def check(self) -> None:
-        """Raise RuntimeError if a new generation is wanted; called between steps, as a lone worker would not notice."""
+        """Check between steps that no new generation is wanted, which a lone worker would not notice.
+
+        Raises:
+            RuntimeError: a new generation is wanted.
+        """
         if self._watch is not None and self._watch.has_fired:
             raise RuntimeError("another generation of workers is wanted")
 
@@ -303,7 +319,7 @@ class WorkerGroup:
         """Leave the generation: announce its end, break connections, destroy the group; ``reason`` is for the log.
 
         Args:
-            reason: by what its end showed here; the first one counts until training goes on.
+            reason: words of the error by which the end showed here; the first one counts until training goes on.
         """
         self._lost_s = self._lost_s or time.monotonic()
         self._reason = self._reason or in_words(reason.partition("\n")[0])[:_REASON_LETTERS]
@@ -314,10 +330,10 @@ class WorkerGroup:
         self.close()
 
     def agreed(self, held: CarriedState | None, *, step: int) -> None:
-        """Log that all go on from one state: ``held`` in memory or (None) a checkpoint; not of the first generation.
+        """Log that all workers go on from one state; nothing is logged of the first generation.
 
         Args:
-            held: what they took over; None: the newest checkpoint, or nothing.
+            held: state that they took over; None: the newest checkpoint's, or none.
             step: steps done.
         """
         generation = self.generation
@@ -346,7 +362,10 @@ class WorkerGroup:
 
     @property
     def is_over(self) -> bool:
-        """True once the run has finished, so that a worker that comes now comes too late."""
+        """True once the run has finished, so that a worker that comes now comes too late.
+
+        Raises RuntimeError where the store cannot be reached.
+        """
         return self._store is not None and self._store.text("finished") == "1"
 
     def close(self) -> None:
@@ -440,11 +459,14 @@ class Watch:
     One look costs a message to the store and back.
 
     Args:
-        store: a connection that nothing else uses.
+        store: connection to the store that nothing else uses.
         number: of the present generation.
         end_waiting: breaks the connections of the present generation; called until `stop`, for more may be opened.
         is_lost: whether a host of the present generation is known to be lost: where it fell silent, or while
             connections are being made, nothing else tells, and all would wait until they time out.
+
+    Attributes:
+        has_fired: whether another generation is wanted, a host is lost, or the store is gone.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def forked_workers() -> Iterator[None]:
-    """Let torchrun's agent fork its workers inside; where that cannot be, print why, and it starts them as always.
+    """Let torchrun's agent fork its workers inside; where no process can be forked, print why, and change nothing.
 
     Once in a process, before any thread runs and any store is open. Workers that are not forked import everything for
     themselves.
@@ -85,9 +85,11 @@ def fork_from(server: ForkServer) -> None:
 
 HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 MEETING_VARIABLE = "HETOPT_MEETING"
-"""Where workers meet that can go on when others are lost (``address:port``); in their environment."""
+"""Name of the variable, in the environment of workers that can go on when others are lost, that says where they meet
+(``address:port``)."""
 FIRST_RANK_VARIABLE = "HETOPT_FIRST_RANK"
-"""Likewise: the rank of the first worker of a host whose torchrun knows of no other host."""
+"""Name of the variable, in the environment of workers whose torchrun knows of no other host, with the rank of the
+host's first worker."""
 _SHUTDOWN_TIMEOUT_S = 10
 WHY_KILLED: Mapping[int, str] = {
     signal.SIGKILL: "; the kernel does this when memory runs out",
@@ -104,9 +106,12 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
     of them, only starts those of its own host. A host whose workers end is started again by who conducts the run.
 
     Args:
-        spec: the run.
-        run_dir: its folder.
-        node: which of its hosts this is; None: all workers are on this machine.
+        spec: spec of the run.
+        run_dir: folder of the run.
+        node: host of the run that this machine is; None: all workers are on this machine.
+
+    Raises:
+        BadInput: the host's name cannot be the name of a folder.
     """
     stands_alone = node is None or spec.is_elastic
     return [
@@ -128,10 +133,14 @@ def _workers_here(spec: RunSpec, node: Node | None) -> int:
 
 
 def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
-    """Return a sentence on the worker that a signal but SIGTERM killed; codes by rank, -N: signal N; None: none was.
+    """Return a sentence on the lowest-ranked worker that a signal killed, other than SIGTERM; None: none was.
 
     A killed worker takes its peers with it (they lose their connection and exit on their own), so the signal is the
     cause and the other exits are its consequence. SIGTERM is what the agent itself ends the survivors with.
+
+    Args:
+        exit_codes: exit codes by rank; -N: ended by signal N.
+        spec: spec of the run, for the hosts' names.
     """
     for rank, code in sorted(exit_codes.items()):
         if code < 0 and -code != signal.SIGTERM:
@@ -155,8 +164,16 @@ def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path,
 def main(argv: list[str]) -> int:
     """Run this host's workers of the run in folder ``argv[0]``, by torchrun's agent; return hetopt's exit code.
 
+    With ``argv[1]``, the number of a process, this one ends when that process does; ``argv[2]`` is the host of the run,
+    as JSON (absent: all workers are here). A failure that no worker has logged is written to the run's log.
+
+    Returns:
+        0: all workers ended well; 128 + N: signal N ended this process; else the most specific exit code of a worker.
+
     Raises:
         BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.
+        RunFailed: nothing can listen at the address of the run, or the first host is not to be reached or does not know
+            the secret.
     """
     run_dir = Path(argv[0])
     if len(argv) > 1:

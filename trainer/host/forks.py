@@ -49,7 +49,8 @@ File = IO[Any] | int
 
 
 WORKERS_NEED = ("hetopt.trainer.loop", "torch._dynamo")
-"""What a worker imports before its first step; the second for DistributedDataParallel and for every optimizer."""
+"""Modules that a worker imports before its first step; the second is for DistributedDataParallel and for every
+optimizer."""
 
 
 class NoFork(OSError):
@@ -57,7 +58,13 @@ class NoFork(OSError):
 
 
 class ForkedProcess:
-    """A child process that a `ForkServer` has forked, with the methods that `subprocess.Popen` has without pipes."""
+    """A child process that a `ForkServer` has forked, with the methods that `subprocess.Popen` has without pipes.
+
+    Its attributes are ``pid`` and ``returncode`` (None: not known to have ended), as of `subprocess.Popen`.
+
+    Args:
+        pid: number of the process, a child of this one.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -101,7 +108,12 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A connection to a process that has imported modules and forks others on request; it ends with its clients."""
+    """A connection to a process that has imported modules and forks others on request; it ends with its clients.
+
+    Args:
+        connection: socket to the server.
+        process: the server itself.
+    """
 
     def __init__(self, connection: socket.socket, process: ForkedProcess | subprocess.Popen[bytes]) -> None:
         self._connection, self._process = connection, process
@@ -109,10 +121,10 @@ class ForkServer:
 
     @classmethod
     def of_this_process(cls) -> ForkServer:
-        """Return a fork server that is a fork of this process, with all its imports; raise NoFork if it has threads.
+        """Return a fork server that is a fork of this process, with all its imports.
 
         Raises:
-            NoFork: not on this system, or this process has a thread, which a fork would lose.
+            NoFork: the system is not Linux, or this process has a second thread, which a fork would lose.
         """
         _check_system()
         gc.freeze()  # looking for cycles among what is imported would copy it
@@ -133,12 +145,12 @@ class ForkServer:
         """Return a fork server that is a new Python process, which imports modules first; does not wait for that.
 
         Args:
-            modules: by name.
-            environment: of that process. What libraries read as they are loaded (the number of OpenMP's threads) holds
-                for all that it forks.
+            modules: names of the modules to import first, in order.
+            environment: environment of the server. What libraries read as they are loaded (the number of OpenMP's
+                threads) holds for all that it forks.
 
         Raises:
-            NoFork: not on this system.
+            NoFork: the system is not Linux.
         """
         _check_system()
         ours, theirs = socket.socketpair()
@@ -168,17 +180,17 @@ class ForkServer:
         """Fork a child of this process that runs Python with ``arguments``, in a session of its own, and return it.
 
         Args:
-            arguments: of Python: ``-m MODULE`` or a file, and those that it sees.
-            environment: all of it.
-            stdout: a file that it writes to.
-            stderr: another, or `subprocess.STDOUT`.
-            stdin: a file that it reads from, or `subprocess.DEVNULL`.
-            folder: that it starts in; None: this process's.
-            network: the file of a network namespace that it enters; None: this process's.
-            keep: files that it holds open.
+            arguments: arguments of Python: ``-m MODULE`` or a file, then those that the program sees.
+            environment: whole environment of the child.
+            stdout: file that it writes to.
+            stderr: file that it writes errors to; `subprocess.STDOUT`: the same as ``stdout``.
+            stdin: file that it reads from; `subprocess.DEVNULL`: nothing.
+            folder: folder that it starts in; None: this process's.
+            network: file of a network namespace that it enters; None: this process's.
+            keep: files that the child's server passes on to it open.
 
         Raises:
-            NoFork: the server has ended or is frozen, or the network is not to be entered.
+            NoFork: the server has ended or is frozen (it is closed then), or the child could not enter the network.
         """
         request = {
             "arguments": [*arguments],
@@ -423,14 +435,21 @@ def only_imports() -> Iterator[None]:
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import modules by name, with garbage collection off; it never searches their objects later."""
+    """Import modules by name, with garbage collection off; it never searches their objects later.
+
+    Raises:
+        ImportError: a module is not to be found.
+    """
     with only_imports():
         for name in modules:
             import_module(name)
 
 
 def main(descriptor: int, modules: Sequence[str]) -> NoReturn:
-    """Import modules, then fork processes on request over the socket ``descriptor``, until its other end closes."""
+    """Import modules, then fork processes on request over the socket ``descriptor``, until its other end closes.
+
+    The process exits with a message where a thread runs after the imports.
+    """
     import_all(modules)
     if os.fork() == 0:
         os._exit(0)

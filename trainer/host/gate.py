@@ -97,10 +97,10 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
     It is open for as long as this process lives.
 
     Args:
-        address: of this host in the run's network.
-        port: 0: any that is free.
+        address: address of this host in the run's network.
+        port: port to listen at; 0: any that is free.
         store_port: port of the store on loopback.
-        secret: of the run.
+        secret: secret of the run.
 
     Raises:
         RunFailed: nothing can listen there.
@@ -125,12 +125,13 @@ def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int
 
     Args:
         address: of the host that holds the store.
-        port: of its gate.
-        secret: of the run.
+        port: port of that host's gate.
+        secret: secret of the run.
         patience_s: seconds to wait at most until the gate is there.
 
     Raises:
-        RunFailed: it does not come, or does not know the secret.
+        RunFailed: the gate does not answer within ``patience_s``, or does not accept this host's secret.
+        WrongSecret: the process that answers does not know the secret (a RunFailed).
     """
     _await_gate(address, port, secret, patience_s)
 
@@ -280,7 +281,7 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
 
     Args:
         address: of this machine, as a number or a name.
-        port: 0: any that is free.
+        port: port to listen at; 0: any that is free.
 
     Raises:
         RunFailed: this machine does not have that address, or something else has the port.
@@ -325,7 +326,7 @@ def _as_listed(family: int, address: str, port: int) -> str:
 
 
 def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
-    """Make the kernel drop TCP segments to a socket that no ``key`` has signed (RFC 2385); return whether it can.
+    """Make the kernel drop TCP segments to a socket that ``key`` has not signed (RFC 2385); return whether it can.
 
     Args:
         endpoint: an IPv4 socket that neither listens nor is connected yet; both ends of a connection need the same key.
@@ -348,6 +349,11 @@ def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedel
     On loopback it is open to processes of the same user (see `open_door`). The process that holds it must not ask for
     `list_keys` or `queue_len`: torch keeps the interpreter locked meanwhile, so that the door cannot answer.
 
+    Args:
+        address: address of this machine to listen on.
+        port: port to listen at; 0: any that is free.
+        timeout: longest wait of the store's operations.
+
     Raises:
         RunFailed: nothing can listen there (see `listening_socket`).
     """
@@ -366,8 +372,15 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
     torchrun's agent holds it, or rank 0 opens it, on the address that the others know it by and on no other. Workers
     that were started again do not see what the last ones left.
 
+    Args:
+        environment: variables of this process, as torchrun sets them.
+        rank: of this worker.
+        timeout: longest wait of the store's operations.
+
     Raises:
-        BadInput: the variables are missing, or name no address that rank 0 could be reached by.
+        BadInput: the variables are missing, or MASTER_ADDR is no address that rank 0 can listen on and others can
+            reach.
+        DistNetworkError: nobody answers there within ``timeout``.
     """
     try:
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])

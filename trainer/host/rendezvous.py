@@ -20,7 +20,7 @@ from hetopt.trainer.host.gate import open_gate, open_relay, open_store
 
 BACKEND = "hetopt"
 MEETING_PATIENCE_S = 600.0
-"""Hosts that share a few cores import torch one after another."""
+"""Seconds to wait for the first host: hosts that share a few cores import torch one after another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Rendezvous:
         store: the store itself, or a connection to it.
         port: where the store is reached on this host's loopback address.
         rank: of this host.
-        hosts: how many there are.
+        hosts: number of hosts.
     """
 
     store: TCPStore
@@ -41,7 +41,11 @@ class Rendezvous:
 
     @classmethod
     def alone(cls) -> Rendezvous:
-        """Return the rendezvous of a run on this machine alone, with a store that listens on loopback alone."""
+        """Return the rendezvous of a run on this machine alone, with a store that listens on loopback alone.
+
+        Raises:
+            RunFailed: nothing can listen on loopback.
+        """
         store = open_store()
         return cls(store=store, port=store.port)
 
@@ -51,13 +55,14 @@ class Rendezvous:
 
         Args:
             rank: of this host; the first one holds the store.
-            hosts: how many there are.
-            address: of the first, in the run's network.
-            port: where its gate listens.
-            secret: of the run.
+            hosts: number of hosts.
+            address: address of the first host in the run's network.
+            port: port of the first host's gate.
+            secret: secret of the run.
 
         Raises:
-            RunFailed: the first host is not to be reached, or does not know the secret.
+            RunFailed: nothing can listen at the address (rank 0), or the first host is not to be reached within 600 s.
+            WrongSecret: the process that answers there does not know the secret (a RunFailed).
         """
         if rank == 0:
             store = open_store()
@@ -67,7 +72,12 @@ class Rendezvous:
         return cls(store=TCPStore(LOOPBACK, relay, is_master=False), port=relay, rank=rank, hosts=hosts)
 
     def run_torchrun(self, arguments: Sequence[str]) -> None:
-        """Run torchrun's agent with ``arguments`` in this process until this host's workers end; once in a process."""
+        """Run torchrun's agent with ``arguments`` in this process until this host's workers end; once in a process.
+
+        Raises:
+            ChildFailedError: torch's error where a worker of this host failed and no restart is left.
+            SignalException: torch's error where a signal ended the agent.
+        """
         rendezvous_handler_registry.register(BACKEND, lambda parameters: _Handler(self, parameters.run_id))
         read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
         read.standalone = False  # which would choose another backend

@@ -64,7 +64,10 @@ _NUMPY_SEEDS = 2**32
 
 
 def draw_by_rank(rank: int) -> None:
-    """Seed torch's, Python's and NumPy's generators by rank, but leave rank 0's; every worker must call it."""
+    """Seed torch's, Python's and NumPy's generators by rank, but leave rank 0's; every worker must call it.
+
+    Needs an initialised process group.
+    """
     seed = torch.randint(2**31, (1,), generator=torch.default_generator.clone_state())
     dist.broadcast(seed, src=0)
     if rank:
@@ -78,8 +81,8 @@ class CommonNumbers:
     """The random generators, as of rank 0, from which all workers draw alike in an epoch; every worker must make it.
 
     Args:
-        states: to begin with; those of rank 0 count.
-        world_size: workers.
+        states: states of the generators to begin with; those of rank 0 count.
+        world_size: number of workers.
     """
 
     def __init__(self, states: States, world_size: int) -> None:
@@ -109,13 +112,13 @@ Audit: TypeAlias = Literal["warn", "stop", "off"]
 """What happens where an audit finds that shares differ from one machine by more than the tolerance."""
 
 LEAST_WORKERS = 3
-"""One computes the whole batch, and at least two share it."""
+"""Fewest workers for an audit: one computes the whole batch, and at least two share it."""
 
 ROUNDING = 1e-4
 """Relative distance of two float32 gradients of the same samples, summed in another order."""
 
 LEAST_NOISY_AUDITS = 4
-"""Of fewer differences nobody can tell noise from a difference that is always the same."""
+"""Fewest differences by which noise can be told from a difference that is always the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +127,8 @@ class Audits:
 
     Attributes:
         every_step: whether all batches are audited, so that a run of several workers trains as one machine does.
-        accumulate: batches of a step.
-        largest: samples that the leader's memory has room for; None: not known, and any batch is audited.
+        accumulate: number of batches of a step.
+        largest: most samples that the leader's memory has room for; None: not known, and any batch is audited.
     """
 
     every_step: bool = False
@@ -133,11 +136,11 @@ class Audits:
     largest: int | None = None
 
     def is_due(self, step: int, samples: int, *, changed: bool) -> bool:
-        """Return whether a batch is audited, by its step from 1, its samples, and whether its shares are new.
+        """Return whether a batch is audited.
 
         Args:
-            step: that it is of, from 1.
-            samples: of the batch.
+            step: number of the step that the batch is of, from 1.
+            samples: number of samples of the batch.
             changed: whether the workers have other shares than in the batch before.
         """
         if self.every_step:
@@ -167,12 +170,14 @@ class AuditResult:
     def of(cls, apart: Tensor, norm: float, *, draws: bool, before: list[Tensor]) -> AuditResult:
         """Return an audit's result from the gradient difference ``apart``; add it to ``before`` if it ``draws``.
 
+        A norm of 0 gives a distance of 1 where the gradients differ, else 0, and ``before`` stays.
+
         Args:
             apart: [elements] the leader's gradient minus the sum of the others'.
-            norm: of the leader's gradient.
+            norm: norm of the leader's gradient.
             draws: whether random numbers were drawn.
-            before: sums over earlier audits of the differences over ``norm``, of their squared norms, and of 1; changed
-                in place.
+            before: sums over earlier audits: of the differences over ``norm``, of their squared norms, and of 1; empty:
+                no audit yet. Changed in place.
         """
         square = float(apart.square().sum())
         distance = math.sqrt(square) / norm if norm else float(square > 0)
@@ -200,10 +205,13 @@ class AuditRecord:
     """The settings of a run's audits, what happens beyond which tolerance, and whether a difference was reported.
 
     Attributes:
-        mode: what happens beyond the tolerance.
+        mode: what happens beyond the tolerance: a warning in the log, the end of the run, or no audits.
         tolerance: relative distance that is accepted.
         hint: why shares may differ, and what may mend it.
         differed: whether a difference beyond the tolerance was reported.
+
+    Raises:
+        BadInput: ``mode`` is none of the three, or ``tolerance`` is not above 0.
     """
 
     mode: Audit
@@ -223,8 +231,13 @@ class AuditRecord:
     def tell(self, result: AuditResult, step: int, events: EventLog) -> None:
         """Log an audit's result; the first time that it is beyond the tolerance, log a warning or stop the run.
 
+        Args:
+            result: result of the audit.
+            step: number of the step, from 1.
+            events: log of the run.
+
         Raises:
-            RunFailed: it is, and ``mode`` is "stop"; all workers raise it.
+            RunFailed: the result is beyond the tolerance, and ``mode`` is "stop"; all workers raise it.
         """
         if math.isfinite(result.distance):  # a step whose gradient overflows is no measurement
             events.write("audited", step=step, distance=result.distance, tolerance=self.tolerance)
@@ -239,7 +252,7 @@ class AuditRecord:
 
 Shares: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[int, int]
-"""Epoch, and number of a batch in it; both from 0."""
+"""Epoch of a batch, and number of the batch in it; both from 0."""
 
 _MARKED_ELEMENTS = 1024
 
@@ -251,11 +264,12 @@ class Part:
     Attributes:
         samples: number of the batch's samples that are this worker's; where it has none it computes some that do not
             count.
-        batch: samples of the whole batch.
+        batch: number of samples of the whole batch.
         first: place of its first sample in the batch, from 0.
         shares: samples of all workers, in rank order; in an audit those that they would have without it.
         place: epoch and number of the batch.
-        step: that it is of, among all of its loader, from 1; 0: hetopt does not share out this batch.
+        step: number of the step that the batch is of, among all of its loader, from 1; 0: hetopt does not share out
+            this batch.
         is_last: whether it is the last of its epoch, as far as that is known.
         is_audit: whether the leader computes the whole batch and the others share it (see `Audits`).
         mark: fingerprint of the batch, or of the first sample of a stream's; 0: not known.
@@ -273,17 +287,17 @@ class Part:
 
     @property
     def weight(self) -> float:
-        """The weight of this worker's mean gradient in that of the batch."""
+        """Weight of this worker's mean gradient in that of the batch, ``samples / batch``."""
         return self.samples / self.batch
 
     @property
     def rows(self) -> int:
-        """The samples that this worker computes; without a share of the batch, a few whose weight is 0."""
+        """Number of samples that this worker computes; without a share of the batch, up to two whose weight is 0."""
         return self.samples or min(ROWS_WITHOUT_SHARE, self.batch)
 
 
 ROWS_WITHOUT_SHARE = 2
-"""That a worker computes for nothing where it has none of a batch: BatchNorm cannot normalise one alone."""
+"""Samples that a worker computes for nothing where it has none of a batch: BatchNorm cannot normalise one alone."""
 
 
 class ShareTable:
@@ -291,8 +305,8 @@ class ShareTable:
 
     Args:
         shares: samples of each worker in a full batch, at first.
-        minimum: least share of a worker, in samples, where a batch has as many.
-        audits: the rule for which batches are computed twice; None: none is.
+        minimum: least share of a worker, in samples, in a batch with enough samples for that.
+        audits: rule for which batches are computed twice; None: no batch is.
 
     Attributes:
         turns: whether each batch gives the shares of the one before to the next worker: what a check has, since shares
@@ -307,7 +321,7 @@ class ShareTable:
         self._entries: list[tuple[Place, Shares]] = [((0, 0), shares)]
 
     def state(self) -> list[tuple[Place, Shares]]:
-        """Return the last two entries at most, ((epoch, batch) from which on, local batch sizes), for a checkpoint."""
+        """Return the last one or two entries for a checkpoint: ((epoch, batch) from which on, local batch sizes)."""
         return list(self._entries)
 
     def resume(self, entries: Sequence[tuple[Place, Shares]]) -> None:
@@ -315,11 +329,24 @@ class ShareTable:
         self._entries = [(tuple(place), tuple(shares)) for place, shares in entries]  # type: ignore[misc]  # of two
 
     def change(self, shares: Shares, *, since: Place) -> None:
-        """Use other local batch sizes, by rank, from the batch ``since`` (epoch, number) on, not drawn yet."""
+        """Use other local batch sizes, by rank, from the batch ``since`` (epoch, number) on, not drawn yet.
+
+        Args:
+            shares: samples of each worker in a full batch, in rank order.
+            since: epoch and number of the first batch that they hold for; no worker may have drawn it yet.
+        """
         self._entries = [*self._entries[-1:], (since, shares)]
 
     def of(self, place: Place, samples: int) -> Shares:
-        """Return all workers' samples in a batch of ``samples``, by rank; in proportion to the shares if not full."""
+        """Return all workers' samples in a batch of ``samples``, by rank.
+
+        In proportion to the shares if it is not full.
+
+        Workers that would have fewer than the minimum have none then.
+
+        Raises:
+            BadInput: the batch cannot be shared out so.
+        """
         wanted = self._wanted(place)
         return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
@@ -340,13 +367,18 @@ class ShareTable:
     def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
         """Return the part of a batch of ``samples`` samples that a rank computes: rank 0 the whole in an audit.
 
+        In an audit rank 0 has the whole batch, and the others share it among themselves.
+
         Args:
             rank: of the worker.
-            samples: of the batch.
+            samples: number of samples of the batch.
             place: epoch and number of the batch, from 0.
-            step: that the batch is of, among all of its loader, from 1.
-            mark: see `Part`.
+            step: number of the step that the batch is of, among all of its loader, from 1.
+            mark: fingerprint of the batch; 0: not known.
             is_last: whether the batch is the last of its epoch.
+
+        Raises:
+            BadInput: the batch cannot be shared out so.
         """
         shares = self.of(place, samples)
         changed = place == self._entries[-1][0]
@@ -367,12 +399,18 @@ class ShareTable:
 
 
 def own_items(items: Sequence[Any], part: Part) -> Sequence[Any]:
-    """Return the items of a batch that a worker computes; where its part is empty the first two, which do not count."""
+    """Return the items of a batch that a worker computes.
+
+    Where its part is empty, the first two, which do not count.
+    """
     return items[part.first : part.first + part.samples] or items[:ROWS_WITHOUT_SHARE]
 
 
 def mark_of(sample: object) -> int:
-    """Return a checksum of the first 1,024 elements of a sample's arrays and plain values: equal for equal samples."""
+    """Return a checksum of the first 1,024 elements of a sample's arrays and plain values: equal for equal samples.
+
+    Values of other types are left out; a sample without any has 0.
+    """
     mark = 0
     for leaf in tree_leaves(sample):
         if isinstance(leaf, np.ndarray) and leaf.dtype != object:
@@ -388,10 +426,13 @@ def with_batch(spec: RunSpec, batch_size: int, *, minimum: int = 1) -> RunSpec:
     """Return a run's spec with local batch sizes that sum to ``batch_size``, in proportion to those it has.
 
     Args:
-        spec: of the run that a script is like. Its workers' batches weigh their shares; what a script does itself (its
-            data, its end, its learning rate) does not count.
-        batch_size: samples of a full batch.
-        minimum: least share of a worker, in samples, where the batch has as many.
+        spec: spec whose local batch sizes weigh the shares; what a script does itself (its data, its end, its learning
+            rate) does not count.
+        batch_size: number of samples of a full batch.
+        minimum: least share of a worker, in samples, in a batch with enough samples for that.
+
+    Raises:
+        BadInput: the batch does not fit into the workers' memory as the spec bounds it.
     """
     workers = len(spec.workers)
     least = min(minimum, batch_size // workers)
@@ -401,7 +442,11 @@ def with_batch(spec: RunSpec, batch_size: int, *, minimum: int = 1) -> RunSpec:
 
 
 def with_shares(spec: RunSpec, shares: Shares) -> RunSpec:
-    """Return a run's spec with these local batch sizes, by rank, for policies and the head of logs."""
+    """Return a run's spec with these local batch sizes, by rank, for policies and the head of logs.
+
+    Raises:
+        ValueError: there are not as many shares as workers.
+    """
     workers = (
         worker.model_copy(update={"local_batch_size": share})
         for worker, share in zip(spec.workers, shares, strict=True)
@@ -419,8 +464,17 @@ def make_spec(
 ) -> RunSpec:
     """Return a script's run spec for ``world_size`` workers: of its arguments or, where given, ``spec`` alone.
 
+    Args:
+        world_size: number of workers.
+        compression: record or text of a compression; ``auto``: a policy chooses while training goes on.
+        policy: name of the batch policy.
+        sync: record or text of when workers synchronise.
+        spec: run spec, or path of its file; None: one is made of the other arguments. Where it is given, those do not
+            count.
+
     Raises:
-        BadInput: it cannot be read, or is for another number of workers.
+        BadInput: the spec cannot be read, or is for another number of workers; or an argument is unknown or does not go
+            with the others.
     """
     if spec is None:
         auto, host = compression == AUTO, host_name(socket.gethostname())
@@ -457,9 +511,9 @@ class Registry:
     """The register of this process's open session, and of how many sessions have begun.
 
     Attributes:
-        open: a tuple of the open session; empty: none is.
-        begun: sessions that have ever begun in this process.
-        shares: what devices are to share of the last one's model, and its blocks; empty: nothing.
+        open: tuple of the one open session; empty: no session is open.
+        begun: number of sessions that have ever begun in this process.
+        shares: facts on what devices are to share of the last session's model, and on its blocks; empty: nothing.
     """
 
     open: tuple[Any, ...] = ()
@@ -467,7 +521,11 @@ class Registry:
     shares: dict[str, Any] = field(default_factory=dict)
 
     def enter(self, session: object) -> None:
-        """Register a session that begins; raise BadInput while another is open."""
+        """Register a session that begins.
+
+        Raises:
+            BadInput: another session is open.
+        """
         if self.open:
             raise BadInput(
                 "A session began while another was open.",
@@ -480,10 +538,10 @@ REGISTRY = Registry()
 
 
 def shared_by_script(modules: Iterable[nn.Module]) -> dict[str, Any]:
-    """Return what a script's devices are to share of its model (``shard``), and its blocks; empty: nothing.
+    """Return what a script's devices are to share of its model (``shard``), and facts on its blocks; empty: nothing.
 
     Args:
-        modules: of the process.
+        modules: all modules of the process.
     """
     return REGISTRY.shares or facts_of_own_shards(modules)
 

@@ -39,23 +39,23 @@ class Periods:
     """The control periods of a script on one worker, which log its steps and decide on shares and exchange.
 
     Args:
-        spec: shares, compression, policies.
+        spec: run spec: shares, compression, policies.
         rank: of this worker.
-        world_size: workers.
-        folder: for the event log and step times, which rank 0 writes; None: nowhere.
-        store: that the workers met through.
-        watched: returns a context for what all workers do together.
+        world_size: number of workers.
+        folder: folder for the event log and step times, which rank 0 writes and makes; None: nothing is written.
+        store: store that the workers met through; None: nobody is named when one is lost.
+        watched: returns a context manager around what all workers do together.
 
     Attributes:
-        events: the log.
-        engine: counts steps and gathers figures; None: no batch was shared out yet.
-        table: of the shares of the batches that were shared out last.
-        pace: makes this worker as slow as its spec says.
-        saver: of checkpoints; None: none was saved.
-        begun: when the step under way began.
-        computed: when this worker's gradient was there; None: it is not.
+        events: event log; on other ranks than 0, and without a folder, it writes nothing.
+        engine: counter of steps that gathers figures; None: no batch was shared out yet.
+        table: shares of the batches that were shared out last; None: none was.
+        pace: waits that make this worker as slow as its spec says.
+        saver: writer of checkpoints; None: this run saves none.
+        begun: mark of the time when the step under way began.
+        computed: mark of the time when this worker's gradient was there; None: it is not yet.
         drawn: epoch and number of the next batch that this worker has not drawn.
-        samples_seen: of all workers, in all steps.
+        samples_seen: samples of all workers, in all steps.
     """
 
     def __init__(
@@ -96,18 +96,21 @@ class Periods:
     ) -> ShareTable:
         """Begin control periods on a new source of batches, and return its table of shares; all must call it.
 
+        The first call logs the head of the run.
+
         Args:
-            size: samples of a batch of all workers.
-            model: that is trained.
-            exchange: how its gradients travel.
-            device: where it is.
-            step: steps done before.
-            keep: shares that nobody changes; empty: those of the plan, as its policy has it.
-            audits: the rule for which batches are computed twice; None: none is.
+            size: number of samples of a batch of all workers.
+            model: model that is trained.
+            exchange: settings of how its gradients travel.
+            device: device of the model.
+            step: number of steps done before.
+            keep: shares that nobody changes, in rank order; empty: those of the plan, as its policy changes them.
+            audits: rule for which batches are computed twice; None: no batch is.
             synchroniser: returns what averages the models of local SGD; None: workers sum gradients.
 
         Raises:
-            BadInput: there are fewer samples than workers.
+            BadInput: there are fewer samples than workers, they do not fit into the workers' memory, or the batch
+                policy does not suit the run.
         """
         minimum = 1 if keep else least_share(model, size, self._world_size)
         spec = with_shares(self._spec, keep) if keep else with_batch(self._spec, size, minimum=minimum)
@@ -144,7 +147,7 @@ class Periods:
 
     @property
     def shares(self) -> Shares:
-        """The samples of a full batch that each worker takes now, in rank order."""
+        """Samples of a full batch that each worker takes now, in rank order; empty: no batch was shared out yet."""
         return () if self.engine is None else self.engine.balance.shares
 
     def after(
@@ -167,17 +170,20 @@ class Periods:
         All workers must call it.
 
         Args:
-            samples: of the step, of every worker, in rank order.
+            samples: samples of the step of every worker, in rank order.
             loss_sum: sum of this worker's losses over its samples, float64.
-            stats: of the exchange; None: there was none.
-            hidden: whether it was under backward.
+            stats: cost of the exchange; None: there was no exchange.
+            hidden: whether the exchange was under backward.
             waited_s: seconds spent waiting for other workers before this worker's gradient was there.
             energy: squared norm of this worker's gradient, in local SGD; None: not measured.
-            norms: of the gradient, see `GradientNorms.take`; None: they were not wanted.
+            norms: squared norms of the gradient, see `GradientNorms.take`; None: they were not wanted.
             counts: whether the step is like others; if not, its times are left out.
-            learning_rate: of the first parameter group.
+            learning_rate: learning rate of the first parameter group.
             epoch: returns the passes over the data.
-            steps_left: until the script ends; None: not known.
+            steps_left: steps until the script ends; None: not known.
+
+        Returns:
+            Whether somebody asked the run to stop, as all workers know; False within a control period.
         """
         engine, now, computed, self.computed = self.engine, self.stopwatch.mark(), self.computed, None
         assert engine is not None
@@ -221,7 +227,10 @@ class Periods:
         return stops
 
     def finish(self, epoch: float) -> None:
-        """Log the steps since the last control period, after ``epoch`` passes over the data; all must call it."""
+        """Log the steps since the last control period, after ``epoch`` passes over the data; all must call it.
+
+        Without such steps nothing is done.
+        """
         if self.engine is not None and self.engine.log.unread:
             self._write(self.engine, self.engine.read(self.engine.gather()), epoch)
 

@@ -54,31 +54,35 @@ def session(
 ) -> Session:
     """Join the script's other workers, and return the session that shares batches and sums gradients; all must call it.
 
-    A single worker without compression changes nothing.
+    With several workers their process group is opened unless the script has one, parameters and buffers become rank
+    0's, random generators of other ranks are seeded anew, and hooks follow optimizers until the session ends. A single
+    worker without compression changes nothing. One session may be open in a process.
 
     Args:
-        model: on its device, before it is trained; other workers take over rank 0's parameters. Or several, as a tuple:
-            ``session((generator, discriminator), (optimizer_g, optimizer_d))``.
+        model: on its device, before it is trained; or several, as a tuple: ``session((generator, discriminator),
+            (optimizer_g, optimizer_d))``.
         optimizer: of any kind, with any parameter groups; or several, each of which steps when the script says so.
-        compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``),
-            or the record; ``"auto"``: whatever promises the least time, decided while training goes on.
+        compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``), or the
+            record; ``"identity"``: none; ``"auto"``: whatever promises the least time, decided while training goes on.
         accumulate: backward passes of a step.
-        steps: that the script will do, if it knows: near the end ``auto`` holds nothing back.
-        scaler: the GradScaler of the script, where gradients are compressed; else it needs nothing.
-        policy: how batches are shared while training goes on (see `hetopt.trainer.policies.policy`).
+        steps: that the script will do, by which near the end ``auto`` holds nothing back; None: not known.
+        scaler: the GradScaler of the script, where gradients are compressed; None: the script has none, or sends dense
+            gradients.
+        policy: name of how batches are shared while training goes on (see `hetopt.trainer.policies.policy`).
         sync: when workers put together what they have learned, as `parse_sync` reads it
             (``"local-sgd(8)"``, ``"selsync(auto)"``), or the record; ``bsp``: all sum their gradients at every step.
             Otherwise each steps by its own gradient, and the model is the average of all between epochs and at the end.
-        spec: what `hetopt export` wrote for this run (its shares, compression, policies and sync then count); absent:
-            the file that the variable HETOPT_SPEC names, or equal shares.
+        spec: what `hetopt export` wrote for this run, the record or its file, whose shares, compression, policies and
+            sync then count in place of those given here; None: the file that the variable HETOPT_SPEC names, or equal
+            shares.
         folder: for an event log, and step times for `hetopt profile --from-samples`; None: that of the run, if hetopt
             launched the script; else nothing is written.
         batch_norm: ``"synchronized"``: BatchNorm layers normalise by the whole batch, for which the workers
             wait for each other in every such layer, twice a step; ``"own"``: each worker by its own samples.
         audit: what happens where an audit step finds that shares differ from one machine: the log says so (``"warn"``),
-            the run ends (``"stop"``), or there are no audits (``"off"``).
+            the run ends (``"stop"``), or there are no audits (``"off"``). Two workers are never audited.
         audit_tolerance: relative distance of the two gradients that is accepted.
-        timeout_s: a worker that is later than this is lost; absent: the plan's, or 300 s.
+        timeout_s: seconds after which a worker that has not come to a collective is lost; None: the plan's, or 300 s.
         shard: what the devices of a machine share of the model, by torch's ``fully_shard``: ``none``; ``grads``:
             gradients and optimizer state; ``full``: weights as well; ``auto``: everything where one device cannot hold
             a replica. The model is sharded in place, and the optimizer steps by its shards. A plan may say otherwise.
@@ -86,7 +90,9 @@ def session(
             `hetopt.trainer.sharding.blocks_of`).
 
     Raises:
-        BadInput: something cannot be used, or does not fit the number of workers.
+        BadInput: an argument cannot be used (the message names it), the spec is for another number of workers, things
+            do not go together, the workers were given different arguments, another session is open, torchrun's
+            variables are missing, or rank 0 cannot listen at the address by which the others know it.
     """
     audits = AuditRecord(mode=audit, tolerance=audit_tolerance)
     if batch_norm not in get_args(BatchNormWay):
@@ -159,6 +165,9 @@ def session(
 def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return (rank, number of workers) of the script's process group, or else of torchrun's variables; without: 0, 1.
 
+    Args:
+        environment: variables of the process, of which RANK and WORLD_SIZE are read.
+
     Raises:
         BadInput: the group has another number of workers than torchrun started.
     """
@@ -174,16 +183,21 @@ def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tuple[Store | None, Callable[[], None]]:
-    """Open all workers' process group, unless the script has one; return its store or None, and what leaves it.
+    """Open all workers' process group, unless the script has one; return its store, and a function that leaves it.
+
+    Where the script has a group, or there is one worker, nothing is opened: the store is None, and the function does
+    nothing.
 
     Args:
         model: on the device of this worker; not changed.
         rank: of this worker.
         world_size: workers; 1: no group is opened.
-        timeout_s: a worker that is later than this is lost.
+        timeout_s: seconds after which a worker that has not come to a collective is lost.
 
     Raises:
-        BadInput: the script's own process group, which stays, cannot be used.
+        BadInput: the script's own process group cannot be used, as it has no gloo; the group stays. Or the workers have
+            different versions of hetopt, torchrun's variables are missing, or rank 0 cannot listen at the address by
+            which the others know it.
     """
     if world_size == 1 or dist.is_initialized():
         if world_size > 1 and "gloo" not in dist.get_backend_config():

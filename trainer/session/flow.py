@@ -61,7 +61,8 @@ from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser
 from hetopt.trainer.task import average_buffers, float_buffers
 
 CHECKED_STEPS = 20
-"""Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
+"""Number of an optimizer's steps between comparisons of the replicas; of the first, steps 1, 2, 4, 8 and 16 are
+compared."""
 
 _RIDES = 1
 """Marks the word of a worker whose gradient travels with it."""
@@ -75,11 +76,11 @@ class Side:
 
     Attributes:
         optimizer: of the script.
-        sum: sums its parameters' gradients over workers; None: they stay this worker's.
+        sum: sums its parameters' gradients over workers; None: gradients stay this worker's, or are summed elsewhere.
         is_trained: whether any of its parameters requires gradients, at the moment.
-        backwards: backward passes that made gradients of its parameters since it stepped.
+        backwards: number of backward passes that made gradients of its parameters since it stepped.
         is_summed: whether ``.grad`` holds the gradients of all workers.
-        steps: that it has made.
+        steps: number of steps that it has made.
     """
 
     optimizer: Optimizer
@@ -219,12 +220,16 @@ class Flow:
         """Return a loader like the script's that yields this worker's slice of each batch; every worker iterates alike.
 
         A dataset is read by index in the order that the loader's sampler draws, as rank 0 would. A stream (an iterable
-        dataset) is read whole by every worker, and must give all of them the same samples in the same order.
-        Functions that are given the loader alone find this session as its ``run``. Evaluation loaders need nothing:
-        every worker may evaluate all, or rank 0 alone.
+        dataset) is read whole by every worker, and must give all of them the same samples in the same order. Functions
+        that are given the loader alone find this session as its ``run``. Evaluation loaders need nothing: every worker
+        may evaluate all, or rank 0 alone. A worker without a share of a batch gets a few rows that do not count.
+
+        Args:
+            loader: the script's DataLoader, whose batch size is that of all workers together; it is not changed.
 
         Raises:
-            BadInput: it is no DataLoader, or makes no batches.
+            BadInput: ``loader`` is no plain DataLoader or makes no batches, its sampler is of one rank, or the
+                checkpoint that was resumed is of a script that got its batches in another way.
         """
         sliced = SessionLoader(inspect_loader(loader, self.world_size), self)
         self._add(sliced)
@@ -240,16 +245,17 @@ class Flow:
             rows = run.split(torch.randint(len(data) - length, (batch_size,)))
             inputs = torch.stack([data[row : row + length] for row in rows])
 
-        What rank 0 drew counts, as workers draw other random numbers; of a number of samples, the slice of them: of a
-        batch that all workers have alike. Each call is a batch, shared out and counted as those of a loader are. Inside
-        ``torch.no_grad()`` it is none, and every worker gets all rows: to evaluate alike.
+        What rank 0 drew counts, as workers draw other random numbers; of a number of samples the slice is of a batch
+        that all workers have alike. Each call is a batch, shared out and counted as those of a loader are. Inside
+        ``torch.no_grad()`` nothing is shared out or counted, and every worker gets all rows: to evaluate alike.
 
         Args:
-            batch: of all workers: what stands for its samples, along the first dimension, or how many there are.
+            batch: of all workers: a tensor whose first dimension stands for the samples, or how many samples there are.
 
         Raises:
-            BadInput: it is neither, there are fewer samples than workers, or ``sync`` is used.
-            RunFailed: there are other numbers of samples on some workers.
+            BadInput: ``batch`` is neither, there are fewer samples than workers, or ``sync`` is used.
+            RunFailed: the workers gave other numbers of samples, or are at different points of the script.
+            Stopped: somebody asked the run to end, and the last step is done.
         """
         if self._trains_alone:
             raise BadInput(
@@ -279,7 +285,14 @@ class Flow:
 
     @contextmanager
     def drawing(self, mark: int = 0) -> Iterator[None]:
-        """Wait until all workers come here, with one ``mark`` (of arguments), or raise; inside, they communicate."""
+        """Wait until all workers come here, with one ``mark`` (of arguments), or raise; inside, they communicate.
+
+        Args:
+            mark: checksum of the arguments that have to be equal on all workers; 0: there are none.
+
+        Raises:
+            RunFailed: the workers are at different points of the script, have different marks, or one is gone.
+        """
         self._gate.take("began to draw batches", self._newest, mark=mark)
         with self._gate:
             yield
@@ -302,11 +315,17 @@ class Flow:
     def share_out(self, source: SessionLoader | Splits, size: int, entries: Any, *, varies: bool) -> ShareTable:
         """Return the table of local batch sizes of a new loader or of `split`, on which control periods begin anew.
 
+        All workers must call it.
+
         Args:
             source: of the batches.
-            size: samples of a full batch.
+            size: samples of a full batch of all workers.
             entries: of the table in a checkpoint; None: there is none.
-            varies: whether ``size`` is only that of the first batch.
+            varies: whether ``size`` is only that of the first batch, as the loader declares none.
+
+        Raises:
+            BadInput: there are fewer samples than workers, or the sync counts passes over data whose length is not
+                known.
         """
         self._varies, self._shared = varies, source
         before, restored = self._periods.engine, self._restored
@@ -388,10 +407,11 @@ class Flow:
         """Note that the script asks for a batch, perhaps an epoch's first: end the last step or the run; time the next.
 
         Args:
-            is_first: whether it is the first of an epoch.
+            is_first: whether it is the first of an epoch; models or buffers are averaged before, if that is due.
 
         Raises:
-            Stopped: somebody asked the run to end.
+            Stopped: somebody asked the run to end; a checkpoint was saved before, if the script saves any.
+            BadInput: the script's batches are not of the plan's size, which the first step shows.
         """
         engine = self._periods.engine
         if is_first:
@@ -414,7 +434,10 @@ class Flow:
         self._asked_s = None if is_first else time.perf_counter()
 
     def begin_part(self, part: Part) -> None:
-        """Record which samples of a batch this worker computes now, and start timing them."""
+        """Record which samples of a batch this worker computes now, and start timing them.
+
+        ``part`` is computed by the next backward pass that has none yet: several batches may be given before.
+        """
         self._newest = self._whole.part = part
         if part.is_audit:
             self._drawn_before = Generators.at(self.device)
@@ -505,14 +528,18 @@ class Flow:
 
         Args:
             loss: of this worker's part, a scalar; scaled where a GradScaler is used.
-            weight: what this worker's loss is a mean over, if not its samples (tokens, boxes); or ``"sum"``: the losses
-                of the workers' parts add up to that of the batch.
-            gradient: as of ``Tensor.backward``; a scalar, by which the loss is multiplied.
+            weight: what this worker's loss is a mean over (tokens, boxes), a count; or ``"sum"``: the losses of the
+                workers' parts add up to that of the batch. None: the targets that a cross entropy counted, else the
+                samples of this worker.
+            gradient: as of ``Tensor.backward``; a scalar, by which the loss is multiplied. None: 1.
             options: ``retain_graph``, ``create_graph`` and ``inputs``, as of ``Tensor.backward``.
 
         Raises:
-            BadInput: the loss is no scalar, or the samples did not come from `loader` or `split`.
-            RunFailed: the workers are at different points of the script.
+            BadInput: the loss is no scalar, the weight is negative or not finite or of another kind than the others',
+                no batch came from `loader` or `split` yet, or the batches are not of the plan's size.
+            RunFailed: the workers are at different points of the script, one is gone, or an audit found a difference at
+                which the run is to stop.
+            Stopped: somebody asked the run to end, and the script neither saves nor resumes checkpoints.
         """
         if loss.dim() != 0:
             raise BadInput(
@@ -672,13 +699,16 @@ class Flow:
     def sync(self, *, weight: Weight | None = None) -> None:
         """Sum ``.grad`` over all workers, in place, after the script's own ``loss.backward()``; all must call it.
 
-        For loops that clip gradients; else a step of the optimizer sums them.
+        For loops that clip gradients; else a step of the optimizer sums them. With ``sync`` of the session gradients
+        stay each worker's own.
 
         Args:
             weight: what the loss was a mean over on this worker, or ``"sum"`` (see `backward`); None: its samples.
 
         Raises:
-            RunFailed: the workers are at different points of the script.
+            BadInput: the model is sharded, no batch came from `loader` or `split` yet, or the weight cannot be used.
+            RunFailed: the workers are at different points of the script, or one is gone.
+            Stopped: somebody asked the run to end, and the script neither saves nor resumes checkpoints.
         """
         self._sync(self._sides, weight)
 

@@ -42,21 +42,24 @@ class GradientSum:
     waits to be summed; else one of all workers, of which each adds an equal part.
 
     Args:
-        named: the optimizer's parameters, as `check_parameters` wants them.
-        make_exchange: returns what sums them, given their shapes.
-        world_size: workers.
+        named: the optimizer's parameters, as (name, parameter), as `check_parameters` wants them.
+        make_exchange: returns the exchange that sums gradients of these shapes.
+        world_size: number of workers.
         overlaps: whether all workers can sum a dense gradient while backward makes it.
         watched: returns a context for what all workers do together.
 
     Attributes:
         exchange: how gradients travel.
-        room: numbers that all of a gradient takes in a message (see `pack`); 0: it is not so small, on a GPU, or
-            compressed.
-        stats: of the last exchange; None: there was none, as the gradient was not finite.
+        room: number of values that the whole gradient takes in a message (see `pack`); 0: it is too large for that, on
+            a GPU, or compressed.
+        stats: cost of the last exchange; None: there was none, as the gradient was not finite.
         was_hidden: whether that exchange was under backward.
         norms: squared norms of a step's gradient, where they are wanted.
         has_arrived: whether the sum over all workers came in a message (see `unpack`).
         is_pending: whether ``.grad`` holds this worker's own gradient of backward passes that are not summed yet.
+
+    Raises:
+        BadInput: the parameters are float64, and the exchange compresses float32.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class GradientSum:
         """Take over the parameters to sum, as (name, parameter); return whether they differ from those before.
 
         Raises:
-            RunFailed: they are, and compression keeps a residual of those of before.
+            RunFailed: the parameters differ, and compression keeps a residual of those of before.
         """
         new = [parameter for _, parameter in named]
         if len(new) == len(self.parameters) and all(map(operator.is_, new, self.parameters)):
@@ -139,11 +142,11 @@ class GradientSum:
         return True
 
     def begin(self, sharers: int | None = None, *, wants_norms: bool = False) -> None:
-        """Move ``.grad`` aside before backward; of one that all have, each adds ``1 / sharers`` (None: all workers).
+        """Move ``.grad`` aside before backward, so that `hold` or `sum` can add it to what backward makes.
 
         Args:
-            sharers: workers whose gradients are added up, fewer in an audit; None: all. Of a gradient that they have in
-                common already, each adds an equal part.
+            sharers: number of workers whose gradients are added up, fewer in an audit; None: all. Of a gradient that
+                they have in common already, each adds ``1 / sharers``.
             wants_norms: whether to measure the norms of the gradient.
         """
         self._sharers = sharers or self._world_size
@@ -235,10 +238,10 @@ class GradientSum:
         """Sum ``weight`` times ``.grad``, with held gradients, over all workers, in place; every worker must call it.
 
         Args:
-            weight: of this worker.
+            weight: factor on this worker's gradient; 0: it adds nothing but what is held.
             scaler: whose factor the gradients have. What compression holds back is kept without it, and a gradient
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
-            look_at: compression ratios to measure the kept energy at.
+            look_at: compression ratios to measure the kept energy at; empty: none.
         """
         self.was_hidden = self._buckets is not None and self._buckets.is_armed
         if not self.has_arrived:
@@ -322,6 +325,9 @@ class GradientSum:
             weight: of this worker's gradient.
             is_leader: whether this worker computed the whole batch.
             draws: whether random numbers were drawn while this worker computed.
+
+        Returns:
+            How far the sum of the others' gradients is from the leader's, the same on all workers.
         """
         self._put(weight)
         self._mark(spoilt=draws)
@@ -361,7 +367,8 @@ def named_parameters(
 
     Args:
         optimizer: of the parameters.
-        names: of parameters, by their ``id``; others are named by their number.
+        names: of parameters, by their ``id``; others are called 'number N of the optimizer', N from 0 among all of its
+            own.
     """
     return [
         (names.get(id(parameter)) or f"number {index} of the optimizer", parameter)
@@ -371,10 +378,11 @@ def named_parameters(
 
 
 def check_parameters(named: Named) -> torch.device:
-    """Return the device of parameters, (name, parameter) each; raise BadInput for half precision or several devices.
+    """Return the device of parameters, (name, parameter) each; raise BadInput if they cannot be trained together.
 
     Raises:
-        BadInput: there are none, or they are not single or double precision, or on several devices.
+        BadInput: there are none, one is not single or double precision (real or complex), or they are on several
+            devices.
     """
     if not named:
         raise BadInput("The optimizer has no parameters to train.", hint="check requires_grad")

@@ -27,7 +27,11 @@ def inspect_model(model: object, world_size: int) -> None:
 
     Args:
         model: as the script gave it.
-        world_size: workers; alone, wrappers change nothing.
+        world_size: number of workers; with 1, wrappers and sharded parameters are let pass.
+
+    Raises:
+        BadInput: the model is no module, a parameter has no values yet, or with several workers a parameter is sharded
+            or a module is wrapped by DistributedDataParallel, DataParallel or FSDP.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(
@@ -63,7 +67,8 @@ def inspect_optimizers(optimizers: Sequence[object]) -> None:
         optimizers: as the script gave them.
 
     Raises:
-        BadInput: with what to give instead; or two optimizers have the same parameter.
+        BadInput: one is no torch optimizer (a wrapper or a scheduler, say), or two have the same parameter; the hint
+            says what to give instead.
     """
     owners: dict[int, int] = {}
     for number, optimizer in enumerate(optimizers):
@@ -82,7 +87,15 @@ def inspect_optimizers(optimizers: Sequence[object]) -> None:
 
 
 def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
-    """Return a training loader as it is; raise BadInput if it is no DataLoader, or workers would draw other data."""
+    """Return a training loader as it is; raise BadInput if it is no DataLoader, or workers would draw other data.
+
+    Args:
+        loader: as the script gave it.
+        world_size: number of workers; with 1, any DataLoader will do.
+
+    Raises:
+        BadInput: ``loader`` is no DataLoader, has an ``__iter__`` of its own, or its sampler gives each rank a part.
+    """
     if not isinstance(loader, DataLoader):
         raise BadInput(
             f"The loader is a {type(loader).__name__}, and only a torch.utils.data.DataLoader can be shared out.",
@@ -107,14 +120,17 @@ def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
 
 
 Mark: TypeAlias = tuple[str, float, float]
-"""What a number is of, the number, and the relative distance at which another worker's counts as equal."""
+"""What is compared (such as 'parameter NAME'), its checksum or value, and the relative distance up to which another
+worker's counts as equal."""
 
 
 def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer | None = None) -> list[Mark]:
     """Return (what, checksum, tolerance) of parameters and, of an optimizer, of gradients, its state and its options.
 
+    Nothing is communicated; `check_replicas` compares the marks of all workers.
+
     Args:
-        named: the parameters.
+        named: the parameters, as (name, parameter).
         optimizer: about to step by their gradients; None: only parameters count.
     """
     tensors = [(f"parameter {name}", [held(parameter).detach()]) for name, parameter in named]
@@ -139,7 +155,7 @@ def check_replicas(marks: Sequence[Mark], step: int, world_size: int, devices: i
         devices: that share a replica, each of which is compared with its counterparts.
 
     Raises:
-        RunFailed: some differ; all workers raise it.
+        RunFailed: some worker's mark differs from that of most; all workers raise it.
     """
     columns = zip(*gather_numbers([mark for _, mark, _ in marks], world_size), strict=True)
     for (what, _, close), column in zip(marks, columns, strict=True):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hetopt.trainer.session.flow import Flow
 
 MOST_DRAWN = 1000
-"""Batches that are drawn at a time, as a sampler may never end."""
+"""Number of batches that are drawn from a sampler at a time, as it may never end."""
 
 
 def _part_of(
@@ -58,7 +58,7 @@ class Slices:
     """A batch sampler that yields, of each batch of an epoch, the sample indices of this worker's slice, a list each.
 
     Args:
-        begin: returns the slices of one more epoch.
+        begin: returns an iterator over the slices of one more epoch; called each time that the sampler is iterated.
     """
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
@@ -76,9 +76,9 @@ class SessionLoader:
         flow: the session, which functions that are only given the loader find as ``run``.
 
     Attributes:
-        epoch: that the script is in, or was in last; -1: none yet.
-        batches: of it that the script was given.
-        is_within: whether it may be given more.
+        epoch: number of the epoch that the script is in, or was in last, from 0; -1: none yet.
+        batches: number of batches of that epoch that the script was given.
+        is_within: whether the script is in the middle of that epoch.
         table: of shares; None: nothing was drawn yet.
 
     Raises:
@@ -115,7 +115,7 @@ class SessionLoader:
 
     @property
     def first_epoch(self) -> int:
-        """The epoch to go on with, from 0: behind ``run.resume`` that of the checkpoint."""
+        """The epoch to go on with, from 0: after ``run.resume`` the checkpoint's, else the one after the last."""
         return self.epoch + (not self.is_within)
 
     @property
@@ -126,7 +126,7 @@ class SessionLoader:
 
     @property
     def passes(self) -> float:
-        """The passes over the data, as far as the script was given batches; of a stream whole ones."""
+        """The passes over the data, with fractions, as far as the script was given batches; of a stream whole ones."""
         length = operator.length_hint(self._loader) or float("inf")
         return max(0.0, self.epoch + (self.batches / length if self.is_within else 1.0))
 
@@ -299,11 +299,11 @@ class SlicedStream(IterableDataset[Any]):
     Args:
         samples: the script's iterable dataset.
         batch_size: samples of a batch of all workers.
-        collate: makes a batch of samples, as the script's loader does.
+        collate: makes a batch of a list of samples, as the script's loader does.
         drop_last: whether an incomplete batch is left out.
 
     Attributes:
-        cut: returns a batch's part by its samples, number, mark, and whether it is the last; of the epoch that is read.
+        cut: returns a batch's part by its samples, number, mark, and whether it is the last; set before each epoch.
     """
 
     cut: Callable[..., Part]
@@ -348,7 +348,11 @@ class Splits:
         self.drawn, self._entries = (0, state["drawn"]), state["table"]
 
     def take(self, size: int) -> tuple[Part, slice]:
-        """Return this worker's part of the next batch, of ``size`` samples, and its rows in it; counts the batch."""
+        """Return this worker's part of the next batch, of ``size`` samples, and its rows in it; counts the batch.
+
+        Raises:
+            BadInput: there are fewer samples than workers.
+        """
         if self.table is None:
             self.table = self._flow.share_out(self, size, self._entries, varies=False)
         (_, number), self.drawn = self.drawn, (0, self.drawn[1] + 1)

@@ -53,16 +53,21 @@ from hetopt.trainer.sync.synchroniser import ModelVector
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 Extra = Mapping[str, Any]
-"""What a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state dictionary."""
+"""Things that a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state
+dictionary."""
 
 
 class Session(Flow):
     """The handle of a script on its run, made by `session`: loaders, backward passes, means over workers, checkpoints.
 
+    As a context it closes the session at its end. Where the block ends by an exception the others are told, and nothing
+    is saved but the unfinished model of a run that was asked to stop.
+
     Attributes:
         rank: of this worker.
-        world_size: workers.
+        world_size: number of workers.
         device: where the parameters are.
+        accumulate: backward passes of a step.
     """
 
     @property
@@ -73,6 +78,8 @@ class Session(Flow):
     @property
     def outputs(self) -> Path:
         """The folder for the script's own files (pictures, tables, a tokenizer), which the leader writes.
+
+        Made if missing.
 
         They come back from wherever the script is launched: it is that of the run, also named by ``HETOPT_OUTPUT``.
         Without a launch it is ``outputs`` in the session's folder, or in the present one.
@@ -86,6 +93,9 @@ class Session(Flow):
         """Make the model all workers' average inside, then put it back, in local SGD; else do nothing. All enter it.
 
         To evaluate or save it there. Between epochs it is the average anyway, and without ``sync`` always.
+
+        Raises:
+            RunFailed: the workers are at different points of the script, or one is gone.
         """
         if self._between is not None:
             self._gate.take("averaged models", self._newest)
@@ -96,11 +106,14 @@ class Session(Flow):
         """Return the mean of a figure over all workers, weighted by samples, for logging; every worker must call it.
 
         Args:
-            value: of this worker's samples.
-            samples: how many those are; None: its part of the present batch.
+            value: a number, or a tensor of one, that is a mean over this worker's samples.
+            samples: number of samples that ``value`` is of; None: its part of the present batch.
 
         Returns:
             The mean, the same on all workers; NaN where no worker has samples.
+
+        Raises:
+            RunFailed: the workers are at different points of the script, or one is gone.
         """
         return self._means([_figure(value)], samples)[0]
 
@@ -118,16 +131,16 @@ class Session(Flow):
 
         Args:
             figures: of this worker's samples, by name; all workers have the same.
-            to: takes figures and a step: ``wandb.log``, ``mlflow.log_metrics``, ``logger.log_metrics`` of Lightning.
-                The leader's is used, and the others may give None.
-            step: that they are of; None: of the session.
-            samples: how many those are; None: its part of the present batch.
+            to: is called with the means and a step, on the leader alone: ``wandb.log``, ``mlflow.log_metrics``,
+                ``logger.log_metrics`` of Lightning. None: nothing is; on other workers it does not count.
+            step: number that ``to`` is given; None: the steps done in the session.
+            samples: number of samples that the figures are of; None: its part of the present batch.
 
         Returns:
-            The means, the same on all workers.
+            The means, the same on all workers; NaN where no worker has samples.
 
         Raises:
-            RunFailed: the workers' figures have other names.
+            RunFailed: the workers' figures have other names, or they are at different points of the script.
         """
         mark = zlib.crc32(", ".join(figures).encode())
         means = self._means([_figure(figure) for figure in figures.values()], samples, mark)
@@ -159,6 +172,9 @@ class Session(Flow):
 
         Args:
             value: of this worker's part; where it has none of the batch at hand, nothing is added.
+
+        Raises:
+            RunFailed: the workers are at different points of the script, or one is gone.
         """
         part = self._newest
         counts = part is None or (part.samples > 0 and (not part.is_audit or self.is_leader))
@@ -171,13 +187,16 @@ class Session(Flow):
             run.backward(contrastive_loss(image, text))
 
         Gradients go back to the worker whose row it is, and are those of the loss of the whole batch; it does not
-        matter whether each worker computes that, or the part of it that is of its own samples.
+        matter whether each worker computes that, or the part of it that is of its own samples. A single worker gets
+        ``rows`` back. The first call opens a process group.
 
         Args:
             rows: one for each sample of this worker's part, in their order; of any shape and type besides.
 
         Raises:
-            BadInput: there are more or fewer, no batch came from `loader` yet, or workers train for themselves.
+            BadInput: there are more or fewer rows than samples, no batch came from `loader` yet, or workers train for
+                themselves. In the script's own ``loss.backward()``: `backward` has to be called instead.
+            RunFailed: the workers are at different points of the script, or one is gone.
         """
         if self.world_size == 1:
             return rows
@@ -193,15 +212,18 @@ class Session(Flow):
     def checkpoint(self, extra: Extra = MappingProxyType({})) -> None:
         """Save a checkpoint in the session's folder while training goes on; all call it alike, between two steps.
 
-        Training waits for a copy alone. The newest checkpoint that is whole counts: in ``folder/checkpoint``.
+        Training waits for a copy alone; a second call after the same step does nothing. The newest checkpoint that is
+        whole counts: in ``folder/checkpoint``. From the first call on, a run that is asked to stop saves one more
+        before it ends.
 
         Args:
             extra: what the script has besides model and optimizer and would go on with: schedulers, a GradScaler, an
                 average of parameters; by names, which `resume` is given again.
 
         Raises:
-            BadInput: the session has no folder or no loader, or its workers train for themselves.
-            RunFailed: a step is under way.
+            BadInput: the session has no folder or gave no batch yet, its workers train for themselves, or something in
+                ``extra`` has no state dictionary or one with more than tensors and plain values.
+            RunFailed: a step is under way, or the workers are at different points of the script.
         """
         self._check_recoverable("run.checkpoint")
         engine = self._periods.engine
@@ -279,8 +301,10 @@ class Session(Flow):
             The epoch of the first loader to go on with, from 0; of a script without loaders the step. 0: no checkpoint.
 
         Raises:
-            BadInput: the session has no folder, its workers train for themselves, or the checkpoint is damaged or of
-                another script.
+            BadInput: the session has no folder, its workers train for themselves, something in ``extra`` has no state
+                dictionary, no checkpoint is whole, or the checkpoint is of another script, run or set of ``extra``
+                names.
+            RunFailed: the workers are at different points of the script, or one is gone.
         """
         folder = CheckpointFolder(self._check_recoverable("run.resume"))
         check_extra(extra)
@@ -339,10 +363,12 @@ class Session(Flow):
     def close(self) -> None:
         """End the session: compare and save the model, and leave the worker group; all call it; again: do nothing.
 
-        The end of the ``with`` block does so.
+        The end of the ``with`` block does so. The model is written only where hetopt launched the script. Hooks are
+        removed, and in local SGD the model becomes all workers' average.
 
         Raises:
-            RunFailed: the workers' models differ.
+            RunFailed: the workers' models differ, they are at different points of the script, or the disk refuses the
+                model.
         """
         if self not in REGISTRY.open:
             return
@@ -435,7 +461,11 @@ def _figure(value: Tensor | float) -> float:
 
 
 def check_extra(extra: Extra) -> None:
-    """Raise BadInput if something in a script's ``extra`` has no ``state_dict`` and ``load_state_dict``."""
+    """Raise BadInput if something in a script's ``extra`` has no ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        BadInput: it has not; the message names it.
+    """
     for name, holder in extra.items():
         if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
             raise BadInput(
@@ -446,10 +476,14 @@ def check_extra(extra: Extra) -> None:
 
 
 def script_state(others: Sequence[nn.Parameter], extra: Extra) -> dict[str, Any]:
-    """Return the states of ``extra``, and of parameters outside the model (``others``), for a checkpoint's common part.
+    """Return the states of ``extra``, and of parameters outside the model, for a checkpoint's common part.
+
+    Args:
+        others: parameters that the optimizers have and the model has not.
+        extra: what the script has besides, by name.
 
     Raises:
-        BadInput: a state is made of other things than tensors and plain values.
+        BadInput: a state holds something else than tensors and plain values.
     """
     states = {name: holder.state_dict() for name, holder in extra.items()}
     for name, state in states.items():
@@ -484,7 +518,8 @@ def restore(
         device: of this worker.
 
     Raises:
-        BadInput: the checkpoint is another script's.
+        BadInput: the checkpoint has other names as ``extra``, or does not fit the script's model, optimizers or
+            ``extra``; some of them may have been loaded by then.
     """
     kept, script = shared.script or {}, rank_state.script or {}
     if set(kept["extra"]) != set(extra):

@@ -44,7 +44,7 @@ Action: TypeAlias = Literal[
 ACTIONS = get_args(Action)
 
 MOST_NUMBERS = 64
-"""Numbers of a message that are summed over the workers, besides a gradient."""
+"""Number of values in a message that are summed over the workers, besides a gradient."""
 
 _FIELDS = ("session", "action", "step", "epoch", "batch", "mark", "trained")
 
@@ -57,28 +57,28 @@ class Disagreement(RunFailed):
 
 
 class WorkerFailed(Disagreement, OthersFailed):
-    """The error that a worker raises because another one has ended with an error."""
+    """The error that the others raise because one worker has ended with an error, which that worker explains itself."""
 
 
 class StepMessages(Guard):
     """The messages by which workers check that they are at the same point of the script, and sum a few numbers.
 
-    A single worker checks nothing.
+    A single worker checks nothing. As a context it names the worker that is lost in what all do together inside.
 
     Args:
-        number: of the session in this process.
+        number: of the session in this process, from 1.
         rank: of this worker.
-        world_size: workers.
+        world_size: number of workers.
         store: that they met through, for a roll call when a worker does not come; None: no roll call.
-        room: float64 numbers of a gradient that every message can carry.
+        room: float64 values of a gradient that every message can carry; 0: none.
 
     Attributes:
         room: as above.
-        load: [room] what the next message carries.
-        loaded: [room] the sum of what the workers' last messages carried.
-        waited_s: seconds of this step in which this worker waited for the others' words.
-        step: steps done.
-        trained: elements of the parameters that are trained.
+        load: [room] gradient that the next message carries.
+        loaded: [room] the sum over workers of what their last messages carried.
+        waited_s: seconds of this step in which this worker waited for the others' messages.
+        step: number of steps done.
+        trained: number of elements of the parameters that are trained.
         number: of the session in this process, from 1.
     """
 
@@ -101,11 +101,16 @@ class StepMessages(Guard):
     def begin(self, action: Action, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> None:
         """Send all workers the ``action`` that this one is about to do, and numbers to sum; `finish` waits for theirs.
 
+        A message under way is finished first.
+
         Args:
             action: what this worker is about to do.
             part: of the batch that the script was given last; None: there was none.
             numbers: that are summed over the workers, at most 64.
-            mark: checksum of the arguments that have to be equal on all workers.
+            mark: checksum of the arguments that have to be equal on all workers; 0: there are none.
+
+        Raises:
+            RunFailed: the workers' messages before this one differ, or a worker is gone.
         """
         self.finish()
         if self._world_size == 1:
@@ -129,7 +134,8 @@ class StepMessages(Guard):
         """Wait for all workers' messages; return 64 sums, zeros behind; raise if actions differ or a worker is gone.
 
         Returns:
-            As many as a message has, 64: the sums, and zeros behind them; of a single worker its numbers alone.
+            As many as a message has, 64: the sums, and zeros behind them; of a single worker its numbers alone. Without
+            a message under way those of the last one.
 
         Raises:
             RunFailed: workers are about to do different things, or one is gone; all of them raise it.
@@ -148,7 +154,17 @@ class StepMessages(Guard):
         return self._totals
 
     def take(self, action: Action, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> list[float]:
-        """Send ``action`` and numbers, wait for all workers', and return the sums (see `begin` and `finish`)."""
+        """Send ``action`` and numbers, wait for all workers', and return the sums (see `begin` and `finish`).
+
+        Args:
+            action: name of what this worker is about to do.
+            part: its part of the batch at hand; None: there is none.
+            numbers: to be summed over the workers; as many on all of them.
+            mark: fingerprint of what all must have alike, see `begin`; 0: nothing.
+
+        Raises:
+            RunFailed: workers are about to do different things, or one is gone; all of them raise it.
+        """
         self.begin(action, part, numbers, mark=mark)
         return self.finish()
 
@@ -163,7 +179,10 @@ class StepMessages(Guard):
             ) from lost
 
     def fail(self, part: Part | None) -> None:
-        """Tell the other workers, if they listen, that this one ends with an error; raise nothing if they do not."""
+        """Tell the other workers, if they listen, that this one ends with an error; raise nothing if they do not.
+
+        It waits up to 5 s for them. ``part`` is that of the batch that the script was given last; None: there was none.
+        """
         with suppress(RuntimeError, RunFailed):  # nobody listens: they learn of it as the connection breaks
             self.begin("ended with an error", part)
             if self._work is not None:
@@ -171,11 +190,14 @@ class StepMessages(Guard):
 
 
 def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
-    """Return the error that names the workers at another point of the script than the others, by all workers' messages.
+    """Return, not raise, the error that names the workers at another point of the script than the others.
 
     Args:
         words: [workers][7] the heads of the messages (session, action, step, epoch, batch, mark, elements trained), in
             rank order; not all alike.
+
+    Returns:
+        A `WorkerFailed` if one has ended with an error, else a `Disagreement` that says what differs.
     """
     turns = [dict(zip(_FIELDS, map(int, word), strict=True)) for word in words]
 

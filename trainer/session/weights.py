@@ -20,7 +20,7 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.task import cross_entropy_weight
 
 Weight: TypeAlias = "float | Tensor | Literal['sum']"
-"""What a loss is a mean over on this worker, or ``"sum"``."""
+"""Count that a loss is a mean over on this worker, or ``"sum"`` for a loss that is a sum."""
 
 
 class Counts(NamedTuple):
@@ -28,7 +28,7 @@ class Counts(NamedTuple):
 
     Attributes:
         samples: of its part of the batch.
-        denominator: what the loss is a mean over, where it says so.
+        denominator: count that the loss is a mean over, where the script or a cross entropy says so; else 0.
         losses: number of losses that count: 1 if the worker has a part of the batch.
         means: number of those that are means over samples.
         sums: number of those that are sums.
@@ -48,6 +48,9 @@ class Counts(NamedTuple):
             samples: of this worker's part; 0: the loss does not count.
             loss: scalar, before its backward pass; None: not known.
             weight: denominator of the loss, or ``"sum"``; None: the targets' weight of a cross entropy, else samples.
+
+        Returns:
+            The counts; all 0 where the worker has no samples.
 
         Raises:
             BadInput: the weight is negative or not finite, or another text than ``"sum"``.
@@ -69,7 +72,7 @@ class Counts(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The factor of this worker's gradient where all workers' losses are of one kind."""
+        """The factor of this worker's gradient where all losses are of one kind: 1, its samples or its denominator."""
         return self.sums or (self.samples if self.means else self.denominator)
 
     def weight(self, whole: Counts) -> float:
@@ -77,6 +80,9 @@ class Counts(NamedTuple):
 
         Args:
             whole: the sum of all workers' counts.
+
+        Returns:
+            The factor, 0 to 1; 0 where nothing of the batch counts.
 
         Raises:
             BadInput: some workers' losses are sums and others' are means; all workers raise it.
@@ -91,7 +97,10 @@ class Counts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The divisor of the sum of all workers' gradients that are weighted by `factor`."""
+        """The divisor of the sum of all workers' gradients that are weighted by `factor`.
+
+        1 for sums, and for no counts.
+        """
         return 1.0 if self.sums else self.samples if self.means else self.denominator or 1.0
 
     @property

@@ -39,7 +39,7 @@ class WholeBatch:
         part: of the batch at hand; None: none was given yet.
         weight: of this worker's loss in that of the batch, while a backward pass runs; None: not known.
         waited_s: seconds of the step under way spent waiting for other workers.
-        groups: of all workers, and of those that share an audited batch; empty: they are not connected.
+        groups: of all workers, and with ``audits`` of those but the leader; empty: nothing was opened yet.
     """
 
     def __init__(self, rank: int, watched: Callable[[], Any], *, audits: bool) -> None:
@@ -58,7 +58,10 @@ class WholeBatch:
                 self.groups.append(dist.new_group(list(range(1, dist.get_world_size())), backend="gloo"))
 
     def close(self) -> None:
-        """Destroy the process groups, and give BatchNorm layers their own forward pass back."""
+        """Destroy the process groups, and give BatchNorm layers their own forward pass back.
+
+        Do nothing where there are none.
+        """
         for norm in self._norms:
             vars(norm).pop("forward", None)
         for group in self.groups if dist.is_initialized() else ():
@@ -67,9 +70,11 @@ class WholeBatch:
         self._norms, self.groups = [], []
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over all workers, who must all call it; in an audit the leader gets its own back.
+        """Return the sum of a tensor over all workers, a new one, who must all call it; `open` must have been called.
 
-        There it computes the whole batch, and the others sum theirs without it."""
+        In an audit the leader gets its own tensor back, as it computes the whole batch, and the others sum theirs
+        without it.
+        """
         is_audit = self.part is not None and self.part.is_audit
         if is_audit and self._rank == 0:
             return tensor
@@ -88,7 +93,7 @@ class WholeBatch:
             part: of the batch.
 
         Raises:
-            BadInput: it has another number of rows.
+            BadInput: ``local`` has another number of rows, or no dimension.
         """
         if not local.dim() or len(local) != part.rows:
             raise BadInput(
@@ -105,7 +110,11 @@ class WholeBatch:
         return rows.to(local.dtype)
 
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
-        """Make BatchNorm layers among modules normalise by the whole batch in training; every worker must call it."""
+        """Make BatchNorm layers among modules normalise by the whole batch in training; every worker must call it.
+
+        Their forward pass is replaced until `close`, and running statistics are those of the whole batch. In evaluation
+        mode they are as before.
+        """
         self.open()
         for module in modules:
             if isinstance(module, _BatchNorm):

@@ -53,15 +53,16 @@ from hetopt.trainer.policies.ratio.published import (
 from hetopt.trainer.steps.period import Period
 
 RARER = (1, 4)
-"""Times as many local steps as the run names, between averages that `auto` chooses among."""
+"""Multiples of the local steps that the run names, between averages that `auto` chooses among."""
 
 RatioPolicy: TypeAlias = ScheduledRatio | Accordion | ThresholdRatio | Gravac | ScanRatio | AutoRatio
-"""Asked once a control period, with the same input on every rank: ``initial`` returns the state before the first
-observation, whose type also reads the state in a checkpoint; ``first`` the first period's ratio or exchange, given the
-network as measured between the workers (None: it was not); and ``decide`` the next state and decision, pure."""
+"""Policy that is asked once a control period, with the same input on every rank: ``initial`` returns the state before
+the first observation, whose type also reads the state in a checkpoint; ``first`` the first period's ratio or
+exchange, given the network as measured between the workers (None: it was not); and ``decide`` the next state and
+decision, pure."""
 
 LOOKED_STEPS = 3
-"""Of a period that looks at gains while gradients travel in buckets, at least."""
+"""Fewest steps of a period that looks at gains while gradients travel in buckets."""
 
 
 class AdaptiveController:
@@ -69,15 +70,16 @@ class AdaptiveController:
 
     Args:
         spec: of the run whose exchange is controlled.
-        candidates: what there is to choose from.
-        network: as measured at the start; None: nothing here asks for it.
+        candidates: exchanges to choose among.
+        network: network as measured at the start; None: no policy here asks for it.
         tries_twins: whether the caller makes the paired trial that `try_ratio` asks for.
 
     Attributes:
-        candidates: what there is to choose from.
-        candidate: in use in the next steps.
-        network: as measured at the start; None: nothing here asks for it.
-        verdict: of a paired trial, the same on all ranks, for the next `judge`; None: none was made since the last.
+        candidates: exchanges to choose among.
+        candidate: exchange in use in the next steps.
+        network: network as measured at the start; None: no policy here asks for it.
+        verdict: outcome of a paired trial, the same on all ranks, for the next `judge`; None: none was made since the
+            last.
 
     Raises:
         BadInput: the ratio policy cannot steer the compressor.
@@ -174,12 +176,17 @@ class AdaptiveController:
     ) -> Event | None:
         """Choose the next exchange by a period's measurements; return the change as an event's fields; None: no change.
 
+        A period without finite exchanges in the way in use decides nothing.
+
         Args:
-            period: of which the exchanges by the candidate in use count.
-            step: steps done.
+            period: control period of which the exchanges by the candidate in use count.
+            step: number of steps done.
             epoch: passes over the data completed, with fractions.
-            learning_rate: of the first parameter group.
-            steps_left: until the run ends by its own rules; absent: that is not known.
+            learning_rate: learning rate of the first parameter group.
+            steps_left: steps until the run ends by its own rules; None: not known.
+
+        Returns:
+            Keys ``before`` and ``after``, and the ``reason``; None: the exchange stays.
         """
         if not period.exchanges or not period.is_finite:
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
@@ -248,7 +255,7 @@ class AdaptiveController:
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Restore a checkpoint's state, unless of another ratio policy; the exchange only if it is still a candidate.
 
-        The network is not part of it: it was measured anew.
+        The network is not part of it: it was measured anew. A state of another policy is passed over silently.
         """
         if saved["policy"] != self._name:
             return
@@ -280,13 +287,14 @@ def choose_ratio_policy(
     """Return a new ratio policy by its name, for a run that was asked to send ``ratio`` of the elements.
 
     Args:
-        name: of the policy.
-        ratio: that the run was asked for; the strongest that the policy uses. ``auto`` and ``scan`` go by the options.
-        options: what ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
-        coefficient: of the law of slowdown, as ``auto`` has it in mind.
+        name: name of the policy.
+        ratio: fraction that the run was asked to send; the strongest that the policy uses. ``auto`` and ``scan`` go by
+            the options.
+        options: exchanges that ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
+        coefficient: coefficient of the law of slowdown, as ``auto`` has it in mind.
         most_lost: more steps than dense training that ``auto`` may cost.
         tries_twins: whether ``auto`` may ask for trials.
-        settings: that are not the published ones (`hetopt.core.run_spec`).
+        settings: settings that differ from the published ones (`hetopt.core.run_spec`); None: none do.
 
     Raises:
         BadInput: there is no such policy, or the ratio leaves it nothing to decide.
@@ -319,12 +327,12 @@ class ExchangeConfig:
     """A run's exchange of gradients, and the controller that changes it while training goes on.
 
     Attributes:
-        compression: of the run.
-        dense_bytes: of the gradient.
-        exchange: sums whole gradients; None: nothing does, or only buckets are summed.
-        steering: None: what is exchanged stays as it is.
-        timings: of the network's collectives, where it was measured.
-        measured_s: how long that took, and timing compressors.
+        compression: compression of the run.
+        dense_bytes: bytes of the whole gradient, uncompressed.
+        exchange: exchange of whole gradients; None: nothing is exchanged, or only buckets are.
+        steering: controller that changes the exchange; None: it stays as it is.
+        timings: timings of the network's collectives; empty: it was not measured.
+        measured_s: seconds that measuring network and compressors took.
     """
 
     compression: Compression
@@ -364,7 +372,10 @@ class ExchangeConfig:
         self.follow()
 
     def event(self, period: Period) -> Event:
-        """Return a ``step`` event's ``exchange`` field; empty for one worker, or if nothing finite was exchanged."""
+        """Return a ``step`` event's ``exchange`` field.
+
+        Empty: one worker, no finite exchange, or averages of parameters.
+        """
         steering, rows = self.steering, period.rows
         if len(period.rows) == 1 or not period.exchanges or not period.is_finite:
             return {}
@@ -422,19 +433,19 @@ def make_exchange(
     """Make the exchange of a run's whole gradients; may measure the network, so all workers must call it.
 
     Args:
-        spec: who decides how much is sent, and how it travels.
-        compression: of the run, with what it leaves open filled in.
-        shapes: of the parameters, in the order in which they lie in the gradient.
-        device: where they are.
-        store: that the workers met through.
-        clock: seconds.
-        buckets: in which sums can be made under backward.
-        bf16_in_buckets: whether those can be rounded to bf16 as well.
+        spec: run spec: who decides how much is sent, and how it travels.
+        compression: compression of the run, with what it leaves open filled in.
+        shapes: shapes of the parameters, in the order in which they lie in the gradient.
+        device: device of the gradient.
+        store: store that the workers met through; None: nobody is named when one is lost.
+        clock: returns seconds.
+        buckets: number of buckets in which sums can be made under backward; 1: none are.
+        bf16_in_buckets: whether those sums can be rounded to bf16 as well.
         tries_twins: whether the caller makes the paired trial that `AdaptiveController.try_ratio` asks for.
-        group: who exchanges; None: all workers.
+        group: process group that exchanges; None: all workers.
 
     Raises:
-        BadInput: things do not go together.
+        BadInput: parts of the compression do not go together, or the ratio policy cannot steer it.
     """
     steered, shapes = is_steered(spec, compression), list(shapes)
     numel = sum(map(math.prod, shapes))

@@ -43,7 +43,10 @@ from hetopt.trainer.data.fetch import (
 
 
 def drawn_samples(injection: Injection, shares: Sequence[int]) -> tuple[int, ...]:
-    """Return the samples that each worker draws for local batch sizes ``shares``; copies from others make them up."""
+    """Return the samples that each worker draws for local batch sizes ``shares``; copies from others make them up.
+
+    Every worker draws at least one.
+    """
     factor = 1 + _givers(injection, len(shares)) * injection.samples
     return tuple(max(1, round(share / factor)) for share in shares)
 
@@ -52,9 +55,9 @@ def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, posi
     """Return the drawn samples that each worker gives to every other in a step, by rank; 0: it does not give.
 
     Args:
-        injection: how many workers give how much.
-        drawn: samples of each worker.
-        seed: of the run.
+        injection: rule of how many workers give how much.
+        drawn: samples that each worker has drawn, in rank order.
+        seed: seed of the run.
         position: samples that were drawn before this step; who gives is drawn anew in each.
     """
     givers = set(shuffled(len(drawn), seed, 0x1217EC7, position)[: _givers(injection, len(drawn))].tolist())
@@ -64,7 +67,11 @@ def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, posi
 
 
 def samples_of_step(spec: RunSpec) -> int:
-    """Return the samples that all workers together draw in the run's first step, copies handed on not counted."""
+    """Return the samples that all workers together draw in the run's first step, copies handed on not counted.
+
+    Raises:
+        BadInput: the batch cannot be shared out among the workers.
+    """
     if spec.injection is None or len(spec.workers) == 1:
         return spec.global_batch_size
     return sum(drawn_samples(spec.injection, first_shares(spec)))
@@ -75,7 +82,12 @@ def _givers(injection: Injection, workers: int) -> int:
 
 
 class Injector:
-    """Exchange of samples between workers (data injection), so that each computes some of the others' samples."""
+    """Exchange of samples between workers (data injection), so that each computes some of the others' samples.
+
+    Args:
+        injection: rule of how many workers give how much.
+        seed: seed of the run.
+    """
 
     def __init__(self, injection: Injection, seed: int) -> None:
         self.injection = injection
@@ -85,12 +97,14 @@ class Injector:
         self._samples = 0
 
     def mix(self, batches: Sequence[Batch], drawn: Sequence[int], position: int) -> tuple[Batch, tuple[int, ...]]:
-        """Return this worker's samples, then those it is given; and each worker's number of both. All must call it.
+        """Return this worker's samples followed by those it is given, and each worker's number of both.
+
+        All must call it.
 
         Args:
             batches: micro-batches of what this worker has drawn, on the host.
-            drawn: samples of each worker.
-            position: as of `given_samples`.
+            drawn: samples that each worker has drawn, in rank order.
+            position: samples that were drawn before this step, by all workers.
 
         Raises:
             BadInput: samples are not tensors, or those of other workers have another shape or type.
@@ -118,7 +132,7 @@ class Injector:
         return tree_map_only(Tensor, lambda _: next(mixed), batches[0]), held
 
     def event(self) -> Event:
-        """Return samples and bytes that all workers handed over since the last call, and this worker's seconds."""
+        """Return the field ``injection``: samples and bytes handed over, and seconds here, since the last call."""
         counters = {
             "samples": self._samples,
             "sent_bytes": sum(message.payload_bytes for message in self._channel.messages)
@@ -152,14 +166,14 @@ def _tensors(batch: Batch) -> list[Tensor]:
 
 
 AHEAD = 2
-"""Micro-batches that are read ahead: the next one, and one more, so that a slow one is made up for by a quick one."""
+"""Micro-batches that are read ahead: the next one, and one more, so that a quick one makes up for a slow one."""
 
 
 class ReadAhead:
     """Thread that reads micro-batches ahead, in the order in which they will be asked for.
 
     Args:
-        read: gives the samples of a micro-batch; called in the thread alone.
+        read: returns the samples of a micro-batch; called in the thread alone.
     """
 
     def __init__(self, read: Callable[[MicroBatch], Batch]) -> None:
@@ -178,7 +192,14 @@ class ReadAhead:
             self._read_one_more()
 
     def next(self, part: MicroBatch) -> Batch:
-        """Return the samples of ``part``, which must be the next micro-batch in order; waits until it is read."""
+        """Return the samples of ``part``, which must be the next micro-batch in order; waits until it is read.
+
+        What ``read`` raised in the thread is raised here.
+
+        Raises:
+            RuntimeError: another micro-batch is the next in order.
+            IndexError: no further micro-batch is to come.
+        """
         expected, future = self._reading.popleft()
         if expected.epoch != part.epoch or not np.array_equal(expected.indices, part.indices):
             raise RuntimeError("other samples were read ahead than are asked for")
@@ -201,11 +222,11 @@ class BatchReader:
 
     Attributes:
         dataset: the training data.
-        device: where batches go.
-        seed: the run's, for data that changes from epoch to epoch.
-        max_samples: the largest micro-batch that fits into memory; None: any.
-        unit: samples of a micro-batch, exactly; None: as many as fit.
-        ranks: workers that compute equally many micro-batches, as devices of a sharded model do.
+        device: device where batches go.
+        seed: seed of the run, for data that changes from epoch to epoch.
+        max_samples: samples of the largest micro-batch that fits into memory; None: any fits.
+        unit: samples of a micro-batch, exactly (the last may be smaller); None: as many as fit.
+        ranks: number of workers that compute equally many micro-batches, as devices of a sharded model do.
     """
 
     dataset: MapDataset
@@ -217,6 +238,8 @@ class BatchReader:
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
         """Return a rank's slice as few equal micro-batches in stream order; a sharded model's padded with empty ones.
+
+        Without samples of its own a rank has no micro-batch.
 
         One across the end of an epoch is cut there when the data is augmented.
         """
@@ -242,16 +265,28 @@ class BatchReader:
         return [part for unit in units for part in evenly(unit, self.max_samples)]
 
     def read(self, part: MicroBatch) -> Batch:
-        """Read a micro-batch's samples, and return them on the device; does not wait for the copy."""
+        """Read a micro-batch's samples, and return them on the device; does not wait for the copy.
+
+        Raises:
+            BadInput: the samples cannot be collated.
+        """
         return to_device(self.read_on_host(part), self.device)
 
     def read_for_later(self, part: MicroBatch) -> Batch:
-        """Return the samples of a micro-batch, read into host memory, pinned where the device is a GPU."""
+        """Return the samples of a micro-batch, read into host memory, pinned where the device is a GPU.
+
+        Raises:
+            BadInput: the samples cannot be collated.
+        """
         batch = self.read_on_host(part)
         return tree_map_only(Tensor, Tensor.pin_memory, batch) if self.device.type == "cuda" else batch
 
     def read_on_host(self, part: MicroBatch) -> Batch:
-        """Return the samples of a micro-batch, read into host memory."""
+        """Return the samples of a micro-batch, read into host memory.
+
+        Raises:
+            BadInput: the samples cannot be collated.
+        """
         set_epoch(self.dataset, part.epoch, self.seed)
         return fetch(self.dataset, part.indices)
 
@@ -260,16 +295,16 @@ class SampleFeed:
     """Source of one worker's micro-batches, step after step.
 
     Args:
-        reader: of the training data.
-        rank: whose slices.
-        cursor: where the data stands; moved by `take` alone.
+        reader: reader of the training data.
+        rank: rank whose slices are taken.
+        cursor: position in the data; moved by `take` alone.
         reads_ahead: whether samples are read before they are needed, from the first `take` on.
-        injector: mixes in samples of other workers; None: nobody hands any on.
+        injector: exchange of samples with other workers; None: nobody hands any on.
 
     Attributes:
-        cursor: where the data stands.
-        sizes: samples of the last step, of each worker.
-        learned_bound: the largest micro-batch that fits, as far as this worker had to learn it; None: it had not.
+        cursor: position in the data.
+        sizes: samples of the last step, of each worker, in rank order; empty before the first.
+        learned_bound: samples of the largest micro-batch that fits, as this worker had to learn; None: it had not.
     """
 
     def __init__(
@@ -302,11 +337,14 @@ class SampleFeed:
         return tuple(shares) if self._injector is None else drawn_samples(self._injector.injection, shares)
 
     def event(self) -> Event:
-        """Return the event's fields on samples handed on between workers since the last call; empty: none are."""
+        """Return the event's fields on samples handed on between workers since the last call; empty: no injection."""
         return {} if self._injector is None else self._injector.event()
 
     def first_part(self, samples: int) -> MicroBatch:
-        """Return the largest micro-batch of a local batch of ``samples``, made of the data set's first samples."""
+        """Return the largest micro-batch of a local batch of ``samples``, made of the data set's first samples.
+
+        It is of epoch 0, and smaller where the data has fewer samples.
+        """
         limits = (self._reader.unit, self._reader.max_samples)
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
@@ -314,6 +352,10 @@ class SampleFeed:
         """Return this worker's micro-batches of the next step, ``shares[r]`` samples for rank r, and move the cursor.
 
         With data injection all workers must call it.
+
+        Raises:
+            BadInput: with data injection: samples are not tensors, or not of one shape.
+            RunFailed: samples of a stream would take longer to arrive than its patience.
         """
         drawn = self.drawn(shares)
         if self._ahead is not None and drawn != self._followed:
@@ -326,7 +368,10 @@ class SampleFeed:
         return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
-        """Limit micro-batches to ``max_samples`` samples from now on; return those of the last `take`, cut anew."""
+        """Limit micro-batches to ``max_samples`` samples from now on; return those of the last `take`, cut anew.
+
+        Before the first `take` the list is empty.
+        """
         self._reader = replace(self._reader, max_samples=max_samples)
         self.learned_bound = max_samples
         if self._batch is None:
@@ -343,7 +388,14 @@ class SampleFeed:
             self.learn_bound(max_samples)
 
     def read(self, part: MicroBatch) -> Batch:
-        """Return the samples of a micro-batch of the last `take`, on the device; in order where they are read ahead."""
+        """Return the samples of a micro-batch of the last `take`, on the device.
+
+        Where samples are read ahead, micro-batches must be asked for in order.
+
+        Raises:
+            BadInput: the samples cannot be collated.
+            RuntimeError: another micro-batch is the next in order.
+        """
         return to_device(self._on_host(part), self._reader.device)
 
     def close(self) -> None:

@@ -40,31 +40,31 @@ class ControlRow:
         loss_sum: sum over the steps of the losses of the worker's samples, each over the samples of all workers.
         pace_use: real over declared compute time (see `Slowdown.use`); 0: not known.
         memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
-        stop_wished: 1 when somebody asked this worker to stop.
-        since_checkpoint_s: on the worker's clock; the leader's counts.
+        stop_wished: 1: somebody asked this worker to stop; 0: nobody has.
+        since_checkpoint_s: seconds since the last checkpoint began, on the worker's clock; the leader's counts.
         checkpoint_part: how far this worker's part of the checkpoint under way is, see `CheckpointSaver.progress`.
-        stream_buffered: of `StreamCursor.flow`, as the rest is: what the worker's stream was like in the period.
-        stream_wait_s: likewise.
-        stream_dropped: likewise.
-        model_mark: of the parameters' bits; 0 also where workers' models differ between averages.
-        drawn_epoch: of the next batch that this worker has not drawn, where a script asks for batches.
+        stream_buffered: most samples of the worker's stream that waited, see `StreamCursor.flow`.
+        stream_wait_s: seconds that the worker waited for its stream.
+        stream_dropped: samples of the worker's stream that were dropped.
+        model_mark: checksum of the parameters' bits; 0 also where workers' models differ between averages.
+        drawn_epoch: epoch of the next batch that this worker has not drawn, where a script asks for batches.
         drawn_batch: number of that batch in its epoch.
-        exchanges: how many; the means and medians are over them.
+        exchanges: number of exchanges in the way that is in use now; the means and medians below are over them.
         way_step_s: median time of the whole step, with what comes between and behind the parts below.
         way_compute_s: median time of the computation before them.
-        compress_s: median of the worker's own work.
-        sync_s: median of the operations, with the wait for slower workers; under backward, of all that the step had to
-            wait for.
-        sent_bytes: mean of what the worker contributed.
+        compress_s: median of the worker's own work in an exchange.
+        sync_s: median of the collective operations, with the wait for slower workers; under backward, of all that the
+            step had to wait for.
+        sent_bytes: mean of the bytes that the worker contributed to an exchange.
         energy, kept_energy: means of the squared norm of gradient and residual, and of what was sent of it; 0 where
             nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
         own_norm: squared norm of the worker's weighted gradient, the mean over all steps that tell it; 0: none does.
-        sum_norm: the same of the sum over all workers.
-        norm_samples: of the worker in these steps.
+        sum_norm: squared norm of the sum over all workers, the mean over the same steps.
+        norm_samples: samples of the worker in these steps, the mean.
         norm_groups: of samples, that its norm is over (see `GradientNorms.take`).
         candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
-        look_energy: of gradient and residual when gains were looked at; 0: they were not.
+        look_energy: squared norm of gradient and residual when gains were last looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
     """
 
@@ -117,6 +117,11 @@ class Period:
 
     ``local_batch_sizes`` are the shares at its end. Where the period's first step was the last with other shares, its
     times are left out; its loss counts. So many ``devices`` share a model, in rank order.
+
+    Attributes:
+        rows: measurements of each worker.
+        local_batch_sizes: shares at the period's end, in samples.
+        devices: number of devices that share a model, neighbours in rank order.
     """
 
     rows: tuple[ControlRow, ...]
@@ -125,7 +130,13 @@ class Period:
 
     @classmethod
     def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...], devices: int = 1) -> Period:
-        """Return the period of all workers' rows of numbers, in rank order, and the local batch sizes at its end."""
+        """Return the period of all workers' rows of numbers, in rank order.
+
+        Args:
+            gathered: rows, each the numbers of a `ControlRow` with its ``look_energies`` last.
+            local_batch_sizes: shares at the period's end, in samples.
+            devices: number of devices that share a model.
+        """
         rows = (ControlRow(*numbers[:_SINGLE], look_energies=tuple(numbers[_SINGLE:])) for numbers in gathered)
         return cls(rows=tuple(rows), local_batch_sizes=local_batch_sizes, devices=devices)
 
@@ -162,7 +173,10 @@ class Period:
 
     @property
     def drifted(self) -> tuple[int, ...]:
-        """Ranks whose parameters differ from those of most workers that hold the same part of the model."""
+        """Ranks whose parameters differ from those of most workers that hold the same part of the model.
+
+        Empty: no rank's do.
+        """
         marks = [row.model_mark for row in self.rows]
         alike = [marks[rank % self.devices :: self.devices] for rank in range(len(marks))]
         return tuple(rank for rank, mark in enumerate(marks) if mark != max(alike[rank], key=alike[rank].count))
@@ -179,7 +193,7 @@ class Period:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges that the figures are over; the same on all workers."""
+        """Number of exchanges that the figures are over; the same on all workers."""
         return int(self.rows[0].exchanges)
 
     @property
@@ -192,7 +206,10 @@ class Period:
         )
 
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
-        """Return the energy that each of ``ratios`` would have kept, as last looked at; None: no step looked."""
+        """Return the energy that each of ``ratios`` would have kept, as last looked at.
+
+        None: no step of the period looked.
+        """
         looked = [row for row in self.rows if row.look_energy]
         if not looked:
             return None
@@ -203,7 +220,12 @@ class Period:
         )
 
     def observation(self, epoch: int, samples_seen: int) -> BatchObservation:
-        """Return the period's measurements as batch policies take them; ``epoch``: epochs completed at its end."""
+        """Return the period's measurements as batch policies take them; ``epoch``: epochs completed at its end.
+
+        Args:
+            epoch: number of epochs completed at the period's end.
+            samples_seen: samples of all workers since the run began.
+        """
         return BatchObservation(
             local_batch_sizes=self.local_batch_sizes,
             compute_s=tuple(row.compute_median_s for row in self.rows),
@@ -235,6 +257,11 @@ class Period:
 
         The worker that waits least is the one the others wait for, so the least exchange time of the cluster is that of
         the exchange itself (``sync_s``, the same for all) and what a worker spends beyond it is its wait.
+
+        Args:
+            step: number of steps done at the period's end.
+            epoch: passes over the data completed, with fractions.
+            samples_seen: samples of all workers since the run began.
         """
         sync_s = min(row.exchange_s for row in self.rows)
         event: Event = {
@@ -260,7 +287,7 @@ class PeriodLog:
     """Traces of this worker's steps since the last control row; time marks are read only when a row is made.
 
     Attributes:
-        stopwatch: of the device.
+        stopwatch: clock of the device.
     """
 
     def __init__(self, stopwatch: Stopwatch) -> None:
@@ -291,11 +318,15 @@ class PeriodLog:
         """Return the row of the steps since the last call, at least one, and forget these; waits for the device.
 
         Args:
-            way: only the exchanges of steps that exchanged in this way count.
-            averages: whether that is by averages of parameters: their time is told by itself, of those that were made.
-            dense_bytes: what a worker contributed where everything was summed under backward.
-            looks: ratios at which runs look at gains.
-            **reported: fields of the worker besides its steps.
+            way: name of the exchange whose steps the exchange's figures are over; without such a step these are 0.
+            averages: whether that way averages parameters: their time is told by itself, of the averages that were
+                made.
+            dense_bytes: bytes that a worker contributes where everything is summed under backward.
+            looks: number of ratios at which the run looks at gains.
+            **reported: further fields of the worker's row.
+
+        Raises:
+            StatisticsError: there was no step since the last call.
         """
         seconds = self.stopwatch.seconds
         steps, self._steps = self._steps, []

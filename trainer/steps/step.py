@@ -66,13 +66,17 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[object]:
-    """Return a context manager for one forward pass in a precision; parameters and gradients stay fp32."""
+    """Return a context manager for one forward pass in a precision; parameters and gradients stay fp32.
+
+    For fp32 and tf32 it does nothing.
+    """
     dtype = _DTYPES.get(precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
 AMPERE = (8, 0)
-"""Compute capability from which NVIDIA's matrix units do TF32 and bf16; before, torch does bf16 in software."""
+"""Compute capability (major, minor) from which NVIDIA's matrix units do TF32 and bf16; before, torch does bf16 in
+software."""
 
 
 def lacks_units(device: torch.device, precision: Precision) -> bool:
@@ -109,6 +113,11 @@ class LossScale:
     It halves when a gradient overflows and doubles after ``growth_interval`` steps without overflow. PyTorch's
     GradScaler does the same, but decides from this worker's gradient; here it is decided from the sum, which all
     workers hold, so that they skip the same steps and stay identical.
+
+    Attributes:
+        value: factor on the loss, at least 1 after an overflow.
+        clean_steps: steps without overflow since the factor last changed.
+        growth_interval: steps without overflow after which the factor doubles.
     """
 
     value: float = 2.0**16
@@ -116,7 +125,11 @@ class LossScale:
     growth_interval: int = 2000
 
     def after(self, *, finite: bool) -> LossScale:
-        """Return the next step's scale: half (at least 1) after an overflow, double after 2,000 finite steps."""
+        """Return the next step's scale: half (at least 1) after an overflow, double after enough finite steps.
+
+        Args:
+            finite: whether the summed gradient of the step was finite.
+        """
         if not finite:
             return LossScale(value=max(1.0, self.value / 2), growth_interval=self.growth_interval)
         if self.clean_steps + 1 >= self.growth_interval:
@@ -131,16 +144,16 @@ class StepTrace:
     Attributes:
         loss_sum: sum of this worker's losses over its samples, a double on the device; in a period's log over the
             samples of all workers.
-        start: before the first sample was fetched.
-        backward_end: when this worker's last gradient was ready (what its pace waited included).
-        reduce_end: when the gradient of all workers was ready.
-        waited_s: of the time until then, spent waiting for other workers.
+        start: mark of the time before the first sample was fetched.
+        backward_end: mark of the time when this worker's last gradient was ready (what its pace waited included).
+        reduce_end: mark of the time when the gradient of all workers was ready.
+        waited_s: seconds until ``backward_end`` that were spent waiting for other workers.
         finite: whether the summed gradient may be applied; always true without loss scaling.
-        way: in which the gradient was exchanged; steps of the same way can be compared. Empty: it was not.
-        exchange: None: it was not, or everything was summed as it is under backward.
+        way: name of how the gradient was exchanged; steps of the same way can be compared. Empty: it was not exchanged.
+        exchange: cost of the exchange; None: there was no exchange, or everything was summed as it is under backward.
         under_backward: whether it was exchanged while backward still computed.
-        gradient_energy: squared norm of this worker's weighted gradient; None: nobody asks.
-        norms: of gradients that were summed as they are, see `GradientNorms.take`; None: nobody asks.
+        gradient_energy: squared norm of this worker's weighted gradient; None: not asked for.
+        norms: squared norms of gradients that were summed as they are, see `GradientNorms.take`; None: not asked for.
     """
 
     loss_sum: Tensor
@@ -159,11 +172,17 @@ class StepTrace:
 class LossModule(nn.Module):
     """Model with the task's loss on top: called with a batch, it returns the mean loss.
 
+    Args:
+        model: model that is trained.
+        loss: loss of the task, by model and batch.
+        precision: number format of the forward pass.
+
     Attributes:
         is_counted: whether the loss is a mean over something else than samples, as far as it was called or tested.
-        targets_per_sample: of a cross entropy that is a mean over samples while as many targets of each count, as a
-            test of the loss has shown; 0: of another loss, or not tested.
-        count: of the last batch where the loss is counted, a double on the device.
+        targets_per_sample: targets that a cross entropy counts for each sample, where it is a mean over samples as a
+            test of the loss has shown; 0: another loss, or not tested.
+        count: number of things that the loss of the last batch is a mean over, a double on the device; None: it counts
+            samples.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], precision: Precision) -> None:
@@ -177,7 +196,12 @@ class LossModule(nn.Module):
         self._calls = 0
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch, a scalar; where the loss counts other things than samples, set ``count``."""
+        """Return the mean loss of a batch, a scalar; where the loss counts other things than samples, set ``count``.
+
+        Raises:
+            BadInput: the loss is no scalar tensor, does not depend on the model, gives a sum and its count for some
+                batches only, or leaves targets out that it did not when the run began.
+        """
         with autocast(next(self.model.parameters()).device.type, self._precision):
             result = self._loss(self.model, batch)
         loss = result[0] if isinstance(result, tuple) else result
@@ -225,7 +249,11 @@ _SAME = 1e-3
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the model's parameters that require gradients, in order; raise BadInput if none, or if any is not fp32."""
+    """Return the model's parameters that require gradients, in order.
+
+    Raises:
+        BadInput: no parameter requires gradients, or one of them is not fp32.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise BadInput("The task's model has no parameters to train.", hint="check requires_grad")
@@ -243,10 +271,10 @@ class Part:
     """Contiguous elements of the flat gradient that are exchanged together: one bucket.
 
     Attributes:
-        index: of the part, in the order in which parts travel.
-        start: its first element.
-        stop: the element behind its last.
-        members: the parameters whose gradients these are.
+        index: number of the part, in the order in which parts travel.
+        start: place of its first element in the flat gradient.
+        stop: place behind its last element.
+        members: indices of the parameters whose gradients these are.
         done: share of the whole gradient that is there with this part and those before it, in (0, 1].
     """
 
@@ -259,6 +287,8 @@ class Part:
 
 def parts_of(parameters: Sequence[Tensor]) -> list[Part]:
     """Return the buckets of a flat gradient in the order in which backward makes them, from its end; a small one first.
+
+    Without parameters there are none.
 
     Args:
         parameters: float32 or complex64, or this device's parts of them, in the order in which their gradients lie.
@@ -280,12 +310,12 @@ class Buckets:
     """Hooks that call ``ready`` with each bucket, once backward has made its gradients, in one order on all workers.
 
     Args:
-        parameters: in the order in which their gradients lie.
+        parameters: parameters in the order in which their gradients lie.
         ready: method that is called with a part in the thread of the backward pass, or by `finish`.
 
     Attributes:
-        parts: of the gradient, in the order in which they are ready.
-        ready_parts: how many parts ``ready`` was called with since `finish`.
+        parts: parts of the gradient, in the order in which they are ready.
+        ready_parts: number of parts that ``ready`` was called with since `finish`.
         is_armed: whether a backward pass is followed.
         is_repeated: whether a gradient was made more often than once a pass (a layer is computed again in backward).
     """
@@ -302,7 +332,8 @@ class Buckets:
         """Follow the next ``passes`` backward passes, whose gradients add up; buckets are ready in the last one.
 
         Raises:
-            RunFailed: the pass before failed when part of its gradient had been sent, of which the others know nothing.
+            RunFailed: the backward pass before failed when part of its gradient had been sent, of which the others know
+                nothing.
         """
         if self.ready_parts:
             raise RunFailed(
@@ -362,7 +393,13 @@ _RUNS_WITH_LESS = 1
 
 
 class DoesNotFit(RunFailed):
-    """Error that a micro-batch of ``samples`` samples does not fit into this worker's memory."""
+    """Error that a micro-batch of ``samples`` samples does not fit into this worker's memory.
+
+    Its attribute ``samples`` is the size of the micro-batch.
+
+    Args:
+        part: micro-batch that does not fit.
+    """
 
     def __init__(self, part: MicroBatch) -> None:
         super().__init__(
@@ -386,10 +423,14 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """Return samples to try when a micro-batch of ``samples`` did not fit: half, rounded down; raise RunFailed at 1.
+    """Return the samples to try when a micro-batch of ``samples`` did not fit: half, rounded down.
+
+    Args:
+        samples: size of the micro-batch, at least 1.
+        rank: of this worker, for the error.
 
     Raises:
-        RunFailed: it was a single sample.
+        RunFailed: the micro-batch was a single sample.
     """
     if samples == 1:
         raise RunFailed(
@@ -400,8 +441,8 @@ def half_of(samples: int, rank: int) -> int:
 
 
 Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str, bool]]
-"""Says what sums buckets in the next step, if anything does, the name of the way whose times the step has, and whether
-each worker trains for itself; told whether the step looks at gains."""
+"""Function that is told whether the next step looks at gains, and returns what sums buckets in it (None: nothing does),
+the name of the way whose times the step has, and whether each worker trains for itself."""
 
 
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
@@ -411,9 +452,9 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
     so is every step that looks at gains. Nor do workers train for themselves before their residuals are sent.
 
     Args:
-        exchange: of whole gradients, whose compression changes.
-        buckets: by compressor, what sums buckets under backward.
-        present: the candidate in use, the same on all workers.
+        exchange: exchange of whole gradients, whose compression changes.
+        buckets: sums of buckets under backward, by compressor.
+        present: returns the candidate in use, the same on all workers.
     """
 
     def now(looks: bool) -> tuple[BucketSum | None, str, bool]:
@@ -442,26 +483,29 @@ class FusedStep:
     bucket by bucket in the usual order: the other workers, who may send theirs under backward, see no difference.
 
     Args:
-        module: the model with its loss.
-        reader: of the samples.
-        exchange: sums the whole buffer over all workers; None: it stays this worker's own.
-        stopwatch: of the device.
-        pace: how fast this worker may be.
+        module: model with its loss.
+        reader: source of the samples.
+        stopwatch: clock of the device.
+        pace: waits that make this worker as slow as its spec says.
+        exchange: sum of the whole buffer over all workers; None: the gradient stays this worker's own.
         way: name of what the exchange does, for the traces.
         norms: whether traces tell the squared norm of this worker's gradient, where the whole buffer is exchanged.
         counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
             up, or of this worker ``alone``, whose samples then are the whole batch; ``unused``: samples are counted.
-        in_buckets: sums buckets in the place of ``exchange``.
-        switch: changes how gradients travel while training goes on; None: that stays as it is.
-        devices: that share the model, whose gradients torch takes the mean of.
+        in_buckets: sum of buckets under backward, in the place of ``exchange``; None: there is none.
+        switch: rule that changes how gradients travel while training goes on; None: that stays as it is.
+        devices: number of devices that share the model, over whose gradients torch takes the mean.
 
     Attributes:
         way: as above; it may change between steps, on all workers alike.
         in_buckets: likewise.
         is_alone: whether a step's gradient stays this worker's own; likewise.
-        flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all; of a sharded model the part
-            that this device holds.
+        flat: gradient, 1-D fp32: of this worker while a step computes it, then of all; of a sharded model the part that
+            this device holds.
         proven: samples of the largest micro-batch that is known to fit.
+
+    Raises:
+        BadInput: the model has no trainable parameters, or one that is not fp32.
     """
 
     def __init__(
@@ -506,7 +550,7 @@ class FusedStep:
 
     @property
     def residual(self) -> Exchange | BucketSum | Residual:
-        """The residual state of the exchange."""
+        """Residual state of the exchange; one that keeps nothing where nothing is exchanged."""
         in_use = self._exchange if self.in_buckets is None or self._switch is not None else self.in_buckets
         return in_use or Residual()
 
@@ -515,7 +559,8 @@ class FusedStep:
 
         Raises:
             DoesNotFit: memory ran out.
-            RunFailed: likewise, where devices share the model.
+            RunFailed: memory ran out, where devices share the model.
+            BadInput: the loss cannot be used, see `LossModule.forward`.
         """
         self._take_gradients()
         restore = remembered(self._module.model, self._device)
@@ -533,15 +578,19 @@ class FusedStep:
         """Compute the gradient of micro-batches into `flat`, sum it over workers, return a trace; all must call it.
 
         Args:
-            parts: what to compute.
+            parts: micro-batches to compute.
             global_batch_size: B, samples of all workers.
-            loss_scale: of fp16; None: there is none.
+            loss_scale: factor on the loss, of fp16; None: there is none.
             look_at: ratios (fractions of the elements) at which to measure the energy kept.
             wants_norms: whether to measure the squared norms of this worker's gradient and of the sum.
 
         Raises:
             DoesNotFit: memory ran out. Gradients are spoilt; everything else is as before if ``parts`` held a
                 micro-batch larger than ``proven``.
+            RunFailed: memory ran out while the gradient was being sent, or where devices share the model; or a layer's
+                gradient was made twice in one backward pass.
+            BadInput: the loss cannot be used, see `LossModule.forward`, or workers are about to exchange in different
+                ways.
         """
         if self._switch is not None:
             self.in_buckets, self.way, self.is_alone = self._switch(bool(look_at))
@@ -605,10 +654,12 @@ class FusedStep:
         )
 
     def gradient(self, parts: Sequence[MicroBatch]) -> Tensor:
-        """Return this worker's mean gradient of some samples, 1-D fp32; nothing else is changed.
+        """Return this worker's mean gradient of some samples, 1-D fp32; it overwrites `flat`, and changes nothing else.
 
         Raises:
             DoesNotFit: memory ran out.
+            RunFailed: memory ran out, where devices share the model.
+            BadInput: the loss cannot be used, see `LossModule.forward`.
         """
         samples = max(1, sum(map(len, parts)))
         self._take_gradients()
@@ -723,15 +774,15 @@ class FusedStep:
 
 
 NOISE_GROUPS = 8
-"""Of samples, at most, by whose gradients a worker alone tells the noise."""
+"""Most groups of samples by whose gradients a worker alone tells the noise."""
 
 
 def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:
     """Return whether all workers' parts of a gradient are free of NaN and infinity; all of ``group`` must call it.
 
     Args:
-        flat: this worker's part.
-        group: of the workers; None: all.
+        flat: part of a gradient that this worker has.
+        group: process group of the workers; None: all.
     """
     finite = torch.isfinite(flat).all().to("cpu", torch.float32)
     if dist.is_initialized():

@@ -23,7 +23,12 @@ from hetopt.core.run_spec import Conditions, DeclaredTime, WorkerSpec
 
 
 class CpuMark(NamedTuple):
-    """Readings of two clocks at once, in seconds: the monotonic clock, and this thread's processor time."""
+    """Readings of two clocks at once, in seconds: the monotonic clock, and this thread's processor time.
+
+    Attributes:
+        wall_s: reading of the monotonic clock.
+        processor_s: processor time of this thread.
+    """
 
     wall_s: float
     processor_s: float
@@ -37,6 +42,10 @@ class Stopwatch:
 
     Marks of a CPU are readings of two clocks: the thread that drives forward and backward computes all the while,
     whatever number of threads help it. Marks of a GPU are events in its current stream, where nobody else computes.
+
+    Args:
+        device: device whose work is timed.
+        clock: returns seconds; a GPU's events do not use it.
     """
 
     def __init__(
@@ -90,10 +99,16 @@ class Slowdown:
         """Begin a step's computation of ``samples`` samples, ``read_s`` seconds ago; does nothing here."""
 
     def reach(self, done: float) -> None:
-        """Wait until the emulated machine would have done the fraction ``done`` of the step; does nothing here."""
+        """Wait until the emulated machine would have done the fraction ``done`` (0 to 1) of the step.
+
+        Does nothing here.
+        """
 
     def use(self) -> float:
-        """Return real over declared compute time, the median of steps since the last call; 0: not known or declared."""
+        """Return real over declared compute time, the median of steps since the last call.
+
+        0: not known, or none is declared.
+        """
         return 0.0
 
 
@@ -102,7 +117,7 @@ class Stretched(Slowdown):
 
     Args:
         factor: how many times longer computing takes, at least 1.
-        used_s: a clock of the time used; only differences count.
+        used_s: returns the seconds used; only differences count.
         sleep: waits for so many seconds: `time.sleep`, or `busy` where the worker has a core to itself.
     """
 
@@ -132,11 +147,11 @@ class Declared(Slowdown):
     with slowdown and speed factor as the conditions of the miniature are when the step begins.
 
     Args:
-        declared: the time of the machine that the worker stands for.
-        host: the worker's, as the conditions know it.
-        conditions: of the miniature.
-        clock: seconds by which the real computation is over, too (a GPU's clock waits for the GPU).
-        sleep: waits for so many seconds, to a small part of a millisecond.
+        declared: time that the machine takes which the worker stands for.
+        host: name of the worker's host, as the conditions know it.
+        conditions: returns the conditions of the miniature now.
+        clock: returns the seconds by which the real computation is over, too (a GPU's clock waits for the GPU).
+        sleep: waits for so many seconds; None: `precisely`.
     """
 
     def __init__(
@@ -177,9 +192,11 @@ class Declared(Slowdown):
             self._waited_s += self._clock() - arrived_s
 
     def use(self) -> float:
-        """Return real over declared compute time, the median of the steps since it last did; above 1 it does not fit.
+        """Return real over declared compute time, the median of the steps since the last figure.
 
-        0 until there are a few steps to take the median of, which then count for the next time.
+        Above 1 it does not fit.
+
+        0 while there are fewer than three such steps, which then count for the next time.
         """
         if len(self._uses) < _FEWEST_USES:
             return 0.0
@@ -216,6 +233,12 @@ def make_pace(
     number of threads help it). Elapsed time would not do: paced workers often share the cores of one machine, and a
     stretch would multiply the time that a worker merely waited for a core. Where they do share (``own_core`` is false),
     a worker sleeps through its stretch, so that it takes nothing from the others.
+
+    Args:
+        worker: worker of the run spec.
+        device: device that it computes on.
+        conditions: returns the conditions of the miniature now.
+        own_core: whether the worker has a core to itself.
     """
 
     def elapsed_s() -> float:

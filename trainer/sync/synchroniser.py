@@ -75,11 +75,15 @@ from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 
 Participants: TypeAlias = Sequence[int] | None
-"""The ranks whose parameters enter an average now, which everyone receives; None: there is no average yet."""
+"""Ranks whose parameters enter an average now, which everyone receives; None: there is no average yet."""
 
 
 class Rounds(Record):
-    """State of `Periodic`: the number of averages so far."""
+    """State of `Periodic`: the number of averages so far.
+
+    Attributes:
+        done: number of averages so far.
+    """
 
     done: int = 0
 
@@ -95,10 +99,10 @@ class Periodic:
     they learned when they are not drawn.
 
     Attributes:
-        every_steps: H, steps of a round.
-        participants: part of the workers, C; at least one worker.
-        workers: how many there are.
-        seed: of the draws.
+        every_steps: number of steps of a round, H.
+        participants: fraction of the workers that enter an average, C; at least one worker does.
+        workers: number of workers.
+        seed: seed of the draws.
     """
 
     every_steps: int
@@ -112,7 +116,14 @@ class Periodic:
     def decide(
         self, state: Rounds, step: int, local_steps: int, changes: tuple[float, ...] | None
     ) -> tuple[Rounds, Participants]:
-        """Return the next state, and the ranks to average after H ``local_steps``, else None; alike on all ranks."""
+        """Return the next state, and the ranks to average now; None: fewer than H ``local_steps`` were done.
+
+        Args:
+            state: state after the step before.
+            step: not used.
+            local_steps: steps since the last average, this one included.
+            changes: not used.
+        """
         if local_steps < self.every_steps:
             return state, None
         count = max(1, math.ceil(self.participants * self.workers - 1e-9))
@@ -120,15 +131,15 @@ class Periodic:
 
 
 STEERING_GAIN = 0.5
-"""How fast ``auto`` moves the log of delta: two synchronisations that were not wished for raise it by a factor of e,
-which at a share of 0.05 forty steps without one take back."""
+"""Speed at which ``auto`` moves the log of delta: two synchronisations that were not wished for raise it by a factor of
+e, which at a share of 0.05 forty steps without one take back."""
 
 LEAST_GAP, MOST_GAP = 0.5, 2.0
-"""``auto``: steps from one average to the next, over the wished mean."""
+"""Fewest and most steps from one average to the next under ``auto``, over the wished mean."""
 
 GROWTH = 0.5
-"""``auto``: that distance over the steps done, at most, until the wished mean is reached: each stretch of local steps
-is as long as the run before it."""
+"""Longest distance of averages under ``auto`` over the steps done, until the wished mean is reached: each stretch of
+local steps is as long as the run before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +153,8 @@ class GradientChange:
 
     Attributes:
         smoothing: weight of the newest squared norm, a.
-        mean: moving mean of the squared norm; None: there was none yet.
-        change: at the last step; 0 at the first.
+        mean: moving mean of the squared norm; None: no step yet.
+        change: relative change at the last step; 0 at the first.
     """
 
     smoothing: float
@@ -151,7 +162,10 @@ class GradientChange:
     change: float = 0.0
 
     def after(self, square_norm: float) -> GradientChange:
-        """Return the change after a step of this squared gradient norm; infinite where the norm is not finite."""
+        """Return the change after a step of this squared gradient norm; infinite where the norm is not finite.
+
+        A norm that is not finite leaves the mean as it was.
+        """
         if not math.isfinite(square_norm):
             return replace(self, change=math.inf)
         if self.mean is None:
@@ -166,7 +180,7 @@ class SelSyncState(Record):
     """State of `SelSync`: the logarithm of delta, where that is steered.
 
     Attributes:
-        log_delta: where delta is steered; None: it is not, or no change was seen yet.
+        log_delta: logarithm of delta; None: delta is fixed, or no change was seen yet.
     """
 
     log_delta: float | None = None
@@ -179,12 +193,12 @@ class SelSync:
     With a fixed delta the first steps all average.
 
     Attributes:
-        delta: change from which a worker votes; infinite: votes are counted in vain. None: steered.
-        synchronised_share: of the steps, where delta is steered.
-        needed: workers that have to vote for it.
-        workers: how many there are.
-        window: first steps, each of which synchronises while the moving norm settles; where delta is fixed.
-        max_local_steps: most steps in a row without; None: any number.
+        delta: relative change from which a worker votes; infinite: votes never count. None: it is steered.
+        synchronised_share: fraction of the steps that are to average, where delta is steered.
+        needed: number of workers that have to vote for an average.
+        workers: number of workers.
+        window: number of first steps, each of which averages while the moving norm settles; where delta is fixed.
+        max_local_steps: most steps in a row without an average; None: any number.
     """
 
     delta: float | None
@@ -198,7 +212,10 @@ class SelSync:
     """The state before the first vote."""
 
     def threshold(self, state: SelSyncState) -> float | None:
-        """Return delta, the relative change from which a worker votes; None: steered, and no change was seen yet."""
+        """Return delta, the relative change from which a worker votes.
+
+        None: it is steered, and no change was seen yet.
+        """
         if self.delta is not None:
             return self.delta
         return None if state.log_delta is None else math.exp(state.log_delta)
@@ -206,7 +223,15 @@ class SelSync:
     def decide(
         self, state: SelSyncState, step: int, local_steps: int, changes: tuple[float, ...] | None
     ) -> tuple[SelSyncState, Participants]:
-        """Return the next state, and all ranks or None, by the workers' gradient changes; alike on all ranks."""
+        """Return the next state, and all ranks if parameters are averaged now (else None); the same on all ranks.
+
+        Args:
+            state: state after the step before.
+            step: number of steps since the run began, this one included.
+            local_steps: steps since the last average, this one included.
+            changes: relative change of each worker's gradient norm, in rank order; NaN counts as infinite. None: not
+                known yet.
+        """
         descending = sorted((math.inf if math.isnan(change) else change for change in changes or ()), reverse=True)
         # What the last of the needed votes depends on.
         change = descending[min(self.needed, len(descending)) - 1] if descending else None
@@ -250,10 +275,10 @@ class SelSync:
 
 
 SyncPolicy: TypeAlias = Periodic | SelSync
-"""Decides after every step, with the same arguments on every rank: its state; the steps done since the run began and
-since the last average, this one included; and the relative change of the norm of each worker's gradient, in rank order,
-of this step or of the one before (`Synchronization.vote_lag`). None: nobody asked, or there is none yet. Not a number:
-taken as infinite, for whoever meets that had better say so."""
+"""Rule that decides after every step, with the same arguments on every rank: its state; the steps done since the run
+began and since the last average, this one included; and the relative change of the norm of each worker's gradient,
+in rank order, of this step or of the one before (`Synchronization.vote_lag`). None: nobody asked, or there is none
+yet. Not a number: taken as infinite, for whoever meets that had better say so."""
 
 
 def choose_sync_policy(
@@ -262,11 +287,11 @@ def choose_sync_policy(
     """Return the rule for when parameters are averaged; not for ``bsp``, which never averages them.
 
     Args:
-        sync: the choice.
-        workers: of the run.
-        seed: of draws.
-        dataset_size: samples of an epoch.
-        global_batch_size: samples of a step.
+        sync: how and when workers synchronise; its name is not ``bsp``.
+        workers: number of workers of the run.
+        seed: seed of draws.
+        dataset_size: number of samples of an epoch.
+        global_batch_size: number of samples of a step.
     """
     match sync.name:
         case "local-sgd":
@@ -297,8 +322,10 @@ VOTE_BYTES = 8
 class ModelVector:
     """A model's trained parameters, then its floating-point buffers, as one flat fp32 vector to copy out and in.
 
+    Its attribute ``parameters`` is the number of elements that are trained parameters.
+
     Args:
-        model: parameters that are not trained, and counters, stay out of it.
+        model: module; parameters that are not trained, and counters, stay out of the vector.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -325,11 +352,12 @@ def outer_step(
     """Turn the workers' averaged update of the parameters into DiLoCo's outer step, in place, by Nesterov's momentum.
 
     Args:
-        update: 1-D; the step that is added to the last common parameters afterwards.
-        velocity: as long as the parameters, or empty without momentum; the next step's afterwards.
-        rate: of the outer step.
-        momentum: of the outer step, in [0, 1).
-        parameters: elements of the update that are parameters; running statistics behind them stay. None: all are.
+        update: averaged update, 1-D; overwritten with the step to add to the last common parameters.
+        velocity: momentum, as long as the parameters, or empty without momentum; overwritten with the next step's.
+        rate: factor on the step.
+        momentum: of the outer step, in [0, 1); 0: ``velocity`` is not used.
+        parameters: number of elements of the update that are parameters; running statistics behind them stay. None: all
+            are.
     """
     update = update[:parameters]
     if momentum:
@@ -339,17 +367,17 @@ def outer_step(
 
 
 SKETCH = 4096
-"""Numbers that a sketch of a gradient has: inner products are off by a 64th of the vectors' norms."""
+"""Number of numbers in a sketch of a gradient: inner products are off by a 64th of the vectors' norms."""
 
 LEAST_SIGNAL = 0.25
-"""Part of the summed gradient's energy that its signal is taken to be at least: in noise progress cannot be told."""
+"""Least part of the summed gradient's energy that its signal is taken to be: in noise progress cannot be told."""
 
 LOOKS_EVERY = 16
-"""Averages from one look at what local steps are worth to the next; more often after the first ones."""
+"""Averages from one look at what local steps are worth to the next; the first looks follow each other sooner."""
 
 
 def sketched(vectors: Tensor, width: int = SKETCH) -> Tensor:
-    """Return vectors, [n, elements], in ``width`` numbers each, whose inner products are those of the vectors, about.
+    """Return vectors, [n, elements], as sketches, [n, width], whose inner products are about those of the vectors.
 
     Elements are added up with random signs, the same on every worker.
     """
@@ -360,11 +388,11 @@ def sketched(vectors: Tensor, width: int = SKETCH) -> Tensor:
 
 
 def progress_of(products: Sequence[float]) -> float:
-    """Return what a local step makes of the progress of a step on summed gradients; the module has the formula.
+    """Return the progress that a local step makes, over that of a step on summed gradients; the module has the formula.
 
     Args:
-        products: of the summed gradients at the mean with themselves, and with those where the workers had come; and
-            the sums of the same of each worker's own.
+        products: four inner products: of the summed gradients at the mean with themselves, and with those where the
+            workers had come; then the sums of the same two of each worker's own.
     """
     whole, across, own, own_across = products
     signal, turned = whole - own, across - own_across
@@ -377,17 +405,20 @@ class Synchronizer:
     Asked after every step, on every rank, in the same order as everything else that workers do together.
 
     Args:
-        model: this worker's; now the same on all of them.
-        optimizer: whose momentum is this worker's own.
-        channel: makes one, to the other workers.
-        stopwatch: of the device.
-        sync: what happens at an average.
-        policy: says when.
-        compression: how updates are rounded.
+        model: model of this worker; now the same on all of them.
+        optimizer: optimizer whose momentum is this worker's own.
+        channel: returns a new channel to the other workers.
+        stopwatch: clock of the device.
+        sync: settings of what happens at an average.
+        policy: rule for when to average.
+        compression: compression by which updates are rounded.
         is_chosen: whether averages begin and end as the ratio policy says, and looks tell what they are worth.
 
     Attributes:
         is_begun: whether workers train for themselves now.
+
+    Raises:
+        BadInput: the compression's parts do not go together.
     """
 
     def __init__(
@@ -439,8 +470,8 @@ class Synchronizer:
         Where it does so already, only the number of steps may change.
 
         Args:
-            weight: of this worker's buffers in their mean, where all begin.
-            every_steps: from one average to the next.
+            weight: weight of this worker's buffers in their mean, at the beginning.
+            every_steps: steps from one average to the next.
         """
         self._policy = Periodic(every_steps=every_steps, workers=self._workers)
         if self.is_begun:
@@ -456,7 +487,8 @@ class Synchronizer:
     def end(self) -> None:
         """Leave all workers with the averages of their parameters and optimizer states, bit for bit; all must call it.
 
-        What rounding held back is in them, and is owed no longer.
+        What rounding held back is in them, and is owed no longer. Where averages are always made, or have not begun,
+        nothing is done.
         """
         if not (self._is_chosen and self.is_begun):
             return
@@ -484,8 +516,10 @@ class Synchronizer:
     def look(self, gradient: Callable[[], Tensor]) -> Tensor | None:
         """Return the gradient where this worker had come before the last average; None: no look is due.
 
+        The model is put back afterwards.
+
         Args:
-            gradient: computes it, [elements], for the parameters that the model has then.
+            gradient: computes the gradient, [elements], for the parameters that the model has then.
         """
         if self._drifted is None:
             return None
@@ -500,9 +534,9 @@ class Synchronizer:
         """Learn what local steps are worth from a worker's two gradients of the same samples; all must call it.
 
         Args:
-            drifted: the gradient where this worker had come, [elements].
-            gradient: that at the mean of all, likewise.
-            weight: of this worker in the sum.
+            drifted: gradient where this worker had come, [elements]; overwritten is a copy alone.
+            gradient: gradient at the mean of all, [elements].
+            weight: weight of this worker in the sum.
         """
         pair = torch.stack([gradient, drifted]).mul_(weight)
         message = torch.cat([sketched(pair).reshape(-1), pair @ pair[0]])
@@ -516,12 +550,13 @@ class Synchronizer:
         """Vote after a step, average parameters if it is time, and return the step's trace with that; all must call it.
 
         Args:
-            step: its number, from 1.
-            trace: of the step.
-            samples: of the step, of each worker, in rank order.
+            step: number of the step, from 1.
+            trace: measurements of the step; with votes its ``gradient_energy`` must be there.
+            samples: samples of the step of each worker, in rank order.
+
 
         Returns:
-            The trace, with what was sent and how long that took.
+            Trace with what was sent and how long that took.
         """
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
@@ -575,7 +610,7 @@ class Synchronizer:
     def averaged(self) -> Iterator[None]:
         """Make the model the average of all workers' inside, buffers included, then put it back; all must enter.
 
-        It may be nested.
+        Inside another such block it does nothing.
         """
         is_settled = self._local_steps == 0 and self._rounded is None
         if self._local_model is not None or is_settled:
@@ -593,7 +628,10 @@ class Synchronizer:
             self._local_model = None
 
     def event(self, step: int) -> Event:
-        """Return averages, bytes sent and divergence of the steps up to ``step`` that were not told before."""
+        """Return the field ``sync``: averages, bytes sent and divergence of the steps up to ``step`` not told before.
+
+        Empty: there are no such steps.
+        """
         entries = [self._unreported.popleft() for entry in list(self._unreported) if entry[0] <= step]
         if not entries:
             return {}
@@ -609,9 +647,9 @@ class Synchronizer:
         return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: this worker's model, optimizer, residual, and votes, once these are in.
+        """Return the state for a checkpoint: this worker's model, optimizer, residual, and votes, which are waited for.
 
-        It is empty where all workers have the same.
+        Empty: workers do not train for themselves now, so all have the same. Tensors are not copied.
         """
         if not self.is_begun:
             return {}
@@ -633,7 +671,15 @@ class Synchronizer:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state` returned; of another rule, begin from the model as it is, the average."""
+        """Restore the state that `state` returned.
+
+        A state of another rule, or an empty one, leaves all but the base alone.
+
+        The base is then the model as it is.
+
+        Raises:
+            BadInput: what rounding held back is of another model.
+        """
         self._base = self._vector.read()
         if state.get("policy") != self._sync.name:
             return
@@ -663,21 +709,23 @@ def make_synchroniser(
     stopwatch: Stopwatch,
     dataset_size: int,
 ) -> Synchronizer | None:
-    """Make the parameter averaging of a run; None where gradients are summed in every step (``bsp``).
+    """Return the parameter averaging of a run.
+
+    None: gradients are summed in every step (``bsp``), or one worker trains.
 
     Where the ratio policy chooses whether it is done, averages are rounded to 8 bits.
 
     Args:
-        spec: of the run.
-        model: this worker's; now the same on all of them.
-        optimizer: whose momentum is this worker's own.
-        device: where the model is.
-        clock: seconds.
-        stopwatch: of the device.
-        dataset_size: samples of an epoch.
+        spec: spec of the run.
+        model: model of this worker; now the same on all of them.
+        optimizer: optimizer whose momentum is this worker's own.
+        device: device of the model.
+        clock: returns seconds.
+        stopwatch: clock of the device.
+        dataset_size: number of samples of an epoch.
 
     Raises:
-        BadInput: the run wants something besides that needs gradients to be exchanged.
+        BadInput: something else that the run wants needs gradients to be exchanged.
     """
     if not (spec.is_local or spec.may_average) or len(spec.workers) == 1:
         return None

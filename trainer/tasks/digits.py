@@ -44,6 +44,9 @@ def digits_data(folder: Path | None) -> TaskData:
     """Return scikit-learn's digits, [1, 8, 8] in 0..1: 1,438 to train and 359 to evaluate; ``folder`` is not used.
 
     The split is fixed and stratified: of each class every fifth image evaluates. Pixels are scaled from 0..16 to 0..1.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
     """
     table = _table()
     images = table[:, :-1].float().div(16).reshape(-1, 1, 8, 8)

@@ -44,8 +44,13 @@ _HINT = (
 def find_corpus(folder: Path | None) -> tuple[Path, Path]:
     """Return the text files to train and evaluate on: train and valid; else train and test; else valid and test.
 
+    The folder itself and the usual subfolders of Penn Treebank and WikiText are searched.
+
+    Args:
+        folder: folder of the data; None: none was given, which is refused.
+
     Raises:
-        BadInput: there is no such pair.
+        BadInput: no folder is given, or it has no such pair.
     """
     if folder is None:
         raise BadInput("a language model needs a data folder.", hint=f"give `data`. {_HINT}")
@@ -65,8 +70,13 @@ def load_corpus(folder: Path | None, *, vocabulary_size: int, window: int) -> Ta
     training file. Its size is the task's and not the file's, so that the model is the same whatever it reads.
     Perplexities with a cut vocabulary are not comparable with those of the whole one.
 
+    Args:
+        folder: folder of the data; None: none was given, which is refused.
+        vocabulary_size: most words that are told apart; the others are ``<unk>``.
+        window: tokens of a sample.
+
     Raises:
-        BadInput: files are missing, are not UTF-8 text, or hold less than one window.
+        BadInput: no folder is given, files are missing, are not UTF-8 text, or hold less than one window.
     """
     train_file, evaluation_file = find_corpus(folder)
     counts = Counter(word for line in _lines(train_file) for word in line)
@@ -81,14 +91,25 @@ def load_corpus(folder: Path | None, *, vocabulary_size: int, window: int) -> Ta
 
 
 def build_vocabulary(counts: Mapping[str, int], size: int) -> dict[str, int]:
-    """Return words' numbers: ``<unk>`` 0, ``<eos>`` 1, then by frequency (ties by alphabet), ``size`` at most."""
+    """Return words' numbers: ``<unk>`` 0, ``<eos>`` 1, then by frequency (ties by alphabet), ``size`` at most.
+
+    Args:
+        counts: how often each word occurs.
+        size: most words of the vocabulary; the first two are there in any case.
+    """
     by_frequency = sorted(counts.keys() - _SPECIAL.keys(), key=lambda word: (-counts[word], word))
     kept = [*_SPECIAL, *by_frequency[: max(0, size - len(_SPECIAL))]]
     return {word: number for number, word in enumerate(kept)}
 
 
 def encode(path: Path, vocabulary: Mapping[str, int]) -> Tensor:
-    """Return a UTF-8 text file as token numbers, 1-D int64, lines end in ``<eos>``; refuse one that cannot be read."""
+    """Return a UTF-8 text file as token numbers, 1-D int64, with ``<eos>`` at the end of each line.
+
+    Words that are not in the vocabulary become ``<unk>``.
+
+    Raises:
+        BadInput: the file cannot be read, or is not UTF-8 text.
+    """
     unknown = vocabulary[UNKNOWN]
     tokens = array("i")
     for line in _lines(path):
@@ -97,7 +118,16 @@ def encode(path: Path, vocabulary: Mapping[str, int]) -> Tensor:
 
 
 def windows(tokens: Tensor, window: int, *, source: Path) -> TensorPairs:
-    """Return samples cut from 1-D tokens: inputs [n, window], and targets [n, window] one token further on."""
+    """Return samples cut from 1-D tokens: inputs [n, window], and targets [n, window] one token further on.
+
+    Args:
+        tokens: token numbers of the text, 1-D.
+        window: tokens of a sample.
+        source: file that they are of, for the error.
+
+    Raises:
+        BadInput: there are too few tokens for one window and the token after it.
+    """
     count = (len(tokens) - 1) // window
     if count < 1:
         raise BadInput(
@@ -117,7 +147,7 @@ _SPECIAL = Counter({UNKNOWN: 1, END_OF_LINE: 1})
 
 
 VOCABULARY_SIZE = 10_000
-"""The whole vocabulary of the prepared Penn Treebank; larger corpora are cut to it."""
+"""Words of the whole vocabulary of the prepared Penn Treebank; larger corpora are cut to it."""
 
 WINDOW = 35
 
@@ -147,6 +177,13 @@ class LSTMLanguageModel(nn.Module):
     Embedding and output have the same shape, so they could share weights; as in the paper they do not. At width 1500
     and 10,000 words that makes 66,034,000 parameters, 264 MB of float32 (252 MiB): 66,022,000 plus the second bias
     vector that PyTorch gives each LSTM layer.
+
+    Args:
+        vocabulary_size: number of token numbers.
+        width: size of embedding and hidden state.
+        layers: number of LSTM layers.
+        dropout: probability by which embeddings, outputs of layers and the last hidden state are dropped.
+        initial_range: largest magnitude of a parameter at first.
     """
 
     def __init__(self, *, vocabulary_size: int, width: int, layers: int, dropout: float, initial_range: float) -> None:

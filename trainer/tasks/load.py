@@ -23,7 +23,7 @@ def load_task(reference: str) -> Task:
         reference: as above; an attribute is a `Task`, or a function without arguments that returns one.
 
     Raises:
-        BadInput: there is no such task, its code failed, or what it names is not a task.
+        BadInput: there is no such task, its code failed, or it is neither a `Task` nor a function that returns one.
     """
     task = resolve(reference)
     if not isinstance(task, (Task, type)) and callable(task):
@@ -46,6 +46,9 @@ def resolve(reference: str) -> object:
     A module is looked for as Python does for ``python -m`` (the current folder first), and a file may import its
     neighbours as a script may.
 
+    Args:
+        reference: bundled name, ``module:attribute`` or ``file.py:attribute``.
+
     Raises:
         BadInput: nothing has that name, or importing it failed.
     """
@@ -66,11 +69,18 @@ def resolve(reference: str) -> object:
 
 
 def user_code(place: str, run: Callable[[], T]) -> T:
-    """Return the result of the user's code ``run``; raise what it raises as BadInput that names the file ``place``.
+    """Return the result of the user's code ``run``, with any exception of it turned into BadInput.
 
     This is the one place that catches every exception: what a user's module does when it is imported cannot be known,
     and a failure there is theirs to see as one sentence, not as a traceback through hetopt. ``SystemExit`` counts too:
     a script that parses its own command line when imported ends with it.
+
+    Args:
+        place: file or module of the code, for the error where no line of the user's is known.
+        run: calls the code.
+
+    Raises:
+        BadInput: the code raised an exception or exited; a BadInput of its own is raised as it is.
     """
     try:
         return run()

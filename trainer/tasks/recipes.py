@@ -49,8 +49,8 @@ def classification(
 ) -> Task:
     """Return a task with cross-entropy loss: batches ``(inputs, labels)``, and a model that returns [samples, classes].
 
-    Arguments are those of `Task`. The model returns logits. Metrics: ``accuracy``, ``loss`` (mean cross-entropy, nats),
-    and ``top5_accuracy`` where there are more than five classes.
+    Arguments mean what the attributes of `Task` mean that have their names. The model returns logits. Metrics:
+    ``accuracy``, ``loss`` (mean cross-entropy, nats), and ``top5_accuracy`` where there are more than five classes.
     """
     return Task(
         name=name,
@@ -84,9 +84,9 @@ def language_model(
 ) -> Task:
     """Return a task of next-token prediction: batches ``(tokens, next tokens)`` [samples, time], cross-entropy loss.
 
-    Arguments are those of `Task`. The model returns logits [samples, time, vocabulary]. Every sample has the same
-    number of tokens, so that the mean over samples is the mean over tokens. Metrics: ``perplexity`` = exp(summed
-    negative log-likelihood / tokens), and ``loss`` (nats a token).
+    Arguments mean what the attributes of `Task` mean that have their names. The model returns logits [samples, time,
+    vocabulary]. Every sample has the same number of tokens, so that the mean over samples is the mean over tokens.
+    Metrics: ``perplexity`` = exp(summed negative log-likelihood / tokens), and ``loss`` (nats a token).
     """
     return Task(
         name=name,
@@ -113,10 +113,20 @@ def sgd(
     nesterov: bool = False,
     max_gradient_norm: float | None = None,
 ) -> OptimizerFactory:
-    """Return a function from a model to torch's SGD over all its parameters; ``max_gradient_norm`` None: no clipping.
+    """Return a function that builds torch's SGD over all parameters of a model.
 
     With ``max_gradient_norm`` the gradient of the whole model is scaled down to that norm just before each step
     (Pascanu et al. 2013), which is after the workers' gradients were summed: every replica clips the same gradient.
+
+    Args:
+        learning_rate: rate tuned for the task's batch size, above 0.
+        momentum: of SGD; 0: none.
+        weight_decay: of SGD; 0: none.
+        nesterov: whether the momentum is Nesterov's.
+        max_gradient_norm: largest norm of the whole gradient, which is scaled down to it; None: no limit.
+
+    Raises:
+        BadInput: the learning rate is not a positive, finite number.
     """
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise BadInput(f"The learning rate is {learning_rate}; it must be a positive number.")
@@ -131,7 +141,12 @@ def sgd(
 
 
 def clip_before_step(optimizer: Optimizer, max_norm: float) -> Optimizer:
-    """Make every step of an optimizer first clip the norm of its whole gradient, by a hook; return the optimizer."""
+    """Make every step of an optimizer first clip the norm of its whole gradient, by a hook; return the optimizer.
+
+    Args:
+        optimizer: optimizer that is changed.
+        max_norm: largest norm of the gradient of all its parameters.
+    """
 
     def clip(stepping: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         parameters = [parameter for group in stepping.param_groups for parameter in group["params"]]
@@ -142,13 +157,13 @@ def clip_before_step(optimizer: Optimizer, max_norm: float) -> Optimizer:
 
 
 def step_decay(*milestones: float, factor: float) -> Schedule:
-    """Return the learning-rate schedule, a function of the epoch, that multiplies by ``factor`` at each milestone."""
+    """Return the learning-rate schedule that multiplies by ``factor`` from each milestone (an epoch) on."""
     ordered = sorted(milestones)
     return lambda epoch: factor ** bisect.bisect_right(ordered, epoch)
 
 
 def epoch_decay(*, after: float, factor: float) -> Schedule:
-    """Return the learning-rate schedule that multiplies by ``factor`` at every epoch, from epoch ``after`` on."""
+    """Return the learning-rate schedule that multiplies by ``factor`` at epoch ``after`` and each whole epoch later."""
     return lambda epoch: factor ** max(0, math.floor(epoch - after) + 1)
 
 

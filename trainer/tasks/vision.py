@@ -38,19 +38,25 @@ from hetopt.trainer.tasks.recipes import classification, sgd, step_decay
 
 @lru_cache(maxsize=2)  # samples are read ahead: one reader may be in the next epoch already
 def random_bits(seed: int, epoch: int, samples: int) -> NDArray[np.uint64]:
-    """Return 64 random bits for each of ``samples`` samples, uint64 [samples]; the same on every platform."""
+    """Return 64 random bits for each of ``samples`` samples, uint64 [samples]; the same on every platform.
+
+    Args:
+        seed: seed of the run.
+        epoch: number of the epoch, from 0.
+        samples: number of samples of the dataset.
+    """
     return np.random.PCG64(np.random.SeedSequence((seed, epoch, _CROPS))).random_raw(samples)
 
 
 def cropped_and_flipped(images: Tensor, bits: NDArray[np.uint64], padding: int) -> Tensor:
-    """Return images, each padded with black, cut to its size at random, and mirrored in half of the cases, by ``bits``.
+    """Return images, each padded with zeros, cut to its size at random, and mirrored in half of the cases, by ``bits``.
 
     As He et al. 2016, section 4.2, augment them.
 
     Args:
         images: [n, channels, height, width].
-        bits: [n] uint64, random.
-        padding: pixels at every edge.
+        bits: random bits of each image, [n] uint64.
+        padding: pixels added at every edge before the cut.
     """
     count, _, height, width = images.shape
     padded = functional.pad(images, (padding, padding, padding, padding))
@@ -79,12 +85,12 @@ CLASSES = 10
 IMAGE_SHAPE = (3, 32, 32)
 RECORD_BYTES = 1 + 3 * 32 * 32
 FOLDER = "cifar-10-batches-bin"
-"""That the archive unpacks to."""
+"""Folder that the archive unpacks to."""
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 EVALUATION_FILE = "test_batch.bin"
 MEAN, STANDARD_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Of each colour over the 50,000 training images, in units of the full range 0..1."""
+"""Mean and standard deviation of each colour over the 50,000 training images, in units of the full range 0..1."""
 
 _WHERE = (
     "Get the binary version of CIFAR-10 (not the Python one, a pickle, which could run any code when "
@@ -98,6 +104,11 @@ class ImageDataset:
 
     What a sample looks like depends on (seed, epoch, index) alone, so fetching [i, j] together equals fetching them
     apart.
+
+    Args:
+        images: uint8, [n, channels, height, width].
+        labels: int64, [n].
+        padding: pixels added at every edge before a random cut of the old size; 0: images are not augmented.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, *, padding: int = 0) -> None:
@@ -134,8 +145,12 @@ class ImageDataset:
 def load_cifar(folder: Path | None) -> TaskData:
     """Return CIFAR-10 from ``folder`` or its archive's subfolder, with as many of the training files as are there.
 
+    Args:
+        folder: folder of the data; None: none was given, which is refused.
+
     Raises:
-        BadInput: files are missing, truncated, or hold impossible labels.
+        BadInput: no folder is given, no training file or not the test file is there, or a file is truncated or holds
+            impossible labels.
     """
     if folder is None:
         raise BadInput("CIFAR-10 needs a data folder.", hint=f"give `data`. {_WHERE}")
@@ -183,7 +198,13 @@ def _read_records(path: Path) -> NDArray[np.uint8]:
 
 
 class ZeroPadShortcut(nn.Module):
-    """A shortcut without parameters (option A): every ``stride``-th pixel, and new channels filled with zeros."""
+    """A shortcut without parameters (option A): every ``stride``-th pixel, and new channels filled with zeros.
+
+    Args:
+        inputs: channels of the images.
+        outputs: channels of the result, at least as many.
+        stride: distance of the pixels that are kept.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -198,7 +219,13 @@ class ZeroPadShortcut(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """A residual block of two 3x3 convolutions with BatchNorm and a shortcut: relu(body(x) + shortcut(x))."""
+    """A residual block of two 3x3 convolutions with BatchNorm and a shortcut: relu(body(x) + shortcut(x)).
+
+    Args:
+        inputs: channels of the images.
+        width: channels of the result.
+        stride: of the first convolution, and of the shortcut.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -222,6 +249,9 @@ class ResNet20(nn.Module):
 
     269,722 parameters for 10 classes. Implementations that project their shortcuts (option B) count 272,474; the
     paper's CIFAR networks use option A everywhere, "0.27M".
+
+    Args:
+        classes: number of classes.
     """
 
     def __init__(self, classes: int) -> None:

@@ -47,32 +47,35 @@ from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, Verdict, interpolated, percent
 
 TRIAL_STEPS = 4
-"""Of the first period of every option. The row tells of three of them: the median leaves the first, slower one out."""
+"""Steps of the first period of every option. The row tells of three of them: the median leaves the first, slower one
+out."""
 
 UNTRIED = 0.25
 """Part of what a step takes beyond its computation that a prediction of it may be too much by."""
 
 LEAST_SAVING = 0.02
-"""Of J, that is worth a change."""
+"""Least part of J that a change has to save."""
 
 TWINS_AGAIN_AFTER = 50
-"""Steps after which twins are trained again where nothing could be said; a run of unknown length lasts as long more."""
+"""Steps after which twins are trained again where nothing could be said; a run of unknown length is taken to last as
+long more."""
 
 RISEN, FOLLOWS = 1.5, 0.5
-"""Times the mean loss of the periods before that a loss has risen by, and the weight of the newest in that mean."""
+"""Factor over the mean loss of the periods before at which a loss has risen, and weight of the newest in it."""
 
 CHUNK_STEPS, MOST_STEPS = 4, 40
 """Steps of a twin before the other's turn, and before both losses are compared; and steps after which a task that has
 learned nothing yet cannot be told."""
 
 PART = 2
-"""One in so many of a worker's samples is trained on by twins: that is enough to tell, and takes half the time."""
+"""Divisor of a worker's samples for twins: they train on one in so many, which is enough to tell and takes half the
+time."""
 
 LEAST_DROP = 0.05
-"""Part of the first loss by which training must have lowered it before something can be said of how fast it does."""
+"""Least part of the first loss by which it must have fallen before something can be said of how fast it does."""
 
 HARMFUL = 3 * MOST_LOST
-"""Part of what was learned, or of `LEAST_DROP`, that a twin is behind when it is clear that it will not catch up."""
+"""Part of what was learned, or of `LEAST_DROP`, by which a twin is behind that will not catch up."""
 
 LOCAL = 0.25
 """Cost of averages that were not measured yet, over the root of the local steps between two: the mean of ten published
@@ -89,6 +92,11 @@ class PairedTrial:
     its gradient comes late (an LSTM learns as fast at 0.1 % as with everything, a small ResNet stays where it began).
     Every worker trains its twins for itself, on the same samples, without exchanging anything. What is held back is
     larger, in steps, than among all workers, so the trial is on the safe side.
+
+    Attributes:
+        ratio: fraction of the elements that the sparsified copy applies.
+        whole: mean losses of the dense copy, by chunk.
+        thin: mean losses of the sparsified copy, by chunk.
     """
 
     ratio: float
@@ -96,10 +104,12 @@ class PairedTrial:
     thin: list[float] = field(default_factory=list)
 
     def after(self, rows: Sequence[Sequence[float]]) -> Verdict | None:
-        """Add a chunk of each worker's [dense loss, sparse loss, samples]; return the verdict; None: it is too early.
+        """Add a chunk of steps of all workers, and return the verdict; None: it is too early.
+
+        A loss that is not finite makes it harmful.
 
         Args:
-            rows: of each worker, mean losses of the whole and of the thin twin over the chunk, and its samples a step.
+            rows: mean loss of the dense copy, that of the sparsified copy, and samples a step, of each worker.
         """
         samples = sum(row[2] for row in rows)
         self.whole.append(sum(row[0] * row[2] for row in rows) / samples)
@@ -123,12 +133,15 @@ NOISE, NEWEST = 0.05, 0.1
 """Least standard deviation of the log of a period's step time, and the weight of a new period in its variance."""
 
 MOST_ERROR, SLACK, ALARM = 4.0, 1.0, 5.5
-"""In standard deviations: what a period counts for at most, what each is allowed, and the sum that shows a change. One
-period alone never does, two far off do, and noise does once in a thousand."""
+"""Limits in standard deviations: what a period counts for at most, what each is allowed, and the sum that shows a
+change. One period alone never does, two far off do, and noise does once in a thousand."""
 
 
 class Timing(Record):
-    """Mean seconds of an option's steps, and measured over predicted exchange seconds (None: hidden by backward)."""
+    """Mean seconds of an option's steps, and measured over predicted exchange seconds (None: hidden by backward).
+
+    ``steps`` is the number of steps that the mean is over, ``collective`` what the option's messages travel by.
+    """
 
     collective: str
     step_s: PositiveFloat
@@ -140,10 +153,10 @@ class StepTimes(Record):
     """Measured step seconds of exchange options, by key, since speeds last changed, and signs of another change.
 
     Attributes:
-        timings: by option.
-        compute_s: mean of a step's computation.
-        steps: over which that is.
-        variance: of the log of a period's step time about its option's.
+        timings: measured steps of each option that was used, by the option's key.
+        compute_s: mean seconds of a step's computation, over all options.
+        steps: number of steps that this mean is over.
+        variance: variance of the log of a period's step time about its option's.
         slower, quicker: cumulative sums of periods that took longer, and shorter, than their options' usual time.
     """
 
@@ -160,7 +173,15 @@ class StepTimes(Record):
         return max(self.slower, self.quicker) > ALARM / 2
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Return the times with a period's median added; where speeds have changed it replaces them all."""
+        """Return the times with a period's median added; where speeds have changed it replaces them all.
+
+        Args:
+            option: exchange that was in use.
+            network: measured network, by which its exchange was predicted.
+            step_s: median seconds of a step.
+            compute_s: median seconds of a step's computation.
+            steps: number of steps of the period.
+        """
         before, noise = self.timings.get(option.key), {"variance": self.variance}
         known_s, known = (before.step_s, before.steps) if before is not None else (step_s, 0.0)
         if known > 1:  # the first step of a way is slower than those that follow, and tells nothing alone
@@ -220,15 +241,16 @@ class AutoState(Record):
     """State of `AutoRatio`: step times, gains, and the account of paired trials.
 
     Attributes:
-        option: in use.
-        times: of steps, by option.
-        points: the newest gain curve; empty before the first look.
-        gain: of what is in use.
-        local: more steps that averages take, over the root of the local steps between two; None: it was not measured.
-        kept: gain over what the curve said of it, of ratios that were ever in use.
-        backlog: steps' worth of gradient that is held back.
-        loss: mean of the periods before, the newer the more.
-        rises: periods in a row whose loss was far above that.
+        option: key of the option in use; None: before the first period.
+        times: step seconds, by option.
+        points: newest gain curve, (ratio, fraction of the energy kept); empty: no look yet.
+        gain: fraction of the energy that the option in use keeps.
+        local: cost of averages: more steps that they take, over the root of the local steps between two; None: not
+            measured.
+        kept: gain over what the curve said of it, for each ratio that was ever in use.
+        backlog: gradient that is held back, in steps.
+        loss: mean loss of the periods before, the newer the more; None: none is known.
+        rises: number of periods in a row whose loss was far above that.
         step, steps_left: of the run, done and to do, as far as that is known.
         verdict, trials: the last of twins, and how many there were.
     """
@@ -253,7 +275,10 @@ class AutoState(Record):
         return self.rises > 1
 
     def expected_gain(self, ratio: float) -> float | None:
-        """Return the fraction of energy that a ratio is expected to keep, by the newest look; None before the first."""
+        """Return the fraction of energy that a ratio is expected to keep, by the newest look.
+
+        None: there was no look yet.
+        """
         if not self.points:
             return None
         ratios, gains = zip(*self.points, strict=True)
@@ -262,7 +287,15 @@ class AutoState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatedOption:
-    """An exchange option, its energy kept (0 to 1), step seconds, and seconds per progress of a dense step (hoped)."""
+    """An exchange option, its energy kept (0 to 1), step seconds, and seconds per progress of a dense step (hoped).
+
+    Attributes:
+        option: the exchange.
+        gain: fraction of the gradient's energy that it keeps.
+        step_s: seconds of a step.
+        per_progress_s: seconds for the progress of one dense step.
+        hoped_s: the same where what was not tried is as much quicker as a prediction may be wrong.
+    """
 
     option: Option
     gain: float
@@ -279,10 +312,10 @@ class AutoRatio:
     """Ratio policy that chooses the exchange option of least expected time to the target.
 
     Args:
-        options: what there is to choose from, each of another key; dense exchange among them.
-        coefficient: of the law of slowdown, as far as it is known.
-        least_gain: options that keep less are not used, unless a trial says that they may be.
-        most_lost: more steps than dense training that are borne; infinite: only time counts.
+        options: exchanges to choose from, each of another key; dense exchange among them.
+        coefficient: coefficient of the law of slowdown, as far as it is known.
+        least_gain: fraction of the energy that an option must keep, unless a trial says that it need not.
+        most_lost: more steps than dense training that are borne, as a fraction; infinite: only time counts.
         tries_twins: whether trials can be made; if not, the law stands.
     """
 
@@ -296,7 +329,11 @@ class AutoRatio:
     """The state before the first step: no option was measured."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return a decision for dense exchange, or for the largest ratio with a gain curve if that is faster."""
+        """Return a decision for dense exchange, or for the largest ratio with a gain curve if that is faster.
+
+        Args:
+            network: measured network; it must be there.
+        """
         assert network is not None  # whoever asks has measured it
         thin = [option for option in self.options if is_thin(option)]
         largest = max((option.ratio for option in thin), default=DENSE)
@@ -310,7 +347,12 @@ class AutoRatio:
         return next(filter(is_dense, self.options))
 
     def decide(self, state: AutoState, observation: RatioObservation) -> tuple[AutoState, RatioDecision]:
-        """Return the state after this period, and the exchange to use, or the ratio to test in a paired trial."""
+        """Return the state after this period, and the exchange to use, or the ratio to test in a paired trial.
+
+        Args:
+            state: state after the period before.
+            observation: measurements of the period; its option and network must be there.
+        """
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
         assert used is not None and network is not None  # noqa: PT018  # whoever asks has both
@@ -341,7 +383,13 @@ class AutoRatio:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Estimates of time to the target for exchange options, by a ratio policy, its state and the measured network."""
+    """Estimates of time to the target for exchange options, by a ratio policy, its state and the measured network.
+
+    Attributes:
+        policy: the policy.
+        state: its state after the newest period.
+        network: measured network.
+    """
 
     policy: AutoRatio
     state: AutoState
@@ -349,7 +397,7 @@ class Outlook:
 
     @property
     def coefficient(self) -> float:
-        """The coefficient of the law of slowdown, as it stands after trials."""
+        """Coefficient of the law of slowdown, as it stands after trials; 0: a trial found thin exchanges harmless."""
         known, verdict = self.policy.coefficient, self.state.verdict
         if verdict is None or verdict.says == "undecided":
             return known
@@ -377,7 +425,9 @@ class Outlook:
         return gain >= self.policy.least_gain and self.coefficient * distance(gain) <= self.policy.most_lost
 
     def judged(self, option: Option, *, coefficient: float | None = None) -> RatedOption | None:
-        """Return an option with the energy it keeps, step seconds and seconds per progress; None: energy unknown.
+        """Return an option with the energy it keeps, step seconds and seconds per progress.
+
+        None: its energy is not known.
 
         ``coefficient`` is that of the law of slowdown; None: as it stands after trials.
         """
@@ -400,7 +450,7 @@ class Outlook:
         return option.key in self.state.times.timings
 
     def gain(self, option: Option) -> float | None:
-        """Return the fraction of gradient energy that an option keeps in the long run; None where nothing is known.
+        """Return the fraction of gradient energy that an option keeps in the long run; None: it is not known.
 
         Of averages it is the progress of a local step.
         """
@@ -422,12 +472,15 @@ class Outlook:
 
     @property
     def steps_left(self) -> float:
-        """The steps to the end; a run of unknown length is taken to last as long again as it has, and a trial more."""
+        """Steps to the end; a run of unknown length is taken to last as long again as it has, and 50 steps at least."""
         known = self.state.steps_left
         return max(TWINS_AGAIN_AFTER, self.state.step) if known is None else known
 
     def worth_trying(self) -> float | None:
-        """Return the ratio to test in a paired trial, if that could save more time than it takes; else None."""
+        """Return the ratio to test in a paired trial, where that could save more time than it takes.
+
+        None: none is worth it.
+        """
         state, policy = self.state, self.policy
         is_told = state.verdict is not None and state.verdict.says != "undecided"
         if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
@@ -444,9 +497,14 @@ class Outlook:
         return chosen.option.ratio if worth else None
 
     def trial(self, best: RatedOption) -> RatedOption | None:
-        """Return the untried option of least hoped-for seconds per progress; None: none could save what a change costs.
+        """Return the untried option of least hoped-for seconds per progress.
+
+        None: no option could save what a change costs.
 
         It takes at most twice the best's seconds per progress.
+
+        Args:
+            best: best option of those that were tried.
         """
         hopeful = [
             candidate
@@ -459,10 +517,14 @@ class Outlook:
         return min(hopeful, key=lambda candidate: candidate.hoped_s, default=None)
 
     def is_borne(self, candidate: RatedOption, saving_s: float) -> bool:
-        """Return whether an option could save what it may take in vain, by seconds that it saves of each dense step's.
+        """Return whether an option could save what trying it may take in vain.
 
-        Of averages that were never measured these are two rounds, until a look; of what ends averages, their end: two
-        dense exchanges, and a third that sends what was held back before the next.
+        Tried in vain, averages that were never measured cost two rounds, until a look. What ends averages costs their
+        end: two dense exchanges, and a third that sends what was held back before the next.
+
+        Args:
+            candidate: option that is weighed.
+            saving_s: seconds that it would save of each dense step's progress.
         """
         averages = candidate.option.averages
         price_s = 2 * candidate.option.every_steps * candidate.step_s if averages and self.state.local is None else 0.0

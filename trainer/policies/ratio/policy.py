@@ -32,8 +32,8 @@ class GainCurve:
 
     Attributes:
         ratios: fractions of the elements kept, increasing, each in (0, 1].
-        kept: energies at those ratios, a row for each worker.
-        energy: of the whole gradient and residual, of each worker.
+        kept: energies that the largest elements hold at those ratios, a row for each worker.
+        energy: energy of the whole gradient and residual, of each worker.
     """
 
     ratios: tuple[float, ...]
@@ -41,11 +41,18 @@ class GainCurve:
     energy: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Return the fraction, 0 to 1, of all workers' gradient energy kept at ``ratio``; 1: there is no gradient."""
+        """Return the fraction, 0 to 1, of all workers' gradient energy kept at ``ratio``; 1: there is no gradient.
+
+        Args:
+            ratio: fraction of the elements, in (0, 1]; between measured ratios it is interpolated.
+        """
         return self._at(ratio, [sum(column) for column in zip(*self.kept, strict=True)], sum(self.energy))
 
     def gains(self, ratio: float) -> tuple[float, ...]:
-        """Return the fraction, 0 to 1, of each worker's gradient energy kept at ``ratio``, in rank order."""
+        """Return the fraction, 0 to 1, of each worker's gradient energy kept at ``ratio``, in rank order.
+
+        1: that worker has no gradient.
+        """
         return tuple(self._at(ratio, row, energy) for row, energy in zip(self.kept, self.energy, strict=True))
 
     def points(self) -> tuple[tuple[float, float], ...]:
@@ -68,6 +75,11 @@ def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) 
 
     Below the smallest point the gain is taken to fall in proportion, which is the least that it can be: the largest
     elements come first, so what is kept falls no faster than what is sent.
+
+    Args:
+        ratios: measured ratios, increasing, each in (0, 1]; at least one.
+        gains: fraction of the energy kept at each of them.
+        ratio: fraction of the elements that is asked about, in (0, 1].
     """
     if ratio < ratios[0]:
         return gains[0] * ratio / ratios[0]
@@ -101,8 +113,8 @@ class RatioObservation:
     """Times, energies and loss of one control period, all of whose steps were exchanged in the same way.
 
     Attributes:
-        step: steps done when the period ended.
-        steps: of them, those of the period that exchanged so.
+        step: number of steps done when the period ended.
+        steps: number of the period's steps that were exchanged in this way.
         epoch: passes over the data completed, with fractions.
         ratio: fraction of the elements that was sent; 1: dense.
         compute_s: median time of a step's computation on the slowest worker, the backward pass included.
@@ -111,14 +123,15 @@ class RatioObservation:
             period. Equal where everything is sent. The first is negative where rounding the sum of a slice, which
             counts against whoever sums it, was more than that worker had itself.
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
-        gain_curve: absent in periods in which no step looked.
-        network: as measured before training; absent where nobody asks for it.
-        option: `Option.key` of the exchange that was in use; absent: it has none.
-        learning_rate: of the first parameter group; absent where nobody asks.
-        steps_left: until the run ends by its own rules; absent where that is not known.
-        loss: mean over the samples of the period; absent where nobody asks.
-        verdict: of a trial that was made since the last decision; absent: none was.
-        level_gains: means of what the candidate and the floor would have kept, where steps chose between them.
+        gain_curve: energy kept at other ratios; None: no step of the period looked.
+        network: network as measured before training; None: nobody asked for it.
+        option: `Option.key` of the exchange that was in use; None: it has none.
+        learning_rate: learning rate of the first parameter group; None: nobody asks.
+        steps_left: steps until the run ends by its own rules; None: not known.
+        loss: mean loss over the samples of the period; None: nobody asks.
+        verdict: outcome of a trial that was made since the last decision; None: none was.
+        level_gains: mean fractions of the energy that candidate and floor would have kept; None: steps did not choose
+            between them.
     """
 
     step: int
@@ -157,11 +170,12 @@ class RatioDecision:
 
     Attributes:
         ratio: fraction of the elements; 1: dense, nothing held back, and what was held back goes first.
-        reason: in words why, if something changed; absent if not.
-        option: `Option.key` of the exchange to use; absent: the quickest at this ratio.
-        measure_gain: the last step of the next period yields a gain curve, even a dense one.
-        look_after_steps: end the next period after so many steps; absent: the run's control period.
-        try_ratio: before anything else is exchanged, twins are to tell whether this ratio holds training back.
+        reason: words on why something changed; None: nothing did.
+        option: `Option.key` of the exchange to use; None: the quickest at this ratio.
+        measure_gain: whether the last step of the next period yields a gain curve, even a dense one.
+        look_after_steps: steps of the next period; None: as many as the run's control period has.
+        try_ratio: ratio at which twins are to be trained, before anything else is exchanged, to tell whether it holds
+            training back; None: no trial.
         floor_ratio, least_gain: of a selection from a selection, that each step sends what keeps so much; absent: it
             sends the ratio (`hetopt.trainer.comm.topk`).
     """

@@ -87,7 +87,11 @@ class ScheduledRatio:
     """The epoch says it all."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return a decision for the ratio of the first epoch."""
+        """Return a decision for the ratio of the first epoch.
+
+        Args:
+            network: not used.
+        """
         return RatioDecision(ratio=self.at(0.0))
 
     def decide(
@@ -109,6 +113,13 @@ class AccordionState(Record):
     """State of `Accordion`: the smoothed gradient norm now and at the last look, and when the next look is due.
 
     ``learning_rate`` is that of the last period in which it was known.
+
+    Attributes:
+        norm: smoothed norm of the gradient; None: not seen yet.
+        norm_at_look: that norm at the last look; None: no look yet.
+        learning_rate: learning rate of the last period in which it was known; None: in none.
+        next_look_epoch: epoch from which the next look is due.
+        gentle: whether the gentle ratio is in use.
     """
 
     norm: NonNegativeFloat | None = None
@@ -122,8 +133,8 @@ class Accordion(AccordionSettings):
     """Ratio policy: ``gentle`` where the gradient's norm changed or, with ``decay``, the rate fell; else ``strong``.
 
     Attributes:
-        gentle: fraction that is sent in critical regimes.
-        strong: elsewhere; whoever makes the policy sees that it is no more.
+        gentle: fraction of the elements that is sent in critical regimes.
+        strong: fraction that is sent elsewhere; whoever makes the policy sees that it is no more.
     """
 
     gentle: Share = 0.01
@@ -133,7 +144,11 @@ class Accordion(AccordionSettings):
     """Nothing was seen; training begins in a critical regime."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return a decision for the larger ratio, as gradients change most at first."""
+        """Return a decision for the larger ratio, as gradients change most at first.
+
+        Args:
+            network: not used.
+        """
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
@@ -179,7 +194,7 @@ class ThresholdRatio(ThresholdSettings):
     A ``delta`` of 0 is dense, of 1 always compressed. Votes that are combined by ``mean`` judge the workers' mean loss.
 
     Attributes:
-        ratio: fraction that is sent when the workers compress.
+        ratio: fraction of the elements that is sent when the workers compress.
     """
 
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -220,12 +235,12 @@ class GravacState(Record):
     """State of GraVAC's search for a compression factor (1 / ratio).
 
     Attributes:
-        floor: the factor that a step sends where the candidate keeps too little energy; grows while it is searched.
-        candidate: the factor that is tried.
-        raised: how often the candidate was raised.
-        window_steps: steps in the present window.
-        worth: smoothed throughput (batches a second) x gain of every factor that was sent.
-        done: the search is over, and the candidate is what it found.
+        floor: factor that a step sends where the candidate keeps too little energy; it grows while the search goes on.
+        candidate: factor that is tried, or was found.
+        raised: number of times that the candidate was raised.
+        window_steps: number of steps in the present window.
+        worth: smoothed throughput (batches a second) times gain, of every factor that was sent.
+        done: whether the search is over, and the candidate is what it found.
     """
 
     floor: PositiveFloat
@@ -273,7 +288,12 @@ class Gravac(GravacSettings):
         return state, self.payload(state, reason)
 
     def payload(self, state: GravacState, reason: str | None = None) -> RatioDecision:
-        """Return the decision by which each step sends the candidate, the floor or everything, by the energy kept."""
+        """Return the decision by which each step sends the candidate, the floor or everything, by the energy kept.
+
+        Args:
+            state: state of the search.
+            reason: words on what changed; None: nothing did.
+        """
         if self.eps > 1 or state.candidate == 1:
             return RatioDecision(ratio=DENSE, reason=reason)
         return RatioDecision(
@@ -316,7 +336,16 @@ class Gravac(GravacSettings):
 
 
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
-    """Return the smaller of the two factors of most worth, if the worths are equal within ``tolerance``; else None."""
+    """Return the smaller of the two factors of most worth, if the worths are equal within ``tolerance``.
+
+    None: they differ.
+
+    None also where fewer than two factors were sent.
+
+    Args:
+        worth: throughput times gain, by factor.
+        tolerance: relative difference up to which two worths count as equal.
+    """
     if len(worth) < 2:
         return None
     first, second = sorted(worth, key=lambda factor: (-worth[factor], factor))[:2]
@@ -396,7 +425,13 @@ class ScanRatio(ScanSettings):
 
 
 def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: float) -> int:
-    """Return the index of the prospect of least weighted maximum of scaled time and 1 / gain; of equals the first."""
+    """Return the index of the prospect of least weighted maximum of scaled time and 1 / gain; of equals the first.
+
+    Args:
+        prospects: candidates, at least one.
+        time_weight: weight of the seconds.
+        gain_weight: weight of 1 / gain.
+    """
     front = pareto(prospects)
     times = _scaled([prospects[i].time_s for i in front])
     losses = _scaled([1 / prospects[i].gain for i in front])
