@@ -33,8 +33,7 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import RunSpec
 
-_TOYS = Path(__file__).with_name("_toy.py")
-TASK = f"{_TOYS}:task"
+TASK = f"{Path(__file__).with_name('_toy.py')}:task"
 STEP_S = 0.02
 STEPS = 60
 KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "slow", "notice", "tear")
@@ -48,15 +47,17 @@ _SPREAD = 0.04
 
 def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
     """Return the JSON spec of a run whose steps take their declared time, whatever else this machine does."""
-    worker = {
-        "host": "here",
-        "type": "local",
-        "local_batch_size": 96 // workers,
-        "declared": {"fixed_s": STEP_S, "per_sample_s": 1e-6},
-    }
     return {
         "task": TASK,
-        "workers": [worker] * workers,
+        "workers": [
+            {
+                "host": "here",
+                "type": "local",
+                "local_batch_size": 96 // workers,
+                "declared": {"fixed_s": STEP_S, "per_sample_s": 1e-6},
+            }
+        ]
+        * workers,
         "batch_policy": "static",
         "stop": {"max_steps": steps},
         "max_restarts": 20,
@@ -116,24 +117,15 @@ def real(results: Outcome, folder: Path, runs: int, most_workers: int = 4) -> No
         for seed, (workers, faults) in enumerate(schedules)
     ]
     run_faulty(folder, [*calm, *disturbed])
-    failed, in_memory, from_disk = 0, 0, 0
+    failed = 0
     for seed, (workers, faults) in enumerate(schedules):
         run_dir = folder / f"seed-{seed}"
         problem = wrong(run_dir, folder / f"calm-{workers}", exact=all(fault["kind"] != "leave" for fault in faults))
         if problem is not None:
             failed += 1
             print(f"  schedule {seed} {faults}: {problem}", file=sys.stderr)
-        events = read_events(run_dir / EVENTS_FILE)
-        in_memory += sum(event["event"] == "workers_changed" and event["from"] == "memory" for event in events)
-        from_disk += sum(event["event"] == "run_started" for event in events) - 1
-    from_disk -= in_memory
-    print(
-        f"real       {runs} schedules: {failed} failed; went on {in_memory} times from memory, {from_disk} times from "
-        "a checkpoint"
-    )
+    print(f"real       {runs} schedules: {failed} failed")
     results.figures["real_schedules"] = runs
-    results.figures["real_from_memory"] = in_memory
-    results.figures["real_from_checkpoint"] = from_disk
     results.goal("real_failed", failed, at_most=0)
 
 
@@ -155,8 +147,9 @@ def recovery(results: Outcome, folder: Path, kills: int) -> None:
     """Measure the time to the next step after a worker dies: alone, or with its supervisor (torchrun restarts all)."""
     folder.mkdir()
     launcher = LocalLauncher(grace_s=5.0)
-    wish = RunSpec.model_validate(spec(4, 10**6, max_restarts=1000, checkpoint_every_s=2.0))
-    handle = launcher.start(wish, folder, _ENVIRONMENT)
+    handle = launcher.start(
+        RunSpec.model_validate(spec(4, 10**6, max_restarts=1000, checkpoint_every_s=2.0)), folder, _ENVIRONMENT
+    )
     times: dict[str, list[float]] = {"memory": [], "torchrun": []}
     try:
         for number in range(kills):

@@ -89,13 +89,14 @@ def read(file: Path) -> tuple[Log, ...]:
     """Return the training logs of a job, sorted by batch size."""
     job = json.loads(file.read_text(encoding="utf-8"))
     sign = 1.0 if job["higher_is_better"] else -1.0
-    unit = job["noise_batch_size"]
     logs = [
         Log(
             batch_size=run["global_batch_size"],
             steps=tuple(each["iteration"] for each in run["evaluations"]),
             metrics=tuple(sign * each["metric"] for each in run["evaluations"]),
-            noise_scales=tuple(unit * each["grad_var"] / max(each["grad_sqr"], 1e-30) for each in run["noise"]),
+            noise_scales=tuple(
+                job["noise_batch_size"] * each["grad_var"] / max(each["grad_sqr"], 1e-30) for each in run["noise"]
+            ),
             steps_to_level=run["steps_to_target"],
         )
         for run in job["runs"]
@@ -120,14 +121,6 @@ def last_target(logs: Sequence[Log]) -> tuple[list[float], list[float]]:
     return crossed, found_steps
 
 
-def prior_runs(logs: Sequence[Log], steps: Sequence[float]) -> list[PriorRun]:
-    """Return the runs as the laws learn from them: steps to a target at each batch size."""
-    return [
-        PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
-        for log, count in zip(logs, steps, strict=True)
-    ]
-
-
 def leave_one_out(
     logs: Sequence[Log], steps: Sequence[float], found_steps: Sequence[float] | None = None
 ) -> dict[str, list[Guess]]:
@@ -138,7 +131,10 @@ def leave_one_out(
         steps: of each until its target is reached.
         found_steps: of the evaluations that found it, where those are to be predicted; None: ``steps`` themselves.
     """
-    runs = prior_runs(logs, steps)
+    runs = [
+        PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
+        for log, count in zip(logs, steps, strict=True)
+    ]
     guesses: dict[str, list[Guess]] = {name: [] for name in (HETOPT, *PEERS, "seen")}
     whole = averaged_curve(runs)
     for log, held, found in zip(logs, runs, found_steps or steps, strict=True):
@@ -184,8 +180,8 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
     first, count = logs[0], steps[0]
     taken = np.diff((0.0, *np.minimum(first.steps, count)))
     noise = progress_weighted_noise_scale(first.noise_scales, taken.tolist(), first.batch_size)
-    measured_run = PriorRun(global_batch_size=first.batch_size, steps_to_target=count)
-    curve = averaged_curve([measured_run], noise_scale=noise, kappa=kappa)
+    run = PriorRun(global_batch_size=first.batch_size, steps_to_target=count)
+    curve = averaged_curve([run], noise_scale=noise, kappa=kappa)
     guesses: dict[str, list[Guess]] = {HETOPT: [], "gain": [], "no_loss": []}
     for log, measured in zip(logs[1:], steps[1:], strict=True):
         run = PriorRun(global_batch_size=log.batch_size, steps_to_target=measured)

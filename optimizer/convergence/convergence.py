@@ -25,7 +25,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
 from hetopt.core.run_spec import parse_sync
-from hetopt.core.training_laws import KAPPA
+from hetopt.core.training_laws import KAPPA, Moments
 from hetopt.optimizer.convergence.averaged_law import (
     EARLY_GROWTH,
     EARLY_LOG_SDS,
@@ -191,6 +191,16 @@ class EqualSteps:
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         return np.maximum(1.0, self.given.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
 
+    def critical(self, batch_size: int) -> float:
+        """Return the critical batch size (samples) with which larger batches make as much progress as is expected here.
+
+        Args:
+            batch_size: larger than the given one, samples, of which that holds exactly.
+        """
+        worth = float(1 / self.curve.relative(batch_size, self.batch_size)[0])
+        # A step that is worth the ratio of the sizes has no such size; a thousand times as large is none, either.
+        return (worth - 1) / max(1 / self.batch_size - worth / batch_size, (worth - 1) / (1000 * batch_size))
+
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the standard deviation of the log of `steps`: the curve's between this batch size and the given."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
@@ -236,7 +246,7 @@ def fit_convergence(profile: Profile) -> Convergence:
     )
 
 
-def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
+def noise_scale(samples: Sequence[NoiseSample | Moments]) -> float | None:
     """Return the gradient noise scale ``V / |G|^2`` in samples, averaged over training; None where nothing bounds it.
 
     The harmonic mean averages |G|^2 / V, where a negative estimate of |G|^2 does no harm: clipping first would bias it.
@@ -279,6 +289,17 @@ def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) ->
         kappa, log_sds = (EARLY_GROWTH * KAPPA, EARLY_LOG_SDS) if convergence.is_early else (KAPPA, KAPPA_LOG_SDS)
         curve = averaged_curve([asked], noise_scale=convergence.noise_scale, kappa=kappa, log_sds=log_sds)
     return EqualSteps(given=given, batch_size=batch_size, curve=curve)
+
+
+def surely_best(scores: Array, log_sds: Array, own: float) -> int:
+    """Return the index of the least score among those that are at most ``own`` at the upper end of their 90 % interval.
+
+    Args:
+        scores: expected time or cost; larger batches cost what their steps do.
+        log_sds: standard deviation of the log of each one's steps; 0 for the batch that scores ``own``.
+        own: score that is known to be had.
+    """
+    return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= own, scores, np.inf)))
 
 
 def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
