@@ -44,9 +44,6 @@ protocol *early*)."""
 BENT_LOG_SCALE = 0.02
 """Half-Cauchy scale of ``ln 1/g``: nearly McCandlish's law unless the runs say otherwise, and then free to bend."""
 
-NOISE_HELPS_BELOW = 3
-"""Batch sizes from which on runs say more about the critical batch size than the noise scale does."""
-
 NODES = (49, 33)
 NEGLIGIBLE = 1e-4
 """Of the heaviest curve's weight: lighter ones are dropped, which no forecast notices."""
@@ -101,7 +98,7 @@ def _critical_batch_sizes(
     batch: Array, noise_scale: float | None, kappa: float, log_sds: tuple[float, float]
 ) -> tuple[Array, Array]:
     """Return nodes of the critical batch size, evenly spaced in the log, and their log prior."""
-    if noise_scale is None or len(np.unique(batch)) >= NOISE_HELPS_BELOW:
+    if noise_scale is None or len(np.unique(batch)) > 2:  # of which runs say more than the noise scale does
         ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
         return np.exp(np.linspace(*ends, NODES[0])), np.zeros(NODES[0])
     # Below a tenth of a sample a noise scale is the absence of noise; its log must stay finite.

@@ -141,9 +141,8 @@ class GivenSteps:
     @property
     def source(self) -> str:
         """The basis of the number of steps, as a phrase."""
-        if self.dataset_size is None:
-            return f"{self.amount:.0f} steps, as asked for"
-        return f"{self.amount:g} epochs of {self.dataset_size} samples, as asked for"
+        epochs = f"{self.amount:g} epochs of {self.dataset_size} samples"
+        return f"{f'{self.amount:.0f} steps' if self.dataset_size is None else epochs}, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the optimizer steps of the given length by batch size (samples), rounded up, whatever the gain.
@@ -353,8 +352,7 @@ def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot
 
 
 def _steps_trained(pilot: Pilot) -> float:
-    trained = max((float(evaluation.step) for evaluation in pilot.evaluations), default=1.0)
-    return max(1.0, trained, pilot.steps_to_target or 0.0)
+    return max(1.0, *(float(evaluation.step) for evaluation in pilot.evaluations), pilot.steps_to_target or 0.0)
 
 
 UNSEEN_LOG_SD = 0.05
@@ -378,8 +376,9 @@ def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
     """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more."""
     if precision == profile.precisions[0]:
         return PrecisionLoss()
-    trials = (trial for trial in profile.precision_trials if trial.precision == precision)
-    log_ratios = [math.log(trial.steps / trial.usual_steps) for trial in trials]
+    log_ratios = [
+        math.log(trial.steps / trial.usual_steps) for trial in profile.precision_trials if trial.precision == precision
+    ]
     log_sd = math.sqrt(2 / max(1, len(log_ratios))) * SEED_LOG_SD
     mean = sum(log_ratios) / max(1, len(log_ratios))
     if mean > Z90 * log_sd:

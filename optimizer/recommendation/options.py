@@ -27,8 +27,8 @@ from hetopt.optimizer.search.search_space import MAX_TYPES
 if TYPE_CHECKING:
     import optuna
 
-AUTO_BATCH: Literal["auto"] = "auto"
-"""Stands for the best global batch size at equal progress."""
+ADAPTIVE_BATCH: Literal["adaptive"] = "adaptive"
+"""Stands for a global batch that begins where that surely pays at equal progress, and then follows the noise."""
 
 TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
     {"balanced": BALANCED, "fastest": FASTEST, "cheapest": 1 - FASTEST}
@@ -42,8 +42,8 @@ class Options(Wishes):
     Attributes:
         max_machines: machines in a cluster; absent: as many as workers.
         max_workers: workers in a cluster.
-        batch_size: fixes the global batch size; `AUTO_BATCH`: search it, at equal progress. Absent: the job's own, or,
-            where the goal is a target, search it.
+        batch_size: fixes the global batch size; "auto": search it, at equal progress; `ADAPTIVE_BATCH`: where it
+            begins. Absent: the job's own, or, where the goal is a target, search it.
         startup_s: from the request to the first step on rented machines; absent: by what each machine has to fetch.
         disk_gb: of each machine; absent: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
@@ -67,7 +67,7 @@ class Options(Wishes):
 
     max_machines: int | None = None
     max_workers: int = 64
-    batch_size: int | Literal["auto"] | None = None
+    batch_size: int | Literal["auto", "adaptive"] | None = None
     startup_s: float | None = None
     disk_gb: int | None = None
     data_bytes: float = 0.0
