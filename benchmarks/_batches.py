@@ -254,9 +254,10 @@ class Job:
 
     def ours(self, rate: float) -> Contender:
         """Return the plan of `recommend` with an adaptive batch, from the noise of a run's first steps."""
-        events = self.run(Contender(name="profile", policy="adascale"), TUNED_WITH, rate)[2]
         noise = [
-            Moments(**event["noise"]) for event in events if event.get("noise") and event["step"] <= PROFILED_STEPS
+            Moments(**event["noise"])
+            for event in self.run(Contender(name="profile", policy="adascale"), TUNED_WITH, rate)[2]
+            if event.get("noise") and event["step"] <= PROFILED_STEPS
         ]
         given, known = (
             self.material().task.batch_size,

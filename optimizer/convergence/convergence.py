@@ -228,10 +228,19 @@ def fit_convergence(profile: Profile) -> Convergence:
             else "one pilot reached the target, and no noise scale says what another batch size needs",
             is_early=not profile.noise or profile.noise[0].samples_seen < profile.job.dataset_size,
         )
-    curve = averaged_curve(runs, noise_scale=noise)
-    basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
-    if len(sizes) == 1:
-        basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
+    told = [sample for sample in profile.noise if sample.gradient_variance > 0]
+    curve = averaged_curve(
+        runs,
+        # At most a thousand times the average: a mean gradient that is lost in noise has no size.
+        noise_scale=[1 / max(each.gradient_square / each.gradient_variance, 1e-3 / (noise or 1)) for each in told]
+        or None,
+        noise_steps=np.maximum(1, np.diff([0, *(sample.step for sample in told)])),
+    )
+    basis = (
+        f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
+        if len(sizes) == 1
+        else f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
+    )
     compressed = tuple(_compressed(profile.pilots, curve))
     penalty = Penalty().after((pilot, distance(pilot.gain)) for pilot in compressed)
     return Convergence(
