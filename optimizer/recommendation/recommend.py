@@ -246,7 +246,8 @@ def _begun(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Setti
         "least": min(1.0, own / begin),
         "most": max(1.0, LARGEST_BATCH_FACTOR * own / begin),
         "critical": round(equal.critical(max(begin, 2 * own)), 1),
-        "overhead": round(max(1.0, float(step_s[row]) / max(per_sample_s, 1e-12) - begin), 1),
+        # Of one size alone nothing tells how the time of a step depends on it.
+        **({"overhead": round(max(1.0, float(step_s[row]) / per_sample_s - begin), 1)} if per_sample_s > 0 else {}),
     }
 
 
