@@ -196,10 +196,6 @@ def recommend(
     )
 
 
-WORTH_ANOTHER_BATCH = 0.1
-"""Part of the expected score that another batch size must save at equal progress to be told of."""
-
-
 def _surest(space: SearchSpace, job: JobModel, limits: Limits) -> tuple[SearchResult, int]:
     """Return a search of clusters of one type, and the row that is best by expectation of those that surely pay.
 
@@ -223,8 +219,7 @@ def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchRes
     best, row = _surest(space, replace(problem.job, steps=steps), limits)
     usual, new = result.forecast.take(np.array([result.chosen])), best.forecast.take(np.array([row]))
     size = space.batch_sizes[best.rows.batch[row]]
-    saved = 1 - float(limits.expected_score(new)[0] / limits.expected_score(usual)[0])
-    if saved >= WORTH_ANOTHER_BATCH and size != job.batch_size:
+    if size != job.batch_size:
         time, sd = float(new.total_s[0] / usual.total_s[0]), float(steps.log_sd(size, 1.0))
         shorter, least, most = (100 * (1 - time * math.exp(sign * Z90 * sd)) for sign in (0, 1, -1))
         yield (

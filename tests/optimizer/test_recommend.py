@@ -127,8 +127,8 @@ def test_an_adaptive_batch_begins_where_that_surely_pays_and_follows_the_noise(
     assert float(run.batch_settings["least"]) * size == pytest.approx(64)
     # The plan's steps are those that the run counts a step of this batch for.
     planned = Moments(gradient_variance=float(run.batch_settings["critical"]), gradient_square=1.0)
-    steps = plan.chosen.prediction.steps.value
-    assert step_worth(planned, size, 64) == pytest.approx(20 * 50_000 / 64 / steps, rel=0.02)
+    worth = 20 * 50_000 / 64 / plan.chosen.prediction.steps.value
+    assert step_worth(planned, size, 64) == pytest.approx(worth, rel=0.02)
 
 
 RECORDED = sorted((Path(__file__).parent.parent / "recorded").glob("*.json"))
