@@ -853,7 +853,7 @@ PRIOR_SAMPLES = 100
 """Samples of the noise that the plan's critical batch size counts as where less is measured: noise is below its average
 while a run is young, so what is above the plan's is believed at once. With 20, 50, 100, 200 and no end of them two of
 the contest's jobs took 1.05, 1.04, 1.02, 1.02 and 1.02 of the time of the best constant batch. Where more had to wait,
-too, the third one took 1.15 times as long, and the two as long (`benchmarks.convergence`, six other seeds, two
+too, the third one took 1.17 times as long, and the two as long (`benchmarks.convergence`, six other seeds, two
 profiles)."""
 
 LINE_KNOWN = 0.1
