@@ -122,7 +122,6 @@ class Result:
     launches: int = 1
     generations: int = 0
     redone: list[int] = field(default_factory=list)
-    from_disk: int = 0
 
 
 class Broken(Exception):
@@ -318,12 +317,8 @@ class Simulation:
         brought = yield from self._collective(store, generation, me, "hand-over", held)
         states = cast("Mapping[int, tuple[Version, State]]", brought)
         newest = max(states.values(), key=lambda entry: entry[0])
-        if newest[0] != Version():
-            state = newest[1]
-        else:
-            state = self._disk[-1] if self._disk else State()
-            if me.place == min(generation.places):
-                self.result.from_disk += 1
+        from_disk = self._disk[-1] if self._disk else State()
+        state = newest[1] if newest[0] != Version() else from_disk
         if me.place == min(generation.places):
             self.result.redone.append(self._frontier - max(state.step, self._denied))
         return Version(agreed=generation.number, step=state.step), state

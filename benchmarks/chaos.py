@@ -30,11 +30,10 @@ from benchmarks._outcome import Outcome, options, publish, quartiles, run_benchm
 from benchmarks._simulated_run import check
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.processes import LocalLauncher
-from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import RunSpec
 
-_TOYS = Path(__file__).with_name("_toy.py")
-TASK = f"{_TOYS}:task"
+TASK = f"{Path(__file__).with_name('_toy.py')}:task"
 STEP_S = 0.02
 STEPS = 60
 KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "slow", "notice", "tear")
@@ -48,15 +47,17 @@ _SPREAD = 0.04
 
 def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
     """Return the JSON spec of a run whose steps take their declared time, whatever else this machine does."""
-    worker = {
-        "host": "here",
-        "type": "local",
-        "local_batch_size": 96 // workers,
-        "declared": {"fixed_s": STEP_S, "per_sample_s": 1e-6},
-    }
     return {
         "task": TASK,
-        "workers": [worker] * workers,
+        "workers": [
+            {
+                "host": "here",
+                "type": "local",
+                "local_batch_size": 96 // workers,
+                "declared": {"fixed_s": STEP_S, "per_sample_s": 1e-6},
+            }
+        ]
+        * workers,
         "batch_policy": "static",
         "stop": {"max_steps": steps},
         "max_restarts": 20,
@@ -82,25 +83,18 @@ def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, obje
 
 def simulated(results: Outcome, runs: int) -> None:
     """Simulate schedules of faults in virtual time, and record the figures."""
-    began_s, failed, generations, from_disk, launches, worst = time.perf_counter(), 0, 0, 0, 0, 0
+    began_s, failed, worst = time.perf_counter(), 0, 0
     for seed in range(runs):
         try:
-            result = check(seed)
+            worst = max(worst, *check(seed).redone)
         except AssertionError as error:
             failed += 1
             print(f"  simulated schedule {seed}: {error}", file=sys.stderr)
-            continue
-        generations += result.generations
-        from_disk += result.from_disk
-        launches += result.launches
-        worst = max(worst, *result.redone)
-    took_s = time.perf_counter() - began_s
     print(
-        f"simulated  {runs} schedules in {took_s:.0f} s: {failed} failed; {generations} generations in {launches} "
-        f"launches, {from_disk} of them from disk; at most {worst} steps done again (checkpoints every 10)"
+        f"simulated  {runs} schedules in {time.perf_counter() - began_s:.0f} s: {failed} failed; at most {worst} steps "
+        "done again (checkpoints every 10)"
     )
     results.figures["simulated_schedules"] = runs
-    results.figures["simulated_generations"] = generations
     results.figures["simulated_steps_redone_at_most"] = worst
     results.goal("simulated_failed", failed, at_most=0)
 
@@ -123,26 +117,15 @@ def real(results: Outcome, folder: Path, runs: int, most_workers: int = 4) -> No
         for seed, (workers, faults) in enumerate(schedules)
     ]
     run_faulty(folder, [*calm, *disturbed])
-    failed, in_memory, from_disk, redone = 0, 0, 0, [0]
+    failed = 0
     for seed, (workers, faults) in enumerate(schedules):
         run_dir = folder / f"seed-{seed}"
         problem = wrong(run_dir, folder / f"calm-{workers}", exact=all(fault["kind"] != "leave" for fault in faults))
         if problem is not None:
             failed += 1
             print(f"  schedule {seed} {faults}: {problem}", file=sys.stderr)
-        events = read_events(run_dir / EVENTS_FILE)
-        in_memory += sum(event["event"] == "workers_changed" and event["from"] == "memory" for event in events)
-        from_disk += sum(event["event"] == "run_started" for event in events) - 1
-        redone.append(steps_redone(events))
-    from_disk -= in_memory
-    print(
-        f"real       {runs} schedules: {failed} failed; went on {in_memory} times from memory, {from_disk} times from "
-        f"a checkpoint; at most {max(redone)} steps done again"
-    )
+    print(f"real       {runs} schedules: {failed} failed")
     results.figures["real_schedules"] = runs
-    results.figures["real_from_memory"] = in_memory
-    results.figures["real_from_checkpoint"] = from_disk
-    results.figures["real_steps_redone_at_most"] = max(redone)
     results.goal("real_failed", failed, at_most=0)
 
 
@@ -160,24 +143,13 @@ def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
     return f"ended with an accuracy that differs by {difference:.3f}" if difference > _SPREAD else None
 
 
-def steps_redone(events: list[Event]) -> int:
-    """Return the most steps that a restart of the run went back by, as its log tells."""
-    most = logged = 0
-    for event in events:
-        if event["event"] == "step":
-            logged = max(logged, event["step"])
-        elif event["event"] == "run_started":
-            most = max(most, logged - event["resumed_step"])
-            logged = event["resumed_step"]
-    return most
-
-
 def recovery(results: Outcome, folder: Path, kills: int) -> None:
     """Measure the time to the next step after a worker dies: alone, or with its supervisor (torchrun restarts all)."""
     folder.mkdir()
     launcher = LocalLauncher(grace_s=5.0)
-    wish = RunSpec.model_validate(spec(4, 10**6, max_restarts=1000, checkpoint_every_s=2.0))
-    handle = launcher.start(wish, folder, _ENVIRONMENT)
+    handle = launcher.start(
+        RunSpec.model_validate(spec(4, 10**6, max_restarts=1000, checkpoint_every_s=2.0)), folder, _ENVIRONMENT
+    )
     times: dict[str, list[float]] = {"memory": [], "torchrun": []}
     try:
         for number in range(kills):

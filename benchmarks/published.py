@@ -83,8 +83,10 @@ def _told(run: dict[str, Any], written: Path) -> Described:
     return Described(config=config, **known)
 
 
-def measure(results: Outcome) -> None:
-    """Print the table and record its figures."""
+def main() -> None:
+    """Print the table, record its figures, and publish."""
+    asked = options(__doc__)
+    results = Outcome(benchmark="published", quick=asked.quick)
     data = folder()
     if data is None:
         raise SystemExit("the published trainings are not at hand")
@@ -106,12 +108,6 @@ def measure(results: Outcome) -> None:
     results.goal("median_width", statistics.median(prediction.width for prediction in predictions), at_most=2.0)
     results.figures["bias"] = math.exp(statistics.fmean(prediction.log_ratio for prediction in predictions))
     results.baselines["median_ratio_of_one_utilisation_a_gpu"] = envelope
-
-
-def main() -> None:
-    asked = options(__doc__)
-    results = Outcome(benchmark="published", quick=asked.quick)
-    measure(results)
     publish(results, asked.json_file)
 
 

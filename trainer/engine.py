@@ -35,7 +35,7 @@ from hetopt.core.run_spec import RunSpec, StopRule
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.policies.policy import BatchPolicy, CriticalState
+from hetopt.trainer.policies.policy import BatchPolicy, CriticalBatch, CriticalState
 from hetopt.trainer.sharding import WHOLE, Shards
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.period import Period, PeriodLog
@@ -147,6 +147,11 @@ class Balance:
     def worth(self) -> float | None:
         """Steps of the planned batch that the next step is worth; None: the batch does not follow the noise."""
         return self._state.worth if isinstance(self._state, CriticalState) else None
+
+    @property
+    def gain(self) -> float:
+        """The steps of the batch size of the task's learning rate that the next step is worth."""
+        return (self.worth or 1.0) * (self._policy.planned_worth if isinstance(self._policy, CriticalBatch) else 1.0)
 
     def progress(self, samples_seen: int) -> float:
         """Return the samples that the planned batch would have taken for the progress made in ``samples_seen``.

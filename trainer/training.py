@@ -38,6 +38,7 @@ from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import conditions_in
+from hetopt.core.run_rules import check_follows_noise
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
@@ -589,18 +590,8 @@ class Training(Engine):
         least = least_share(model, spec.global_batch_size, len(spec.workers))
         policy = choose_policy(spec, minimum=least)
         if isinstance(policy, CriticalBatch):
+            check_follows_noise(spec, devices=shards.devices, rule=task.learning_rate_rule)
             policy = replace(policy, most=max(policy.given, min(policy.most, len(data.train))))
-            if shards.devices > 1:
-                raise BadInput(
-                    "The batch cannot follow the noise of a sharded model: no device has a whole gradient.",
-                    hint='choose another batch policy, or `shard="none"`',
-                )
-            if task.learning_rate_rule == "none":
-                raise BadInput(
-                    "The batch cannot follow the noise: the task's `learning_rate_rule` is 'none', and a larger batch "
-                    "makes no more progress at the same learning rate.",
-                    hint="choose another batch policy, or the rule sqrt or linear",
-                )
         balance = Balance(spec, policy, minimum=least)
         self.feed = make_feed(context, data.train, is_sharing=shards.devices > 1)
         self.replay = self.feed.cursor if isinstance(self.feed.cursor, StreamCursor) else None
@@ -747,8 +738,8 @@ class Training(Engine):
         """Learning rate of the next step, over the task's own rate."""
         spec = self.context.spec
         if spec.stream is None:
-            worth = self.balance.worth or 1.0  # AdaScale's rate; of Adam its root, as AdaptDL has it
-            return spec.learning_rate_scale * (worth if isinstance(self.optimizer, SGD) else math.sqrt(worth))
+            gain = self.balance.gain  # AdaScale's rate; of Adam its root, as AdaptDL has it
+            return spec.learning_rate_scale * (gain if isinstance(self.optimizer, SGD) else math.sqrt(gain))
         batch_size = sum(self.balance.shares)
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 

@@ -165,16 +165,16 @@ def region(given: str, name: str) -> str:
 
 
 at_least_one = partial(within, least=1, most=10_000_000, example="128")
-SAMPLES_OR_AUTO = replace(WHOLE, what="a number of samples, or auto")
+SAMPLES_OR_AUTO = replace(WHOLE, what="a number of samples, auto or adaptive")
 
 
 def batch_size(given: Any, name: str) -> int | str:
-    """Return a batch size in samples, or 'auto'.
+    """Return a batch size in samples, or 'auto' or 'adaptive'.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: it is none of them.
     """
-    number: int | str = given if given == "auto" else at_least_one(given, name, written=SAMPLES_OR_AUTO)
+    number: int | str = given if given in ("auto", "adaptive") else at_least_one(given, name, written=SAMPLES_OR_AUTO)
     return number
 
 
@@ -472,9 +472,10 @@ class Search(Sought):
     batch_size: Annotated[
         int | str | None,
         Option(
-            help="Global batch size, samples; auto: the best at equal progress, with the steps that it needs. Default: "
-            "the job's own, but to a target.",
-            names=("auto",),
+            help="Global batch size, samples; auto: the best at equal progress, with the steps that it needs; "
+            "adaptive: begins where that surely pays, then follows the gradient noise. Default: the job's own, but to "
+            "a target.",
+            names=("auto", "adaptive"),
             read=batch_size,
         ),
     ] = None

@@ -28,7 +28,8 @@ from hetopt.core.option import options_of, takes
 from hetopt.core.paths import read_json
 from hetopt.core.plain_text import known
 from hetopt.core.profile import LOCAL, Profile
-from hetopt.core.run_rules import check_for_script
+from hetopt.core.run_rules import check_follows_noise, check_for_script
+from hetopt.core.run_spec import Synchronization
 from hetopt.core.step_samples import Node, StepSample, StepSamples
 from hetopt.optimizer.cost.preemption_rate import ObservedPreemptions, observed_file
 from hetopt.optimizer.described_profile import Timed, described_profile
@@ -48,7 +49,7 @@ from hetopt.optimizer.market.quota import AccountQuotas, Quotas, account_quotas_
 from hetopt.optimizer.model_counts import ADAPTER_SHARE, CONTRIBUTION, ModelCount, Recipe, of_flops, of_parameters
 from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import AWS, UNLIKE, Goal, Plan
-from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
+from hetopt.optimizer.recommendation.options import ADAPTIVE_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.places import better_of, on_own_machines, plan_in_regions
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.step_time.gpu_transfer import Precision
@@ -89,11 +90,19 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     places = Places.of(asked)
     limits = search_options(asked, quotas=places.quotas(asked, report), observed=_observed(asked.observed, report))
     measured = profile_of(profile, report)
-    if measured.job.script and limits.batch_size == AUTO_BATCH:
+    if measured.job.script and isinstance(limits.batch_size, str):
         raise BadInput(
             "a script says its batch size and its length itself, so hetopt cannot choose them.",
             hint="give `batch_size` as a number, and the script the same",
         )
+    if limits.batch_size == ADAPTIVE_BATCH:
+        if limits.learning_rate_rule is not None:
+            raise BadInput(
+                f"with {setting('batch_size', ADAPTIVE_BATCH)} the learning rate follows the noise.",
+                hint="leave out `learning_rate_rule`",
+            )
+        # How gradients travel while their noise is measured: whole, in every step.
+        limits = replace(limits, compression=limits.compression or (IDENTITY,), sync=limits.sync or Synchronization())
     goal = _goal(measured, asked, report)
     for remark in contradictions(measured, places.catalogs[0].instance_types):
         report.note(remark)
@@ -102,6 +111,8 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
         plan = plan.model_copy(update={"run": synchronized(Changes(sync=asked.sync), plan.run)})
     if plan.run.script:
         check_for_script(plan.run)
+    if plan.run.batch_policy == "critical":
+        check_follows_noise(plan.run, rule=measured.job.learning_rate_rule)
     return plan
 
 

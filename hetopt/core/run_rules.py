@@ -158,11 +158,17 @@ def why_not_local(spec: RunSpec) -> str | None:
     )
 
 
-def check_follows_noise(spec: RunSpec) -> None:
+def check_follows_noise(spec: RunSpec, *, devices: int = 1, rule: str | None = None) -> None:
     """Refuse a run whose global batch cannot follow the gradient noise (batch policy ``critical``).
 
+    Args:
+        spec: of the run.
+        devices: that share a model.
+        rule: by which the task's learning rate follows the batch size; None: that is not known here.
+
     Raises:
-        BadInput: it is a script's, does not sum whole gradients, or has samples in another order for each worker.
+        BadInput: it is a script's, does not sum whole gradients, has samples in another order for each worker, or a
+            learning rate that does not follow the batch size.
     """
     reason = first_that_applies(
         {
@@ -173,7 +179,10 @@ def check_follows_noise(spec: RunSpec) -> None:
                 spec.is_local or spec.steers_exchange or spec.compression.name != IDENTITY
             ),
             "no device of a sharded model has a whole gradient, whose noise is measured": (
-                spec.shard not in (None, "none")
+                spec.shard not in (None, "none") or devices > 1
+            ),
+            "the task's `learning_rate_rule` is 'none', and a larger batch makes no more progress at the same rate": (
+                rule == "none"
             ),
             "noise is that of samples in one order for all workers": _reads_apart(spec),
         }

@@ -494,10 +494,16 @@ class CriticalSettings(Record):
 
     Attributes:
         most: largest global batch, in units of the planned one.
+        least: smallest global batch, in units of the planned one; the task's learning rate is for it.
+        critical: critical batch size that the plan reckons with, samples.
+        overhead: samples that workers would compute in the time of a step that does not depend on their number.
         least_gain: least fraction of the time for equal progress that a change must save.
     """
 
     most: Annotated[float, Field(ge=1)] = 8.0
+    least: Share = 1.0
+    critical: PositiveFloat | None = None
+    overhead: PositiveFloat | None = None
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.05
 
 

@@ -44,9 +44,6 @@ protocol *early*)."""
 BENT_LOG_SCALE = 0.02
 """Half-Cauchy scale of ``ln 1/g``: nearly McCandlish's law unless the runs say otherwise, and then free to bend."""
 
-NOISE_HELPS_BELOW = 3
-"""Batch sizes from which on runs say more about the critical batch size than the noise scale does."""
-
 NODES = (49, 33)
 NEGLIGIBLE = 1e-4
 """Of the heaviest curve's weight: lighter ones are dropped, which no forecast notices."""
@@ -55,7 +52,8 @@ NEGLIGIBLE = 1e-4
 def averaged_curve(
     runs: Sequence[PriorRun],
     *,
-    noise_scale: float | None = None,
+    noise_scale: ArrayLike | None = None,
+    noise_steps: ArrayLike = 1.0,
     kappa: float = KAPPA,
     log_sds: tuple[float, float] = KAPPA_LOG_SDS,
 ) -> AveragedCurve:
@@ -63,13 +61,15 @@ def averaged_curve(
 
     Args:
         runs: finished runs, one at least.
-        noise_scale: gradient noise scale in samples; None: not measured. It stands in for runs at more batch sizes.
+        noise_scale: gradient noise scale in samples, at one time or over a run of the smallest batch size; None: not
+            measured. It stands in for runs at more batch sizes.
+        noise_steps: of that run, by each of its noise scales.
         kappa: prior median of the critical batch size over the noise scale.
         log_sds: of the log of that, standard deviations of two equally likely normal priors.
     """
     batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
     steps = np.array([run.steps_to_target for run in runs], dtype=np.float64)
-    critical, log_prior = _critical_batch_sizes(batch, noise_scale, kappa, log_sds)
+    critical, log_prior = _critical_batch_sizes(batch, noise_scale, noise_steps, kappa, log_sds)
     # Runs at one batch size cannot show a bend, and the noise scale speaks of McCandlish's law.
     bends = NODES[1] if len(np.unique(batch)) > 1 else 1
     bend = np.linspace(0.0, math.asinh(math.log(2) / BENT_LOG_SCALE), bends)
@@ -98,16 +98,24 @@ def averaged_curve(
 
 
 def _critical_batch_sizes(
-    batch: Array, noise_scale: float | None, kappa: float, log_sds: tuple[float, float]
+    batch: Array, noise_scale: ArrayLike | None, noise_steps: ArrayLike, kappa: float, log_sds: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """Return nodes of the critical batch size, evenly spaced in the log, and their log prior."""
-    if noise_scale is None or len(np.unique(batch)) >= NOISE_HELPS_BELOW:
+    """Return nodes of the critical batch size and their log prior, evenly spaced in the log of it or of ``kappa``.
+
+    Steps at another batch size are the integral of a step's worth over the run, ``sum_i w_i (1/B + 1/c_i) / (1/B0 +
+    1/c_i)`` for ``w_i`` steps with the critical batch size ``c_i``, kappa times the noise scale. That is the law of one
+    critical batch size, ``sum_i p_i c_i / sum_i p_i`` with ``p_i = w_i / (c_i + B0)``.
+    """
+    if noise_scale is None or len(np.unique(batch)) > 2:  # of which runs say more than the noise scale does
         ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
         return np.exp(np.linspace(*ends, NODES[0])), np.zeros(NODES[0])
     # Below a tenth of a sample a noise scale is the absence of noise; its log must stay finite.
     distance = np.linspace(-3 * log_sds[1], 3 * log_sds[1], NODES[0])
-    nodes = max(kappa * noise_scale, 0.1) * np.exp(distance)
-    return nodes, np.log(sum(np.exp(-0.5 * (distance / sd) ** 2) / sd for sd in log_sds))
+    critical = np.maximum(np.multiply(kappa, noise_scale), 0.1) * np.exp(distance)[:, None]
+    steps = np.asarray(noise_steps) / (critical + batch.min())
+    return (steps * critical).sum(axis=1) / steps.sum(axis=1), np.log(
+        sum(np.exp(-0.5 * (distance / sd) ** 2) / sd for sd in log_sds)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
 from hetopt.core.run_spec import parse_sync
-from hetopt.core.training_laws import KAPPA
+from hetopt.core.training_laws import KAPPA, Moments
 from hetopt.optimizer.convergence.averaged_law import (
     EARLY_GROWTH,
     EARLY_LOG_SDS,
@@ -141,9 +141,8 @@ class GivenSteps:
     @property
     def source(self) -> str:
         """The basis of the number of steps, as a phrase."""
-        if self.dataset_size is None:
-            return f"{self.amount:.0f} steps, as asked for"
-        return f"{self.amount:g} epochs of {self.dataset_size} samples, as asked for"
+        epochs = f"{self.amount:g} epochs of {self.dataset_size} samples"
+        return f"{f'{self.amount:.0f} steps' if self.dataset_size is None else epochs}, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the optimizer steps of the given length by batch size (samples), rounded up, whatever the gain.
@@ -191,6 +190,16 @@ class EqualSteps:
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         return np.maximum(1.0, self.given.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
 
+    def critical(self, batch_size: int) -> float:
+        """Return the critical batch size (samples) with which larger batches make as much progress as is expected here.
+
+        Args:
+            batch_size: larger than the given one, samples, of which that holds exactly.
+        """
+        worth = float(1 / self.curve.relative(batch_size, self.batch_size)[0])
+        # A step that is worth the ratio of the sizes has no such size; a thousand times as large is none, either.
+        return (worth - 1) / max(1 / self.batch_size - worth / batch_size, (worth - 1) / (1000 * batch_size))
+
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the standard deviation of the log of `steps`: the curve's between this batch size and the given."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
@@ -219,10 +228,19 @@ def fit_convergence(profile: Profile) -> Convergence:
             else "one pilot reached the target, and no noise scale says what another batch size needs",
             is_early=not profile.noise or profile.noise[0].samples_seen < profile.job.dataset_size,
         )
-    curve = averaged_curve(runs, noise_scale=noise)
-    basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
-    if len(sizes) == 1:
-        basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
+    told = [sample for sample in profile.noise if sample.gradient_variance > 0]
+    curve = averaged_curve(
+        runs,
+        # At most a thousand times the average: a mean gradient that is lost in noise has no size.
+        noise_scale=[1 / max(each.gradient_square / each.gradient_variance, 1e-3 / (noise or 1)) for each in told]
+        or None,
+        noise_steps=np.maximum(1, np.diff([0, *(sample.step for sample in told)])),
+    )
+    basis = (
+        f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
+        if len(sizes) == 1
+        else f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
+    )
     compressed = tuple(_compressed(profile.pilots, curve))
     penalty = Penalty().after((pilot, distance(pilot.gain)) for pilot in compressed)
     return Convergence(
@@ -236,7 +254,7 @@ def fit_convergence(profile: Profile) -> Convergence:
     )
 
 
-def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
+def noise_scale(samples: Sequence[NoiseSample | Moments]) -> float | None:
     """Return the gradient noise scale ``V / |G|^2`` in samples, averaged over training; None where nothing bounds it.
 
     The harmonic mean averages |G|^2 / V, where a negative estimate of |G|^2 does no harm: clipping first would bias it.
@@ -279,6 +297,17 @@ def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) ->
         kappa, log_sds = (EARLY_GROWTH * KAPPA, EARLY_LOG_SDS) if convergence.is_early else (KAPPA, KAPPA_LOG_SDS)
         curve = averaged_curve([asked], noise_scale=convergence.noise_scale, kappa=kappa, log_sds=log_sds)
     return EqualSteps(given=given, batch_size=batch_size, curve=curve)
+
+
+def surely_best(scores: Array, log_sds: Array, own: float) -> int:
+    """Return the index of the least score among those that are at most ``own`` at the upper end of their 90 % interval.
+
+    Args:
+        scores: expected time or cost; larger batches cost what their steps do.
+        log_sds: standard deviation of the log of each one's steps; 0 for the batch that scores ``own``.
+        own: score that is known to be had.
+    """
+    return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= own, scores, np.inf)))
 
 
 def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
@@ -332,8 +361,7 @@ def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot
 
 
 def _steps_trained(pilot: Pilot) -> float:
-    trained = max((float(evaluation.step) for evaluation in pilot.evaluations), default=1.0)
-    return max(1.0, trained, pilot.steps_to_target or 0.0)
+    return max(1.0, *(float(evaluation.step) for evaluation in pilot.evaluations), pilot.steps_to_target or 0.0)
 
 
 UNSEEN_LOG_SD = 0.05
@@ -357,8 +385,9 @@ def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
     """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more."""
     if precision == profile.precisions[0]:
         return PrecisionLoss()
-    trials = (trial for trial in profile.precision_trials if trial.precision == precision)
-    log_ratios = [math.log(trial.steps / trial.usual_steps) for trial in trials]
+    log_ratios = [
+        math.log(trial.steps / trial.usual_steps) for trial in profile.precision_trials if trial.precision == precision
+    ]
     log_sd = math.sqrt(2 / max(1, len(log_ratios))) * SEED_LOG_SD
     mean = sum(log_ratios) / max(1, len(log_ratios))
     if mean > Z90 * log_sd:

@@ -16,7 +16,7 @@ from hetopt.core.batch_partition import solve_shares
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.options import settled_collective
 from hetopt.core.comm.payload_bytes import Collective
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import RunSpec, Settings, StopRule, WorkerSpec
 from hetopt.core.training_laws import learning_rate_scale
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import itemise
@@ -281,6 +281,7 @@ def run_spec(
     interval_s: float = math.inf,
     learning_rate_rule: ScalingRule | None = None,
     equal_progress: bool = False,
+    follows_noise: Settings | None = None,
 ) -> RunSpec:
     """Return the run spec of a candidate: what its workers need to train, with stop rule and checkpoint interval.
 
@@ -298,6 +299,8 @@ def run_spec(
         learning_rate_rule: how the learning rate follows the batch size; None: the task's own rule.
         equal_progress: whether the run ends with the steps that its batch size needs for what was asked for; False:
             after the epochs or steps that were asked for, whatever its batch size.
+        follows_noise: settings of the policy by which the batch follows the gradient noise, and the learning rate with
+            it; empty: neither does.
     """
     profile = model.profile
     job = profile.job
@@ -312,7 +315,6 @@ def run_spec(
         for machine in range(group.machines)
         for place in range(group.workers_per_machine)
     ]
-    rule = learning_rate_rule or job.learning_rate_rule
     # A plan that sends a part says where to begin; the run knows better how much. One that does not leaves it at that:
     # nobody's gradient is thinned out who was not told so.
     shares = next((group.assumed.shard for group in chosen.groups if group.assumed is not None), "none")
@@ -331,7 +333,13 @@ def run_spec(
         precision=chosen.precision,
         shard=None if (shares == "none" and job.shard != "auto") or profile.is_counted else shares,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
-        learning_rate_scale=learning_rate_scale(rule, chosen.global_batch_size, job.batch_size),
+        learning_rate_scale=learning_rate_scale(
+            "none" if follows_noise else learning_rate_rule or job.learning_rate_rule,
+            chosen.global_batch_size,
+            job.batch_size,
+        ),
+        batch_policy="critical" if follows_noise else "model",
+        batch_settings=follows_noise or {},
         stop=_stop(goal, chosen, as_many=equal_progress and chosen.global_batch_size != job.batch_size),
         evaluate_every_epochs=evaluate_every_epochs,
         checkpoint_every_s=round(interval_s) if math.isfinite(interval_s) else CHECKPOINT_INTERVAL_S[1],

@@ -130,11 +130,11 @@ def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterat
     if not priced:
         equal = equal_steps(model.convergence, GivenSteps(amount=round(steps * size / usual)), usual)
         needed = float(equal.steps(size, 1.0))
-        auto = "" if model.profile.job.script else f" ({setting('batch_size', 'auto')})"
-        worse = ", and the model may end worse" if needed > steps else ""
         counted = (
-            f"the same samples make {share(usual / size)} of the updates{worse}. For the same progress: "
-            f"{needed:,.0f} steps, not {steps:,.0f}{auto}"
+            f"the same samples make {share(usual / size)} of the updates"
+            + (", and the model may end worse" if needed > steps else "")
+            + f". For the same progress: {needed:,.0f} steps, not {steps:,.0f}"
+            + ("" if model.profile.job.script else f" ({setting('batch_size', 'auto')})")
         )
     yield f"Batches of {size:,}, not {usual:,}: {counted}."
 

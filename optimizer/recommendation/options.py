@@ -27,8 +27,8 @@ from hetopt.optimizer.search.search_space import MAX_TYPES
 if TYPE_CHECKING:
     import optuna
 
-AUTO_BATCH: Literal["auto"] = "auto"
-"""Value of a batch size that stands for the best global batch size at equal progress."""
+ADAPTIVE_BATCH: Literal["adaptive"] = "adaptive"
+"""Value of a batch size that stands for a global batch that begins where that surely pays, and follows the noise."""
 
 TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
     {"balanced": BALANCED, "fastest": FASTEST, "cheapest": 1 - FASTEST}
@@ -42,8 +42,8 @@ class Options(Wishes):
     Attributes:
         max_machines: most machines in a cluster; None: as many as workers.
         max_workers: most workers in a cluster.
-        batch_size: fixes the global batch size, samples; `AUTO_BATCH`: search it, at equal progress. None: the job's
-            own, or, where the goal is a target, search it.
+        batch_size: fixes the global batch size, samples; "auto": search it, at equal progress; `ADAPTIVE_BATCH`: where
+            the batch begins. None: the job's own, or, where the goal is a target, search it.
         startup_s: seconds from the request to the first step on rented machines; None: by what each machine has to
             fetch.
         disk_gb: of each machine; None: what is needed.
@@ -71,7 +71,7 @@ class Options(Wishes):
 
     max_machines: int | None = None
     max_workers: int = 64
-    batch_size: int | Literal["auto"] | None = None
+    batch_size: int | Literal["auto", "adaptive"] | None = None
     startup_s: float | None = None
     disk_gb: int | None = None
     data_bytes: float = 0.0

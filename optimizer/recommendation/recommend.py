@@ -17,15 +17,18 @@ from hetopt.core.formatting import counted, duration, usd
 from hetopt.core.memory import ExchangeMemory, Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
+from hetopt.core.run_spec import Settings
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
+    LARGEST_BATCH_FACTOR,
     GivenSteps,
     PrecisionLoss,
     StepsModel,
     batch_range,
     equal_steps,
     precision_loss,
+    surely_best,
     target_steps,
 )
 from hetopt.optimizer.convergence.steps_law import Z90
@@ -56,10 +59,11 @@ from hetopt.optimizer.recommendation.infeasible import (
     nothing_fits,
     nothing_usable,
 )
-from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
+from hetopt.optimizer.recommendation.options import ADAPTIVE_BATCH, Options, PlanRequest
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, least_gain
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, SearchResult, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     MachineOption,
@@ -122,6 +126,7 @@ def recommend(
     if options.confidence is not None and limits.budget_usd is None and limits.deadline_s is None:
         raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     problem = search_problem(request)
+    problem, settings = _begun(problem, limits) if options.batch_size == ADAPTIVE_BATCH else (problem, {})
     goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
     result = search(space, job, limits, effort=Effort(types=options.mixed_types), tell=tell)
     if options.trials is not None:
@@ -158,7 +163,7 @@ def recommend(
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
         reasons=(
-            *batch_note(model, chosen, priced=goal.ends == "target" or options.batch_size == AUTO_BATCH),
+            *batch_note(model, chosen, priced=goal.ends == "target" or isinstance(options.batch_size, str)),
             *(*_other_batch(request, problem, result), *reasons(chosen, request.profile.job))[:MOST_REASONS],
         ),
         not_compared=unpriced.in_words if unpriced.is_most else None,
@@ -171,7 +176,7 @@ def recommend(
                 limits,
                 seen,
                 to_target=goal.ends == "target",
-                equal_progress=options.batch_size == AUTO_BATCH,
+                equal_progress=isinstance(options.batch_size, str),
             ),
             *([unpriced.in_words] if unpriced.missing and not unpriced.is_most else []),
             *(() if memory else (NOT_COUNTED,)),
@@ -186,40 +191,61 @@ def recommend(
             evaluate_every_epochs=problem.evaluate_every_epochs,
             interval_s=float(result.forecast.interval_s[result.chosen]),
             learning_rate_rule=options.learning_rate_rule,
-            equal_progress=options.batch_size == AUTO_BATCH,
+            equal_progress=isinstance(options.batch_size, str),
+            follows_noise=settings,
         ),
         profile=request.profile,
     )
 
 
-WORTH_ANOTHER_BATCH = 0.1
-"""Part of the expected score that another batch size must save at equal progress to be told of."""
+def _surest(space: SearchSpace, job: JobModel, limits: Limits) -> tuple[SearchResult, int]:
+    """Return a search of clusters of one type, and the row that is best by expectation of those that surely pay.
+
+    The smallest batch size is the job's own, which is there at any rate.
+    """
+    found = search(space, job, limits, effort=Effort(types=1))
+    scores = np.where(limits.risk(found.forecast) <= 1, limits.expected_score(found.forecast), np.inf)
+    batch, log_sds = found.rows.batch, job.steps.log_sd(np.array(space.batch_sizes), 1.0)
+    return found, surely_best(scores, log_sds[batch], float(scores[batch == batch.min()].min()))
 
 
 def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
     """Yield the saving of the best batch size at equal progress, where it is sure and the job's own is kept unasked."""
     if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
         return
-    job, length = request.profile.job, problem.job.steps
+    job, length, limits = request.profile.job, problem.job.steps, request.limits
     if result.chosen is None or not isinstance(length, GivenSteps):
         return
     steps = equal_steps(problem.model.convergence, length, job.batch_size)
     space = replace(problem.space, batch_sizes=_batch_sizes(problem.model, steps, to_target=False))
-    best = search(space, replace(problem.job, steps=steps), request.limits, effort=Effort(types=1))
-    if best.chosen is None:
-        return
-    usual, new = (outcome.forecast.take(np.array([outcome.chosen])) for outcome in (result, best))
-    saved = 1 - float(request.limits.expected_score(new)[0] / request.limits.expected_score(usual)[0])
-    if saved < WORTH_ANOTHER_BATCH:
-        return
-    size = space.batch_sizes[best.cluster(best.chosen).batch]
-    time, sd = float(new.total_s[0] / usual.total_s[0]), float(steps.log_sd(size, 1.0))
-    shorter, least, most = (100 * (1 - time * math.exp(sign * Z90 * sd)) for sign in (0, 1, -1))
-    if least > 0 and size != job.batch_size:
+    best, row = _surest(space, replace(problem.job, steps=steps), limits)
+    usual, new = result.forecast.take(np.array([result.chosen])), best.forecast.take(np.array([row]))
+    size = space.batch_sizes[best.rows.batch[row]]
+    if size != job.batch_size:
+        time, sd = float(new.total_s[0] / usual.total_s[0]), float(steps.log_sd(size, 1.0))
+        shorter, least, most = (100 * (1 - time * math.exp(sign * Z90 * sd)) for sign in (0, 1, -1))
         yield (
             f"Batches of {size} would take {shorter:.0f} % less time ({least:.0f} to {most:.0f} %) for the same "
-            f"progress, at {usd(float(new.cost_usd[0]))}: {setting('batch_size', AUTO_BATCH)}."
+            f"progress, at {usd(float(new.cost_usd[0]))}: {setting('batch_size', ADAPTIVE_BATCH)}."
         )
+
+
+def _begun(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Settings]:
+    """Return the problem with the batch size that an adaptive batch begins with, and the settings of that policy."""
+    own = problem.model.profile.job.batch_size
+    found, row = _surest(problem.space, problem.job, limits)
+    row = found.chosen if problem.goal.ends == "target" and found.chosen is not None else row
+    rows, step_s, sizes = found.rows, found.forecast.step_time_s, np.array(problem.space.batch_sizes)[found.rows.batch]
+    same = ((rows.option == rows.option[row]) & (rows.count == rows.count[row])).all(axis=1)
+    per_sample_s = float(np.ptp(step_s[same])) / max(1, int(np.ptp(sizes[same])))
+    begin, equal = int(sizes[row]), equal_steps(problem.model.convergence, GivenSteps(amount=1), own)
+    return replace(problem, space=replace(problem.space, batch_sizes=(begin,))), {
+        "least": min(1.0, own / begin),
+        "most": max(1.0, LARGEST_BATCH_FACTOR * own / begin),
+        "critical": round(equal.critical(max(begin, 2 * own)), 1),
+        # Of one size alone nothing tells how the time of a step depends on it.
+        **({"overhead": round(max(1.0, float(step_s[row]) / per_sample_s - begin), 1)} if per_sample_s > 0 else {}),
+    }
 
 
 def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
@@ -260,18 +286,14 @@ def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tup
     return result, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
 
 
-def _larger_quotas(request: PlanRequest) -> str | None:
-    """Return the least increase of quotas with which clusters of one type keep the limits; absent: none does."""
-    wide = search_problem(replace(request, options=replace(request.options, quotas={})))
-    result = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
-    return larger_quotas(wide.space, result, request.options.quotas, request.limits)
-
-
 def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
     """Yield changes other than to limits with which a cluster of one type keeps them, with their price."""
     profile, options = request.profile, request.options
-    if quotas and options.quotas and (more := _larger_quotas(request)):
-        yield more
+    if quotas and options.quotas:
+        wide = search_problem(replace(request, options=replace(options, quotas={})))
+        result = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
+        if more := larger_quotas(wide.space, result, options.quotas, request.limits):
+            yield more
     if not profile.job.resumes:
         job = profile.job.model_copy(update={"resumes": True})
         saving = replace(request, profile=profile.model_copy(update={"job": job}))
@@ -334,7 +356,7 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, goal, options, host)
-    if options.batch_size == AUTO_BATCH or (options.batch_size is None and goal.ends == "target"):
+    if isinstance(options.batch_size, str) or (options.batch_size is None and goal.ends == "target"):
         sizes = _batch_sizes(model, job.steps, to_target=goal.ends == "target")
         space = replace(space, batch_sizes=sizes)
     if request.open_hours is not None:
@@ -444,7 +466,7 @@ def job_of(
     """
     profile = model.profile
     return JobModel(
-        steps=steps_model(model, goal, every, equal_progress=options.batch_size == AUTO_BATCH),
+        steps=steps_model(model, goal, every, equal_progress=isinstance(options.batch_size, str)),
         evaluate_every_samples=every * profile.job.dataset_size,
         shape=shape,
         startup_log_sd=STARTUP_LOG_SD,

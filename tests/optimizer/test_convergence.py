@@ -22,7 +22,7 @@ from hetopt.core.comm.options import LOSSLESS, timed_ways, tried_ways
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import CompressorCost, Evaluation, ExchangeTrial, NoiseSample, Pilot, PilotCompression, Profile
 from hetopt.core.run_spec import Compression
-from hetopt.core.training_laws import KAPPA, LEAST_GAIN, step_inflation
+from hetopt.core.training_laws import KAPPA, LEAST_GAIN, Moments, step_inflation, step_worth
 from hetopt.optimizer.convergence.averaged_law import averaged_curve
 from hetopt.optimizer.convergence.compression_penalty import (
     CompressedPilot,
@@ -39,6 +39,7 @@ from hetopt.optimizer.convergence.convergence import (
     equal_steps,
     fit_convergence,
     noise_scale,
+    surely_best,
     target_steps,
 )
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
@@ -140,7 +141,18 @@ def test_equal_progress_is_priced(noise: float, times: list[float], own: GivenSt
         assert (np.diff(steps * sizes) >= -1e-6 * steps[0] * 64).all()
         assert spread[0] == 0
         assert (np.diff(spread) >= -1e-9).all()
+        # A step of a batch is worth as much as its critical batch size says, by which runs go on from there.
+        at = Moments(gradient_variance=model.critical(128), gradient_square=1.0)
+        assert step_worth(at, 128, 64) == pytest.approx(float(steps[0] / model.steps(128, 1.0)), rel=0.02)
     assert "64" in model.source
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 2)), min_size=1, max_size=9))
+def test_what_surely_pays_is_chosen_and_else_what_is_had(others: list[tuple[float, float]]) -> None:
+    scores, log_sds = np.array([(1.0, 0.0), *others]).T
+    best = surely_best(scores, log_sds, 1.0)
+    assert scores[best] * np.exp(Z90 * log_sds[best]) <= 1
+    assert all(score >= scores[best] for score, sd in others if score * np.exp(Z90 * sd) <= 1)
 
 
 def test_the_range_of_batch_sizes() -> None:

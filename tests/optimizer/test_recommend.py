@@ -19,11 +19,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetopt.backends.prediction import predict_on_local
-from hetopt.core.comm.options import AVERAGED, ROUNDED
+from hetopt.core.comm.options import AVERAGED, IDENTITY, ROUNDED
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.run_rules import why_not_local
 from hetopt.core.run_spec import Synchronization, parse_sync, spell_sync
+from hetopt.core.training_laws import Moments, step_worth
 from hetopt.optimizer.convergence.compression_penalty import (
     MOST_TIMES_WORKERS,
     PRIOR,
@@ -113,6 +114,23 @@ def test_fixed_lengths(some: Catalog) -> None:
     assert steps.run.stop.max_steps == 500
     other = _plan(some, Goal(ends="steps", amount=500, budget_usd=2.0), replace(QUICK, batch_size=96))
     assert other.chosen.global_batch_size == 96
+
+
+@pytest.mark.parametrize(("noise", "grows"), [(1e5, True), (1.0, False)])
+def test_an_adaptive_batch_begins_where_that_surely_pays_and_follows_the_noise(
+    some: Catalog, noise: float, grows: bool
+) -> None:
+    profile = make_profile(noise_scale=noise, pilots=())
+    options = replace(QUICK, batch_size="adaptive", compression=(IDENTITY,), types=("c7a.large",))
+    plan = _plan(some, Goal(ends="epochs", amount=20, budget_usd=9.0), options, profile=profile)
+    run, size = plan.run, plan.chosen.global_batch_size
+    assert (run.batch_policy, run.global_batch_size, run.learning_rate_scale) == ("critical", size, 1.0)
+    assert (size > 64) == grows
+    assert float(run.batch_settings["least"]) * size == pytest.approx(64)
+    # The plan's steps are those that the run counts a step of this batch for.
+    planned = Moments(gradient_variance=float(run.batch_settings["critical"]), gradient_square=1.0)
+    worth = 20 * 50_000 / 64 / plan.chosen.prediction.steps.value
+    assert step_worth(planned, size, 64) == pytest.approx(worth, rel=0.02)
 
 
 RECORDED = sorted((Path(__file__).parent.parent / "recorded").glob("*.json"))

@@ -26,6 +26,7 @@ from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.training_laws import FEWEST_NOISE_SAMPLES, KAPPA, Moments, NoiseCurve, step_worth
 from hetopt.trainer.engine import Balance
 from hetopt.trainer.policies.policy import (
+    POLICIES,
     AllocateMicroBatches,
     BatchObservation,
     CriticalBatch,
@@ -35,7 +36,6 @@ from hetopt.trainer.policies.policy import (
     ModelShares,
     ProportionalShares,
     choose_policy,
-    omnilearn,
 )
 from tests.thinned import few
 
@@ -89,7 +89,7 @@ class TestDynamic(BatchPolicyContract):
 
 class TestOmniLearn(BatchPolicyContract):
     def make(self, minimum):
-        return omnilearn(minimum=minimum)
+        return POLICIES["omnilearn"](RUN, minimum)
 
 
 class TestAllocation(BatchPolicyContract):
@@ -151,11 +151,12 @@ def test_a_share_whose_growth_cost_throughput_goes_back_and_stays_there():
 
 def test_omnilearn_keeps_half_to_three_times_the_equal_share():
     """[16, 96] at 32 samples a worker, and a dead-band of a fifth."""
-    slow, fast = watch(omnilearn(), VirtualCluster((1, 30, 30, 30)), (SHARE,) * 4, periods=3).shares[-1][:2]
+    policy = POLICIES["omnilearn"](RUN, 1)
+    slow, fast = watch(policy, VirtualCluster((1, 30, 30, 30)), (SHARE,) * 4, periods=3).shares[-1][:2]
     assert (slow, fast) == (16, 38)
-    shares = watch(omnilearn(), VirtualCluster((1, 1, 1, 30)), (SHARE,) * 4, periods=3).shares[-1]
+    shares = watch(policy, VirtualCluster((1, 1, 1, 30)), (SHARE,) * 4, periods=3).shares[-1]
     assert max(shares) == 80  # 96 would leave less than 16 for the others
-    assert not watch(omnilearn(), VirtualCluster((10, 11, 9)), (SHARE,) * 3, periods=3).changed
+    assert not watch(policy, VirtualCluster((10, 11, 9)), (SHARE,) * 3, periods=3).changed
 
 
 def test_allocation_moves_whole_micro_batches_until_one_more_would_not_help():
@@ -326,7 +327,7 @@ class TestCritical(BatchPolicyContract):
     """Without noise it is the policy ``model``."""
 
     def make(self, minimum):
-        return CriticalBatch(given=1, most=10**6, minimum=minimum)
+        return CriticalBatch(given=1, least=1, most=10**6, minimum=minimum)
 
 
 class Cluster:
@@ -364,7 +365,7 @@ class Cluster:
 
 
 def follow(cluster, periods, *, policy=None, shares=(22, 42)):
-    policy = policy or CriticalBatch(given=GIVEN, most=MOST)
+    policy = policy or CriticalBatch(given=GIVEN, least=GIVEN, most=MOST)
     state, story = policy.initial(), [(CriticalState(), shares)]
     for _ in range(periods):
         state, decision = policy.decide(state, cluster.observe(shares))
@@ -441,8 +442,22 @@ def test_computing_that_takes_as_long_whatever_the_batch_is_found_out():
     assert sum(follow(cluster, 60)[-1][1]) > 4 * GIVEN
 
 
+@pytest.mark.parametrize(("rest_s", "scale"), [(0.2, 1000), (0.05, 3000), (0.02, 300), (0.0, 1e5)])
+def test_what_a_plan_knows_is_begun_with_and_gone_back_from_where_it_is_wrong(rest_s, scale):
+    cluster = Cluster(rest_s, scale=scale)
+    overhead = max(1.0, 300 * cluster.rest_s / (cluster.step_s(600) - cluster.step_s(300)))
+    policy = CriticalBatch(given=256, least=GIVEN, most=MOST, critical=KAPPA * scale, overhead=overhead)
+    story = follow(cluster, 60, policy=policy, shares=(85, 171))
+    least_s = min(map(cluster.seconds_per_progress, range(GIVEN, MOST + 1)))
+    assert cluster.seconds_per_progress(sum(story[-1][1])) <= 1.06 * least_s
+    # At the planned batch a step is worth what the plan takes it for.
+    planned = Moments(gradient_variance=KAPPA * scale, gradient_square=1.0)
+    assert policy.believed(NoiseCurve()) == planned
+    assert policy.planned_worth == pytest.approx(step_worth(planned, 256, GIVEN))
+
+
 def test_one_slow_step_is_no_reason_to_grow():
-    cluster, policy = Cluster(0.0, scale=1e5), CriticalBatch(given=GIVEN, most=MOST)
+    cluster, policy = Cluster(0.0, scale=1e5), CriticalBatch(given=GIVEN, least=GIVEN, most=MOST)
     state, shares = follow(cluster, 30)[-1]
     loud = replace(cluster.observe(shares), step_time_s=9.0)
     assert not policy.decide(state, loud)[1].changed
@@ -475,7 +490,7 @@ def test_workers_that_are_left_keep_the_batch_and_its_progress():
 
 
 def test_settings_and_memory_bound_the_batch():
-    run = run_of(16, 16, batch_policy="critical", batch_settings={"most": 4.0})
-    assert choose_policy(run, minimum=1) == CriticalBatch(given=32, most=128)
+    run = run_of(16, 16, batch_policy="critical", batch_settings={"most": 4.0, "least": 0.25, "critical": 90.0})
+    assert choose_policy(run, minimum=1) == CriticalBatch(given=32, least=8, most=128, critical=90.0)
     small = [worker.model_copy(update={"max_local_batch_size": 20}) for worker in run.workers]
     assert choose_policy(run.model_copy(update={"workers": tuple(small)}), minimum=1).most == 40

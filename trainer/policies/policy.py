@@ -101,7 +101,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -364,11 +364,6 @@ class ProportionalShares(DynamicShares):
         return None
 
 
-def omnilearn(*, minimum: int = 1) -> DynamicShares:
-    """Return dynamic batching as OmniLearn's released code has it; ``minimum``: least samples of a worker."""
-    return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch")
-
-
 OVERHEAD_SD = 0.5
 """Standard deviation of the overhead's part of a step before a second share was seen."""
 
@@ -381,9 +376,6 @@ _LOUDEST = 5.0
 
 _LEAST_SLOPE = 0.02
 """Least part of a step that depends on the share: a flat line would ask for all samples there are."""
-
-_SPREAD_MEMORY = 16
-"""Periods over which the spread of a step is averaged."""
 
 
 class WorkerLine(Record):
@@ -469,7 +461,7 @@ class WorkerLine(Record):
         else:
             line = before._scaled(time_s / expected_s, relative_sd=relative_error)
             slower, faster, since_change = 0.0, 0.0, 0
-        weight = 1 / min(self.periods + 2, _SPREAD_MEMORY)
+        weight = 1 / min(self.periods + 2, 16)  # the spread is that of about 16 periods
         return line.model_copy(
             update={
                 "samples": samples,
@@ -549,8 +541,6 @@ LEAST_ERROR = 0.01
 
 UNKNOWN_NOISE = 0.03
 """Relative standard deviation of a step's time before any spread was seen."""
-
-_FEW_STEPS = 3  # fewer have no spread to speak of
 
 
 class ModelState(Record):
@@ -643,7 +633,7 @@ def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
 
 def _step_variances(observation: BatchObservation, otherwise: Sequence[float]) -> Sequence[float]:
     """Return the relative variance of one step's time by worker; ``otherwise`` where steps were too few to tell."""
-    if observation.steps < _FEW_STEPS:
+    if observation.steps < 3:  # which have no spread to speak of
         return otherwise
     return [(sd / time_s) ** 2 for sd, time_s in zip(observation.spread_s, observation.compute_s, strict=True)]
 
@@ -762,13 +752,19 @@ class CriticalBatch:
 
     Args:
         given: samples of the planned batch.
+        least: samples of the smallest batch, for which the task's learning rate is.
         most: samples of the largest batch.
-        least_gain: part of the time for as much progress that a larger batch must save.
+        critical: critical batch size that the plan reckons with, samples; None: only what is measured is known.
+        overhead: samples that are computed in the rest of a step's time, by the plan; infinite: that is not known.
+        least_gain: part of the time for as much progress that another batch must save.
         minimum: least share of a worker.
     """
 
     given: int
+    least: int
     most: int
+    critical: float | None = None
+    overhead: float = math.inf
     least_gain: float = 0.05
     minimum: int = 1
 
@@ -795,16 +791,28 @@ class CriticalBatch:
             model=model,
             curve=curve,
             rest_s=rest_s,
-            worth=state.worth if believed is None else step_worth(believed, batch, self.given),
+            worth=state.worth if believed is None else step_worth(believed, batch, self.least) / self.planned_worth,
             spent=seen - state.progress(seen, sum(shares)),
             since=seen,
         )
         return state, decision
 
+    @property
+    def planned_worth(self) -> float:
+        """The steps of the smallest batch size that a step of the planned one is worth, as the plan has it."""
+        planned = Moments(gradient_variance=self.critical or 0.0, gradient_square=1.0)
+        return step_worth(planned, self.given, self.least)
+
     def believed(self, curve: NoiseCurve) -> Moments | None:
         """Return the noise to act by, whose scale is the critical batch size; None: nothing is known yet."""
-        likely = curve.likely
-        return None if likely is None else replace(likely, gradient_variance=KAPPA * likely.gradient_variance)
+        likely, planned = curve.likely, self.critical
+        if likely is None:
+            return None if planned is None else Moments(gradient_variance=planned, gradient_square=1.0)
+        weight = 1.0 if planned is None else curve.samples / (curve.samples + PRIOR_SAMPLES)
+        inverse = likely.gradient_square / (KAPPA * likely.gradient_variance)
+        return Moments(
+            gradient_variance=1.0, gradient_square=min(inverse, inverse**weight * (planned or 1.0) ** (weight - 1))
+        )
 
     def moved(self, kept: BatchDecision, model: ModelState, rest_s: float, noise: Moments) -> BatchDecision:
         """Return the shares of the batch of least time for as much progress, or ``kept`` where little is gained.
@@ -816,38 +824,45 @@ class CriticalBatch:
             noise: of the gradient.
         """
         now = sum(kept.local_batch_sizes)
-        is_known = all(line.relative_sd(2 * line.samples) <= LINE_KNOWN for line in model.lines)
-        # In steps of a fourth of a doubling, which is finer than the noise is known.
-        steps = range(-STEPS_A_DOUBLING, STEPS_A_DOUBLING + 1) if is_known else (0, 1)
-        wanted = (round(now * 2 ** (step / STEPS_A_DOUBLING)) for step in steps)
-        sizes = sorted({now, *(max(min(now, self.given), min(max(now, self.most), size)) for size in wanted)})
-        times = ModelShares(minimum=self.minimum).times(model)
-        solved = [solve_shares(times, size) for size in sizes]
-        worths = [step_worth(noise, size, self.given) for size in sizes]
-        costs_s = [(rest_s + shares.compute_s) / worth for shares, worth in zip(solved, worths, strict=True)]
-        if not is_known:  # what would be if computing took as long for twice as many samples
-            costs_s[-1] = costs_s[0] * worths[0] / step_worth(noise, 2 * now, self.given)
+        is_seen = all(line.relative_sd(2 * line.samples) <= LINE_KNOWN for line in model.lines)
+        is_known = is_seen or math.isfinite(self.overhead)
+        # In steps of a fourth of a doubling, finer than the noise is known. In steps of a half, batches that no plan
+        # began took 5 and 13 % more of the time of the best one.
+        wanted = (round(now * 2 ** (step / 4)) for step in (range(-4, 5) if is_known else (0, 1)))
+        sizes = sorted({now, *(max(min(now, self.least), min(max(now, self.most), size)) for size in wanted)})
+        solved = [solve_shares(ModelShares(minimum=self.minimum).times(model), size) for size in sizes]
+        worths = [step_worth(noise, size, self.least) for size in sizes]
+        # Until two sizes were seen: as the plan has it, or, without one, at best, which is as long whatever the size.
+        costs_s = [
+            (rest_s + shares.compute_s if is_seen else 1 + size / self.overhead) / worth
+            for shares, size, worth in zip(solved, sizes, worths, strict=True)
+        ]
         best = costs_s.index(min(costs_s))
         saved = 1 - costs_s[best] / costs_s[sizes.index(now)]
         if saved <= (self.least_gain if sizes[best] > now else WORTH_GOING_BACK):
             return kept
-        reason = (
-            f"{sizes[best]} samples are worth {worths[best]:.3g} steps of {self.given}, as the critical batch size is "
-            f"about {noise_scale(noise) or math.inf:.3g}: "
+        return BatchDecision(
+            local_batch_sizes=solved[best].local_batch_sizes,
+            reason=f"{sizes[best]} samples are worth {worths[best]:.3g} steps of {self.least}, as the critical batch "
+            f"size is about {noise_scale(noise) or math.inf:.3g}: "
+            + (f"{100 * saved:.0f} % less time" if is_known else "to see how long a step of more samples takes"),
         )
-        gain = f"{100 * saved:.0f} % less time" if is_known else "to see how long a step of more samples takes"
-        return BatchDecision(local_batch_sizes=solved[best].local_batch_sizes, reason=reason + gain)
 
 
-STEPS_A_DOUBLING = 4
+PRIOR_SAMPLES = 100
+"""Samples of the noise that the plan's critical batch size counts as where less is measured: noise is below its average
+while a run is young, so what is above the plan's is believed at once. With 20, 50, 100, 200 and no end of them two of
+the contest's jobs took 1.05, 1.04, 1.02, 1.02 and 1.02 of the time of the best constant batch. Where more had to wait,
+too, the third one took 1.17 times as long, and the two as long (`benchmarks.convergence`, six other seeds, two
+profiles)."""
 
 LINE_KNOWN = 0.1
 """Relative standard error of the time of twice the samples, above which a worker's line is not known: 0.25 before a
-second size was seen."""
+second size was seen. Where no size was tried to see it, batches without a plan took 5 % more of the best one's time."""
 
 WORTH_GOING_BACK = 0.01
 """Part of the time for equal progress that a smaller batch must save: less than a larger one, whose progress is a law
-and not a measurement."""
+and not a measurement. Where it is as much, a first look that costs 4 % is never taken back."""
 
 
 Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]
@@ -872,9 +887,16 @@ def _told(policy: type[DynamicShares]) -> Maker:
 def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
     check_follows_noise(spec)
     settings, given = CriticalSettings.model_validate(spec.batch_settings), spec.global_batch_size
-    room = sum(worker.max_local_batch_size or math.inf for worker in spec.workers)
-    most = max(given, int(min(settings.most * given, room)))
-    return CriticalBatch(given=given, most=most, least_gain=settings.least_gain, minimum=minimum)
+    most = min(settings.most * given, sum(worker.max_local_batch_size or math.inf for worker in spec.workers))
+    return CriticalBatch(
+        given=given,
+        least=max(1, round(settings.least * given)),
+        most=max(given, int(most)),
+        critical=settings.critical,
+        overhead=settings.overhead or math.inf,
+        least_gain=settings.least_gain,
+        minimum=minimum,
+    )
 
 
 POLICIES: dict[str, Maker] = {
@@ -882,7 +904,9 @@ POLICIES: dict[str, Maker] = {
     "static": lambda spec, minimum: KeepShares(),
     "proportional": _told(ProportionalShares),
     "dynamic": _told(DynamicShares),
-    "omnilearn": lambda spec, minimum: omnilearn(minimum=minimum),
+    "omnilearn": lambda spec, minimum: DynamicShares(
+        minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch"
+    ),
     "allocation": _allocation,
     "model": lambda spec, minimum: ModelShares(minimum=minimum),
     "rate": lambda spec, minimum: RateShares(stream=cast(Stream, spec.stream), minimum=minimum),  # the spec checks it

@@ -774,7 +774,8 @@ class FusedStep:
 
 
 NOISE_GROUPS = 8
-"""Most groups of samples by whose gradients a worker alone tells the noise."""
+"""Most groups of samples by whose gradients a worker alone tells the noise. By 4 or 16 runs under `critical` take as
+long, within the spread of seeds (three jobs, six seeds)."""
 
 
 def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:
