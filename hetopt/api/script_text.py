@@ -160,7 +160,7 @@ def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
 
 
 def resumes(files: Iterable[SourceFile]) -> bool:
-    """Return whether a script calls both ``checkpoint`` and ``resume`` of a session, so that it goes on after a loss."""
+    """Return whether a script calls both ``checkpoint`` and ``resume`` of a session, and so goes on after a loss."""
     methods = {
         node.func.attr
         for file in files

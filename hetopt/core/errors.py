@@ -20,7 +20,15 @@ from typing import ClassVar
 
 
 class HetoptError(Exception):
-    """The base of hetopt's errors: a sentence, a hint on what to do next, and an exit code."""
+    """The base of hetopt's errors: a sentence, a hint on what to do next, and an exit code.
+
+    As text an error is the sentence and the hint.
+
+    Attributes:
+        exit_code: with which the command line ends.
+        message: one sentence on what is wrong.
+        hint: what to do next; None: nothing is known.
+    """
 
     exit_code: ClassVar[int] = 1
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # commands that fit nothing do not wait for it
     Array: TypeAlias = NDArray[np.float64]
 
 SLOPE_POINTS = 3
-"""Beyond what was counted the slope is that of so many of the last sizes."""
+"""Number of the last counted sizes whose slope goes on beyond what was counted."""
 
 
 class StepMemory(Record):
@@ -52,22 +52,28 @@ class StepMemory(Record):
 
 
 class ExchangeMemory(NamedTuple):
-    """The bytes that the gradient exchange keeps from step to step (residuals), and takes while it runs."""
+    """The bytes of the gradient exchange on a worker.
+
+    Attributes:
+        kept_bytes: kept from step to step (residuals).
+        taken_bytes: taken while it runs.
+    """
 
     kept_bytes: int = 0
     taken_bytes: int = 0
 
 
 ALONE = ExchangeMemory()
+"""Memory of no exchange: a single worker."""
 
 
 class Blocks(NamedTuple):
     """The modules by which a model is sharded and recomputed: their number, and the bytes of its weights as multiplied.
 
     Attributes:
-        number: of blocks, one behind the other.
-        share: of all weights, that lies in the largest block.
-        weight_bytes: of all weights of a replica, as they are multiplied with.
+        number: number of blocks, one behind the other.
+        share: fraction of all weights that lies in the largest block.
+        weight_bytes: bytes of all weights of a replica, as they are multiplied with.
     """
 
     number: int
@@ -98,8 +104,8 @@ class TrainingMemory(Record):
         """Return the peak bytes of a worker's tensors with micro-batches of ``samples``, gradient exchange included.
 
         Args:
-            samples: of a micro-batch.
-            exchange: see `hetopt.optimizer.step_time.device_memory`.
+            samples: of a micro-batch; other sizes than counted ones are interpolated, or go on with the last slope.
+            exchange: memory of the gradient exchange; by default none.
         """
         step = max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
@@ -126,8 +132,8 @@ class TrainingMemory(Record):
         widest layer, 34 and 8.
 
         Args:
-            blocks: that the model is gathered and recomputed by.
-            devices: that share the replica; 1: one has all of it.
+            blocks: by which the model is gathered and recomputed.
+            devices: number of devices that share the replica; 1: one has all of it.
             regathers: whether weights are freed after forward and gathered again for backward.
             recomputes: whether the activations of a block are computed again in backward.
         """
@@ -162,7 +168,14 @@ class TrainingMemory(Record):
         )
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
-        """Return the largest micro-batch, in samples, that fits into ``limit_bytes``; 0: none does; None: any does."""
+        """Return the largest micro-batch, in samples, that fits into ``limit_bytes``; 0: none does; None: any does.
+
+        Any means: up to 2^40 samples.
+
+        Args:
+            limit_bytes: memory of the worker.
+            exchange: memory of the gradient exchange; by default none.
+        """
         peak = partial(self.peak_bytes, exchange=exchange)
         beyond = next((size for power in range(MOST_DOUBLINGS) if peak(size := 2**power) > limit_bytes), None)
         if beyond is None:
@@ -205,7 +218,7 @@ class MemoryLine:
         return self.fixed_bytes + self.per_sample_bytes * local_batch_size
 
     def largest_batch(self, limit_bytes: float) -> int | None:
-        """Return the largest local batch size, in samples, within ``limit_bytes``; 0: none fits; None: any does."""
+        """Return the largest local batch size, in samples, within ``limit_bytes``; 0: none fits; None: any fits."""
         if self.per_sample_bytes <= 0:
             return None if self.fixed_bytes <= limit_bytes else 0
         return max(0, math.floor((limit_bytes - self.fixed_bytes) / self.per_sample_bytes))
@@ -245,7 +258,11 @@ _COLLINEAR = 1e-12  # of the product of both squared lengths
 def non_negative(design: Array, weights: Array | None = None) -> Array:
     """Return the two coefficients ``c >= 0`` that minimise ``sum w (X c - 1)^2`` for ``design`` X [n, 2], all >= 0.
 
-    ``weights`` w [n]; None: all 1. Where the columns are collinear, the first takes all.
+    Where the columns are collinear, the first takes all.
+
+    Args:
+        design: X, at least one row, its first column not all 0.
+        weights: w [n]; None: all 1.
     """
     import numpy as np
 
@@ -264,9 +281,13 @@ def non_negative(design: Array, weights: Array | None = None) -> Array:
 
 
 def robust_non_negative(design: Array, limit: Callable[[Array], float]) -> Array:
-    """Return coefficients as of `non_negative` by Huber's loss; ``limit`` makes its threshold from residuals [n].
+    """Return the two coefficients ``c >= 0`` that fit ``X c = 1`` by Huber's loss, for ``design`` X [n, 2], all >= 0.
 
-    Residuals beyond the threshold count linearly (Huber 1964), by iterative reweighting.
+    Residuals beyond the threshold count linearly (Huber 1964), by up to 30 rounds of reweighting.
+
+    Args:
+        design: X, as of `non_negative`.
+        limit: returns the threshold, given the absolute residuals [n].
     """
     import numpy as np
 

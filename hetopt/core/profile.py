@@ -23,14 +23,26 @@ from hetopt.core.step_samples import ModelKind, StepSample
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
 LearningRateRule = Literal["none", "linear", "sqrt"]
 MOST_BYTES_A_PARAMETER = 16
-"""Most bytes of a parameter's gradient: complex numbers of double precision."""
+"""Most bytes of one parameter's gradient: complex numbers of double precision."""
 
 LOCAL = "local"
 """The device type of a machine that is not in the catalogue: the one where the profile was taken."""
 
 
 class Host(Record):
-    """The machine on which a profile was measured: processors, memory, software and GPUs."""
+    """The machine on which a profile was measured: processors, memory, software and GPUs.
+
+    Attributes:
+        cpu_model: name of the processor.
+        logical_cpus: number of logical processors.
+        memory_bytes: of the machine.
+        operating_system: name and version.
+        python_version: of the interpreter.
+        torch_version: of torch.
+        accelerator: name of the GPUs; None: there is none.
+        accelerator_count: number of GPUs.
+        accelerator_memory_bytes: memory of one GPU; None: there is none.
+    """
 
     cpu_model: CleanText
     logical_cpus: PositiveInt
@@ -127,7 +139,11 @@ class Job(RecordLeavingOut):
 
 
 class StepTime(Record):
-    """The measured times of one worker's training step at one local batch size, without exchange between workers."""
+    """The measured times of one worker's training step at one local batch size, without exchange between workers.
+
+    Times are medians in seconds of one step, backward pass and optimizer included; ``peak_memory_bytes`` None: not
+    measured.
+    """
 
     local_batch_size: PositiveInt
     step_time_s: PositiveFloat = Field(description="median of samples_s")
@@ -140,7 +156,10 @@ class StepTime(Record):
 
 
 class CompressorCost(Record):
-    """The seconds to compress and to decompress one whole gradient by one compressor at one ratio."""
+    """The seconds to compress and to decompress one whole gradient by one compressor at one ratio.
+
+    Times are those of a worker in each exchange.
+    """
 
     name: str
     ratio: float = Field(gt=0, le=1, description="fraction of the elements that is sent")
@@ -212,7 +231,10 @@ class Link(Record):
 
 
 class NoiseSample(Record):
-    """The gradient's squared norm and variance, each smoothed over steps; their ratio is the noise scale."""
+    """The gradient's squared norm and variance after ``step`` steps and ``samples_seen`` samples, smoothed over steps.
+
+    The ratio of variance and squared norm is the gradient noise scale, in samples.
+    """
 
     step: int = Field(ge=0)
     samples_seen: int = Field(ge=0)
@@ -243,7 +265,7 @@ class ExchangeTrial(Record):
 
 
 class Evaluation(Record):
-    """The value of the task's target metric after ``step`` optimizer steps."""
+    """The value ``metric`` of the task's target metric after ``step`` optimizer steps."""
 
     step: int = Field(ge=0)
     metric: float
@@ -288,7 +310,13 @@ class PrecisionTrial(Record):
 
 
 class Provisioned(Record):
-    """The seconds that a launch of the job took from requesting its machines to the first step."""
+    """The time that one launch of the job took to begin training.
+
+    Attributes:
+        run: name of the launch's run.
+        types: instance types of its machines, or names of the user's own hosts.
+        took_s: seconds from requesting the machines to the first step.
+    """
 
     run: str
     types: tuple[str, ...] = Field(min_length=1, description="instance types of its machines, or names of one's own")
@@ -361,7 +389,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions of its devices, fp32 first if measured. Pilots, noise and gains are of the first."""
+        """The precisions of its devices, fp32 first if it was measured. Pilots, noise and gains are of the first."""
         return tuple(
             sorted(
                 dict.fromkeys(device.precision for device in self.devices), key=lambda precision: precision != "fp32"
@@ -370,7 +398,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def measured_machines(self) -> frozenset[str]:
-        """The instance types, or names of one's own machines, that the step samples are of."""
+        """The instance types, or names of the user's own hosts, of the step samples; empty: there are no samples."""
         return frozenset(node.type for sample in self.samples for node in sample.nodes)
 
     def computing_in(self, precision: Precision) -> Self:
