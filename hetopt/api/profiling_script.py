@@ -92,7 +92,7 @@ def profile_script(
     Args:
         script: file to run.
         arguments: of the script.
-        dataset_size: samples of one epoch, where the script's loader does not tell; None: the loader must tell.
+        dataset_size: samples of one epoch. None: as the script's loader tells; where it does not, a stand-in.
         workers: copies of the script to measure together, after one alone; 1: only alone.
         accelerators: number of GPUs of this machine.
         time_budget_s: seconds that measuring may take, about; the script's own start comes on top, several times.
@@ -101,7 +101,7 @@ def profile_script(
         reporter: receives progress and remarks.
 
     Raises:
-        BadInput: the script cannot be read or is no Python, does no step, or tells no size of its epoch.
+        BadInput: the script cannot be read or is no Python, or does no step that can be measured.
         RunFailed: the script fails, by itself or watched, or does not end in time; its output stays in a folder that
             the hint names.
     """

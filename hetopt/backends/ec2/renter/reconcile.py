@@ -54,29 +54,35 @@ def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
 
 
 def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
-    """Return the USD of the budget left for machines, less fixed costs and what a move still to come may cost."""
+    """Return the USD of the budget left for machines, less fixed costs and what a move still to come may cost.
+
+    Negative: more was spent.
+    """
     move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
     return order.budget_usd - order.fixed_usd - move_usd - state.spent_usd(now_s)
 
 
 def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
-    """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices."""
+    """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices.
+
+    Never later than the order's latest end.
+    """
     worst = worst_usd_per_hour(order.roles, order.zones, on_demand=state.on_demand)
     return min(budget_law.end_s(now_s, left_usd(order, state, now_s), worst), order.latest_end_s)
 
 
 def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> ClusterState:
-    """Return the cluster state of a run that moves: on-demand machines for all hosts, if the budget pays ``needed_s``.
+    """Return the cluster state of a run that moves: on-demand machines are wanted for all hosts from now on.
 
     Args:
         order: of the run.
         state: its last look.
-        needed_s: from now to its end.
+        needed_s: seconds from now to its end.
         now_s: seconds since the epoch.
 
     Raises:
-        BadInput: it is moving already, or it is over.
-        BudgetStop: the budget does not pay for that.
+        BadInput: the run is moving already, over, being stopped, or not on spot.
+        BudgetStop: the budget does not pay on-demand machines for ``needed_s``.
     """
     if state.on_demand or not state.alive or state.stop_wished_s is not None or not order.has_spot:
         raise BadInput(
@@ -94,13 +100,13 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
 
 
 ASK_AGAIN_S = 300.0
-"""A pool that had nothing is asked again so much later: outages last for minutes or for hours."""
+"""Seconds after which a pool that had nothing is asked again: outages last for minutes or for hours."""
 
 PAUSE_PATIENCE_S = 300.0
-"""Machines that have not saved their checkpoint by then are told their new places all the same."""
+"""Seconds after which machines that have not saved their checkpoint are told their new places all the same."""
 
 LEASE_GROWS_S = 60.0
-"""A lease is not written anew for less."""
+"""Least seconds by which a lease is extended; it is not written anew for less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +116,10 @@ class Observed:
     Attributes:
         state: its machines, and what is wanted of them.
         spec: the run as it was told to them last.
-        stepped_s: when a step was logged last, by its events; absent: none is in their end.
-        stopped_s: when training last stopped with a checkpoint, by its events; absent: it goes on.
-        is_finished: by its events, it has reached its end.
-        has_failed: by its events, it failed by itself.
+        stepped_s: when a step was logged last, seconds since the epoch; None: none is in the end of the log.
+        stopped_s: when training last stopped with a checkpoint, seconds since the epoch; None: it goes on.
+        is_finished: whether its events say that it has reached its end.
+        has_failed: whether its events say that it failed by itself.
     """
 
     state: ClusterState
@@ -129,8 +135,8 @@ class Action:
     """The action that only records the cluster state, and the base of those that ask something of AWS.
 
     Attributes:
-        state: what is to be kept of the run.
-        say: what people are told.
+        state: cluster state to record with the action.
+        say: sentence that people are told; None: nothing.
         unbooted: machines whose failure is the reason; their last words are told, too.
     """
 
@@ -148,7 +154,11 @@ class End(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Rent(Action):
-    """The action that rents machines for roles, which then wait for their places. The state is saved before that."""
+    """The action that rents machines for roles, which then wait for their places. The state is saved before that.
+
+    Attributes:
+        roles: fleets, each with the hosts that lack a machine.
+    """
 
     roles: tuple[Role, ...]
 
@@ -166,7 +176,11 @@ class Announce(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Action):
-    """The action that begins the next generation on serving machines, from the newest checkpoint; state saved after."""
+    """The action that begins the next generation on serving machines, from the newest checkpoint; state saved after.
+
+    Attributes:
+        spec: the run on these machines.
+    """
 
     spec: RunSpec
 
@@ -313,6 +327,8 @@ def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float)
 
 def goes_on_from_memory(observed: Observed, lost: Collection[str], now_s: float) -> bool:
     """Return whether workers go on from memory without the hosts ``lost``, as far as their steps show it by ``now_s``.
+
+    False: they have to be placed again, from a checkpoint.
 
     Args:
         observed: the run as it was seen last.
