@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hetopt.optimizer.market.catalog_refresh import PublicPrices, Refreshed
 
 ALL = "all"
-"""In place of a region: every region of the bundled catalogue."""
+"""Name that stands for every region of the bundled catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)

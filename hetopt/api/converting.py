@@ -43,7 +43,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class NotPlain(BadInput):
-    """Error of a script that cannot be converted: a person has to write the four lines of a session."""
+    """The error of a script that cannot be converted: a person has to write the four lines of a session.
+
+    Args:
+        message: sentence on what was found, and where.
+        hint: what to do; empty: write the lines by hand.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint or "write the four lines by hand, as docs/your-own-code.md shows")

@@ -35,7 +35,7 @@ tolerance of audits."""
 PATIENCE_S = 600.0
 """Seconds that each run of `check_script` may take by default."""
 SHARES = (3, 1)
-"""Of the two workers that share a batch."""
+"""Shares of the two workers that divide a batch in a check."""
 
 _RAISED = re.compile(r"^(?:\[rank\d+\]: )?((?!hetopt:)[A-Za-z_][\w.]*: .+)", re.MULTILINE)
 """An exception and what it says, as Python ends a traceback."""
@@ -225,7 +225,7 @@ def _other_rate(right: Sequence[Sequence[float]], other: Sequence[Sequence[float
 
 
 FIRST_PATIENCE_S = 120.0
-"""For each run of a check before a launch, which a person waits for."""
+"""Seconds that each run of a check before a launch may take, as a person waits for it."""
 
 _CHECKED_FOLDER = "checked"
 _UNKNOWN = "How far shares are from one machine is not known"

@@ -38,8 +38,8 @@ from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import places
 
 STAND_IN_USD_PER_HOUR = 0.10
-"""Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
-a price says how much of it a probe is worth."""
+"""Price in USD an hour of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost.
+Nothing is paid here, but a price says how much of it a probe is worth."""
 
 
 @dataclass(frozen=True, kw_only=True)

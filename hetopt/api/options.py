@@ -39,10 +39,10 @@ __all__ = [
 ]
 
 MOST_STEPS = 10**12
-"""Of one training; at 20 microseconds each, the shortest that a step takes, they are most of a year."""
+"""Most steps of one training; at 20 microseconds each, the shortest that a step takes, they are most of a year."""
 MOST_EPOCHS = 10**9
 LARGEST_SEED = 2**63 - 1
-"""What every generator of random numbers and every file takes."""
+"""Largest seed: every generator of random numbers and every file takes it."""
 
 
 def read_by(parser: str) -> Callable[[Any, str], Any]:
@@ -296,7 +296,7 @@ class Changes(Options):
 
 REGION = "us-east-1"
 MOST_MEASURED = 64
-"""Workers of a measurement."""
+"""Most workers of a measurement."""
 
 CATALOG = Option(help="Folder of another catalogue, in the format of the bundled one.", metavar="DIR", read=path)
 
@@ -346,9 +346,10 @@ class Rentable(Options):
 
 
 MOST_WORKERS = 4096
-"""The models were held against 16; docs/models.md says what they leave out of larger clusters."""
+"""Most workers of a plan. The models were held against 16; docs/models.md says what they leave out of larger clusters.
+"""
 LARGEST_DISK_GB = 16_384
-"""Of a gp3 volume, by the EBS user guide of 2025; larger ones are new and not in every region."""
+"""Largest gp3 volume in GB, by the EBS user guide of 2025; larger ones are new and not in every region."""
 workers = partial(within, least=1, most=MOST_WORKERS, example="16")
 GIGABYTES = Unit(what="a size in GB", example="100 or 100GB", scales={"": 1.0, "gb": 1.0, "tb": 1000.0})
 
@@ -759,4 +760,4 @@ class Gpus(Options):
 
 
 RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Slurm, Ec2)
-"""All that options are derived from."""
+"""All option records: command lines, signatures and docs are derived from them."""

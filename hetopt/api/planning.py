@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 PROFILES = Path(next(iter(catalogs.__path__))) / "profiles"
-"""Recorded profiles that ship, so that planning can be tried where nothing was measured yet."""
+"""Folder of the recorded profiles that ship, so that planning can be tried where nothing was measured yet."""
 
 
 @takes(Search)
@@ -348,7 +348,7 @@ TOKENS = 1024
 """Tokens of a sample where nothing says how many: GPT-2's."""
 
 BATCH_SIZE = 256
-"""Samples of a step where nothing says it: those of BERT (Devlin et al. 2019, appendix A.2) and of ResNet-50."""
+"""Samples of a step where nothing says how many: those of BERT (Devlin et al. 2019, appendix A.2) and of ResNet-50."""
 
 CONFIG_BYTES = 1_000_000
 """Largest size of a model's configuration file that is read; usual ones have a few kilobytes."""

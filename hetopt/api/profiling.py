@@ -40,7 +40,7 @@ NO_END = 10**9
 """Most epochs of a pilot that starts from a checkpoint: so many that the time limit alone ends it."""
 
 STOP_GRACE_S = 3.0
-"""A probe has nothing to save, so it need not be waited for long."""
+"""Seconds that a probe is given to end by itself: it has nothing to save."""
 
 
 @takes(Measurement)

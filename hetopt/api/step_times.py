@@ -31,9 +31,9 @@ class StepTimes:
 
     Attributes:
         model: hetopt's model of what was measured.
-        plans: what plans know of it; absent where there are step samples alone, which no plan is made from.
-        catalog: what machines are, and cost.
-        market: on which they are rented.
+        plans: the planner's own step times; None: there are step samples alone, from which no plan is made.
+        catalog: of instance types and prices.
+        market: spot or on-demand, for the price of probes.
     """
 
     model: StepTimeModel

@@ -199,14 +199,17 @@ class Conductor(ABC):
         self._brought, self._training = set(), ()
 
     def take(self, event: LogEvent) -> None:
-        """Note, from an event of the run's log, which hosts train, and which have done steps since the placement."""
+        """Note, from the next event of the run's log, which hosts train, and which have done steps since placement."""
         if isinstance(event, RunStarted):
             self._training = {worker.host for worker in event.workers}
         elif advances(event):
             self._brought |= set(self._training or self.now.members)
 
     def goes_on_without(self, host: str) -> bool:
-        """Drop a lost host from the members if the others can go on from memory; return whether they do."""
+        """Drop a lost host from the members if the others can go on from memory; return whether they do.
+
+        They cannot where the run is not elastic, the host is the first, or no step was done since the placement.
+        """
         others = self._hosts_begun[1:]
         if not self.spec.is_elastic or host not in others or not self._brought:
             return False

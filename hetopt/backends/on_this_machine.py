@@ -325,7 +325,16 @@ class SshProbes(SshBackend):
     bundle: Bundle
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
-        """Write the inventory of the hosts that ``spec`` names, and the code, into ``run_dir``; start the run there."""
+        """Write the inventory of the hosts that ``spec`` names, and the code, into ``run_dir``; start the run there.
+
+        Args:
+            spec: of the probe, whose hosts are those of the inventory.
+            run_dir: folder of the probe, which exists.
+            environment: variables of the process that leads the run.
+
+        Raises:
+            BadInput: the folder cannot be written, or a run is alive in it.
+        """
         names = set(host_names(spec))
         hosts = tuple(host for host in self.inventory.hosts if host.name in names)
         some = self.inventory.model_copy(update={"hosts": hosts})

@@ -208,12 +208,12 @@ class ProcessLauncher(ABC):
         """Start the run's process and return at once; a folder that holds a checkpoint is resumed.
 
         Args:
-            spec: every worker of it runs on this machine, whatever host it names.
-            run_dir: the run's folder; it exists.
-            environment: set on top of this process's own environment.
+            spec: of the run.
+            run_dir: the run's folder, which exists.
+            environment: variables on top of this process's own environment.
 
         Raises:
-            BadInput: the folder cannot be written, a run is alive in it, or the run cannot be done here.
+            BadInput: the folder cannot be written, a run is alive in it, or this machine cannot do the run.
         """
         run_dir = run_dir.resolve()
         self._check(spec)

@@ -24,8 +24,8 @@ Usd = TypeVar("Usd", float, "NDArray[np.float64]")
 SECONDS_PER_HOUR = 3600.0
 
 SHUTDOWN_S = 120.0
-"""From the order to shut down until EC2 has stopped the clock: services get 90 s to end, by systemd's default. Machines
-are paid for until they are off."""
+"""Seconds from the order to shut down until EC2 has stopped the clock: services get 90 s to end, by systemd's default.
+Machines are paid for until they are off."""
 
 
 def worst_usd(worst_usd_per_hour: Usd, lasts_s: float) -> Usd:
@@ -57,8 +57,8 @@ LEASE_OBJECT = "lease.json"
 READ_OFTEN = (LEASE_OBJECT, PLACEMENT_OBJECT)
 """Names of the objects that a machine reads again and again."""
 READ_EVERY_S = 5.0
-"""How often a machine looks for news, and whether it is about to be taken back: check every 5 seconds (EC2 user guide,
-'Spot Instance interruption notices', read 2026-11-26)."""
+"""Seconds between a machine's looks for news, and whether it is about to be taken back: check every 5 seconds (EC2 user
+guide, 'Spot Instance interruption notices', read 2026-11-26)."""
 
 HEARTBEAT_S = 15.0
-"""How often a machine writes that it lives."""
+"""Seconds between a machine's reports that it lives."""

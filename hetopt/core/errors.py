@@ -44,37 +44,55 @@ class HetoptError(Exception):
 
 
 class BadInput(HetoptError):
-    """An input, typed or read from a file, that cannot be used."""
+    """An input, typed or read from a file, that cannot be used.
+
+    The command line ends with exit code 2.
+    """
 
     exit_code = 2
 
 
 class NoFeasiblePlan(HetoptError):
-    """The failure to find a cluster in the catalogue that fits the budget and the deadline."""
+    """The failure to find a cluster in the catalogue that fits the budget and the deadline.
+
+    The command line ends with exit code 3.
+    """
 
     exit_code = 3
 
 
 class CloudRefused(HetoptError):
-    """A refusal by the cloud: credentials, permission, quota or capacity."""
+    """A refusal by the cloud: credentials, permission, quota or capacity.
+
+    The command line ends with exit code 4.
+    """
 
     exit_code = 4
 
 
 class BudgetStop(HetoptError):
-    """The stop of a run to stay inside its budget or deadline."""
+    """The stop of a run to stay inside its budget or deadline.
+
+    The command line ends with exit code 5.
+    """
 
     exit_code = 5
 
 
 class RunFailed(HetoptError):
-    """The failure of a run: a worker died, or the run could not go on."""
+    """The failure of a run: a worker died, or the run could not go on.
+
+    The command line ends with exit code 6.
+    """
 
     exit_code = 6
 
 
 class RunStopped(HetoptError):
-    """The end of a run before its planned end, stopped by a person or from outside."""
+    """The end of a run before its planned end, stopped by a person or from outside.
+
+    The command line ends with exit code 7.
+    """
 
     exit_code = 7
 

@@ -28,7 +28,7 @@ from hetopt.core.paths import HOST_PATTERN, host_name, read_text, shown
 from hetopt.core.plain_text import known
 
 CPU = "cpu"
-"""The device of a host that computes on its processors."""
+"""Name of the device of a host that computes on its processors."""
 
 MOST_HOSTS = 256
 MOST_DEVICES = 64

@@ -28,6 +28,9 @@ class Terminated(BaseException):
     """The exception that SIGTERM and SIGHUP raise inside `ends_by_signals`; it is no KeyboardInterrupt, on purpose.
 
     Nobody may take it for the wish to go on with less.
+
+    Args:
+        number: of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -234,9 +237,10 @@ class StopSignal:
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN = {"GOMP_SPINCOUNT": "20000"}
-"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
-processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
-0.1 ms) still bridges the gaps between operators: alone a step is as quick, beside another worker six times as quick."""
+"""OpenMP variable that keeps threads from spinning for long. OpenMP threads wait for each other by spinning, for
+milliseconds by default. Whenever something else wants a processor, they then spin where the awaited thread should
+run, and a step takes ten times as long. A short spin (some 0.1 ms) still bridges the gaps between operators: alone a
+step is as quick, beside another worker six times as quick."""
 
 _MOUNTED = Path("/sys/fs/cgroup")
 

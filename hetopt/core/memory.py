@@ -40,7 +40,13 @@ SLOPE_POINTS = 3
 
 
 class StepMemory(Record):
-    """The bytes that a step of one micro-batch size takes beyond what is kept from step to step."""
+    """The bytes that a step of one micro-batch size takes beyond what is kept from step to step.
+
+    Attributes:
+        samples: of the micro-batch.
+        computing_bytes: highest sum of the batch, saved activations, and what forward and backward take for a moment.
+        updating_bytes: highest sum of what is left of that while the optimizer updates, and what the update takes.
+    """
 
     samples: PositiveInt
     computing_bytes: PositiveInt = Field(
@@ -82,7 +88,17 @@ class Blocks(NamedTuple):
 
 
 class TrainingMemory(Record):
-    """The bytes of one replica's tensors in training, counted: kept from step to step, and taken by a step."""
+    """The bytes of one replica's tensors in training, counted: kept from step to step, and taken by a step.
+
+    Attributes:
+        parameter_bytes: of all parameters, trained or not.
+        buffer_bytes: of the model's buffers.
+        gradient_bytes: of the gradient.
+        optimizer_bytes: of the optimizer's state after a step.
+        evaluating_bytes: most that an evaluation takes.
+        fresh_bytes: of gradients that backward makes anew, beside the copy that is exchanged; 0: there is no copy.
+        steps: what a step takes, in increasing order of micro-batch size; at least one.
+    """
 
     parameter_bytes: PositiveInt = Field(description="of all parameters, trained or not")
     buffer_bytes: NonNegativeInt = Field(description="of the model's buffers")
@@ -227,7 +243,12 @@ class MemoryLine:
 def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> MemoryLine:
     """Fit a worker's peak bytes as a line in its local batch size, never sloping down, by least squares.
 
-    One batch size alone, or noise that shows no growth, gives the mean as a constant.
+    One batch size alone, or noise that shows no growth, gives the mean as a constant; a line that would start below 0
+    goes through it.
+
+    Args:
+        local_batch_sizes: samples, at least one size.
+        peak_bytes: peak memory at each size, above 0.
     """
     import numpy as np
 
@@ -243,12 +264,12 @@ def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> in
 
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-"""``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's Ampere and later, ``bf16`` and ``fp16`` its
-autocast, the latter with a loss scale."""
+"""Precision in which matrices are multiplied: ``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's
+Ampere and later, ``bf16`` and ``fp16`` its autocast, the latter with a loss scale."""
 
 Sharding = Literal["none", "grads", "full", "auto"]
-"""What the devices of a machine share of a model: nothing; gradients and optimizer state; weights as well; or all that
-where one device cannot hold a replica."""
+"""What the devices of a machine share of a model: nothing (``none``); gradients and optimizer state (``grads``);
+weights as well (``full``); or all that where one device cannot hold a replica (``auto``)."""
 
 
 _ROUNDS = 30

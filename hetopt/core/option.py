@@ -177,7 +177,7 @@ def _options_of(record: Any) -> Mapping[str, Option]:
 
 
 options_of: Callable[[Any], Mapping[str, Option]] = cache(_options_of)
-"""Return what is known of each field of a record, by name."""
+"""Return the `Option` of each field of a record class, by the field's name."""
 
 
 def expanded(names: Iterable[str]) -> list[str]:

@@ -154,7 +154,10 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 
 
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
-    """Return the error of a name that is none of ``names``, with the nearest of them; arguments as of `known`."""
+    """Return the error of a name that is none of ``names``, with the nearest of them; raise nothing.
+
+    Arguments are those of `known`.
+    """
     spelled = {other.casefold(): other for other in names}
     near = [spelled[folded] for folded in _nearest(name.casefold(), spelled)]
     if hint is None:

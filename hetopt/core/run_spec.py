@@ -51,7 +51,8 @@ SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
 """Names of the synchronization policies, each explained in `hetopt.trainer.sync.synchroniser`."""
 
 Votes = Literal["any", "majority", "quantile"]
-"""How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
+"""How many workers have to ask for a synchronisation: one (``any``), more than half (``majority``), or a stated part of
+them (``quantile``)."""
 
 PartitionName = Literal["global", "shards", "seldp", "labels"]
 """Names of the rules for which samples a worker sees, each explained in `hetopt.trainer.data.cursor`."""
@@ -149,7 +150,7 @@ class Injection(Record):
 
 
 DILOCO = "diloco"
-"""Local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
+"""Name of local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
 
 _FIRST: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every",),
@@ -410,11 +411,11 @@ class GravacSettings(Record):
 
     Attributes:
         window: steps for which a candidate factor is tried.
-        eps: least retained energy of what is sent.
+        eps: least retained energy of what is sent, as a fraction.
         omega: relative difference of throughputs that counts as none.
         floor: first compression factor; 10 sends a tenth.
-        raises: how the candidate factor grows.
-        smoothing: weight of the newest throughput.
+        raises: how the candidate factor grows from one to the next.
+        smoothing: weight of the newest throughput in the moving average.
     """
 
     window: PositiveInt = 500
@@ -642,7 +643,17 @@ class CompressorProbe(Record):
 
 
 class PilotProbe(Record):
-    """A schedule of one pilot: a short training run towards the target at one global batch size."""
+    """A schedule of one pilot: a short training run towards the target at one global batch size.
+
+    Attributes:
+        global_batch_size: samples of a step.
+        time_limit_s: seconds after which the pilot ends.
+        max_epochs: passes over the data after which it ends.
+        sample_every_steps: steps between samples of noise and gain, in the first pilot only.
+        repeat: added to the schedule's seed.
+        sync: synchronization, such as 'local-sgd(8)'; None: gradients are summed in every step.
+        precision: that is computed in.
+    """
 
     global_batch_size: PositiveInt
     time_limit_s: PositiveFloat
@@ -762,7 +773,18 @@ class Compression(RecordLeavingOut):
 
 
 class WorkerSpec(Record):
-    """A worker of a run (one process, one device): its host, local batch size, slowdown and memory bound."""
+    """A worker of a run (one process, one device): its host, local batch size, slowdown and memory bound.
+
+    Attributes:
+        host: name of the machine that the worker runs on.
+        type: device type that it was planned as: a catalogue name or 'local'.
+        local_batch_size: samples of a step.
+        slowdown: factor by which its compute is slowed down on purpose.
+        declared: compute time that it imitates; None: its own.
+        threads: CPU threads; None: what torch chooses.
+        device: that it computes on; ``auto``: a GPU if there is one.
+        max_local_batch_size: samples that its memory holds at once; None: not known.
+    """
 
     host: HostName = Field(description="name of the machine the worker runs on, unique in the run")
     type: str = Field(description="device type it was planned as: a catalogue name or 'local'")
@@ -795,7 +817,40 @@ class StopRule(Record):
 
 
 class RunSpec(RecordLeavingOut):
-    """All that workers need to know of a run: task or script, workers with local batch sizes, policies, and the end."""
+    """All that workers need to know of a run: task or script, workers with local batch sizes, policies, and the end.
+
+    Attributes:
+        task: name of the task, or of the script's job.
+        script: a training script with a session, and its arguments; empty: the task runs.
+        resumes: whether it goes on from checkpoints.
+        data_dir: folder of the data; None: the task's own default.
+        seed: of weights and sample order.
+        workers: in rank order, at least one.
+        compression: of gradients; under the ratio policy 'auto' where to begin.
+        ratio_policy: what decides how much is sent.
+        ratio_settings: its settings that are not the usual ones.
+        collective_policy: whether the collective follows the network.
+        slowdown_coefficient: what compression costs in steps before that is seen.
+        sync: when workers sum gradients or average parameters.
+        partition: which samples a worker may see.
+        injection: samples that workers hand on; None: none.
+        stream: rates at which samples arrive; None: the data are read in epochs.
+        exchange_timeout_s: seconds after which a late worker is lost.
+        batch_policy: what sets local batch sizes.
+        batch_settings: its settings that are not the usual ones.
+        micro_batch_size: samples that are computed together; None: as many as fit.
+        learning_rate_scale: factor on the task's own learning rate.
+        precision: that matrices are multiplied in.
+        shard: what the devices of a machine share of the model; None: as the task says.
+        prefetch: whether samples are read ahead.
+        stop: when training ends.
+        evaluate_every_epochs: epochs between evaluations.
+        control_period_steps: steps between two decisions of all workers.
+        checkpoint_every_s: seconds between checkpoints.
+        probe: measurements in the place of training; None: the run trains.
+        max_restarts: how often a killed worker is replaced, and then how often all start again.
+        miniature: the rehearsed cluster; None: the run is no rehearsal.
+    """
 
     LEFT_OUT = ("resumes", "ratio_settings", "batch_settings", "shard")
 
@@ -936,7 +991,13 @@ MeetingPoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 class Node(Record):
-    """A host of a run: its name, its address and where all hosts meet, for the process that starts its workers."""
+    """A host of a run: its name, its address and where all hosts meet, for the process that starts its workers.
+
+    Attributes:
+        host: its name in the run.
+        address: IP address by which the others reach it.
+        meeting: IP address and port, at the first host.
+    """
 
     host: HostName
     address: AddressAmongHosts = Field(description="by which the others reach it")

@@ -31,7 +31,7 @@ HINT = "a line looks like " + (
     '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'
 )
 ModelKind = Literal["convolution", "transformer", "recurrent", "embedding"]
-"""What most of a model is made of, as far as that tells how it follows a GPU's rates."""
+"""Kinds of what most of a model is made of, as far as that tells how it follows a GPU's rates."""
 
 MOST_WORKERS = 65_536
 IN_PRECISION = " in "
@@ -167,7 +167,14 @@ class StepSample(Configuration):
 
 
 class StepSamples(Artifact):
-    """Measured step times of one training job, as `hetopt predict` reads them."""
+    """Measured step times of one training job, as `hetopt predict` reads them.
+
+    Attributes:
+        created: when, ISO 8601 in UTC.
+        hetopt_version: that imported them.
+        source: file that was imported.
+        samples: at least one.
+    """
 
     KIND: ClassVar[str] = "step-samples"
     VERSION: ClassVar[int] = 1

@@ -204,7 +204,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         """Kill every process on the host at index ``place``, and wait until they are gone.
 
         Raises:
-            RunFailed: one of them cannot be killed.
+            RunFailed: a process cannot be killed within 10 s.
         """
         children = self._children.pop(place, [])
         for process in children:
@@ -453,7 +453,7 @@ def kill_in(names: Sequence[str]) -> None:
     """Kill every process in the network namespaces ``names``, and wait until they are gone, up to 10 s.
 
     Raises:
-        RunFailed: one of them cannot be killed.
+        RunFailed: a process cannot be killed in that time.
     """
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while pids := pids_in(names):
@@ -542,9 +542,9 @@ def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor
     """Return the cost of an emulated link (bits/s) for a collective; workers that share processors wake more slowly.
 
     Args:
-        primitive: ``all_reduce`` has two messages on their way at any time.
-        rate_bits_per_s: of the slowest host of the group.
-        workers_per_processor: that have to be woken.
+        primitive: of the collective; ``all_reduce`` has two messages on their way at any time.
+        rate_bits_per_s: rate of the slowest host of the group.
+        workers_per_processor: workers that have to be woken, over processors.
     """
     waking_s = WAKING_S + CROWDED_WAKING_S * workers_per_processor
     ring = primitive == "all_reduce"

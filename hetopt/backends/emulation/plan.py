@@ -74,8 +74,8 @@ from hetopt.optimizer.step_time.model import learned_shape
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD
 
 HEADROOM = 1.4
-"""Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
-processes of the run, and to moments in which the machine is slower than it was."""
+"""Factor of declared time over the end of the real computation: what is left of the processors goes to the exchange, to
+the other processes of the run, and to moments in which the machine is slower than it was."""
 
 MOST_FOR_LINKS = 3.0
 """Largest factor on the time factor that the computation demands, to which it may be raised for the sake of fast links.
@@ -375,6 +375,10 @@ def links_slower(plan: Plan) -> float:
 def in_its_place(plan: Plan, processors: int) -> Plan:
     """Return the plan with a small stand-in task as its job, for as many steps on the same machines.
 
+    Args:
+        plan: whose job is replaced.
+        processors: that this machine's processes may use.
+
     Raises:
         BadInput: what the plan's workers exchange depends on the shapes of the job's parameters.
     """
@@ -624,7 +628,7 @@ def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
     """Return the local batch sizes, by worker host by host, that sum to ``batch`` and end the slowest worker earliest.
 
     Raises:
-        BadInput: a host is so slow that its best share is none.
+        BadInput: a host is so slow that its best share is less than one sample.
     """
     workers = _workers(hosts)
     # Allowed to take nothing, a worker that is too slow for the others does just that.

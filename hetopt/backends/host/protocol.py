@@ -136,7 +136,12 @@ class Placement:
 
 
 class Place(Record):
-    """A machine's place in a run: the host that it is, and its address among the other machines."""
+    """A machine's place in a run.
+
+    Attributes:
+        host: name of the host that it is.
+        address: its IP address among the other machines.
+    """
 
     host: HostName
     address: AddressAmongHosts
@@ -171,7 +176,7 @@ class Placements(Written, RecordLeavingOut):
 
     @property
     def present(self) -> list[str]:
-        """The names of the hosts that are there."""
+        """The names of the hosts that have a machine, which are not waited for."""
         return [place.host for place in self.hosts.values()]
 
 
@@ -237,7 +242,11 @@ class Latest(Written):
 
 
 class Outcome(Written):
-    """The first host's message that its generation ended the run for good: no machine needs to be replaced."""
+    """The first host's message that its generation ended the run for good: no machine needs to be replaced.
+
+    Attributes:
+        generation: number of that generation.
+    """
 
     generation: Generation
 
@@ -345,7 +354,7 @@ class Objects(Protocol):
         """Write a file under a name, in parts if it is large; return whether that succeeded.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
 
     def fetch(self, name: str, path: Path) -> bool:

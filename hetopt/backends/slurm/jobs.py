@@ -94,7 +94,10 @@ NODE_FORMAT = "%N|%c|%m|%G|%o|%T|%E"
 
 
 def read_nodes(text: str) -> dict[str, Node]:
-    """Parse the output of `sinfo` in `NODE_FORMAT`, with a line for each partition of a node, into nodes by name."""
+    """Parse the output of `sinfo` in `NODE_FORMAT` into nodes by name; lines of another form are skipped.
+
+    A node has a line for each of its partitions; the last one counts.
+    """
     nodes = {}
     for line in (line for line in text.splitlines() if line.count("|") >= 6):
         name, cpus, memory, gres, address, state, reason = line.split("|", 6)

@@ -42,9 +42,9 @@ megabytes."""
 
 
 Count = Annotated[int, Field(ge=0, le=2**60)]
-"""Of bytes, files or processors."""
+"""A number of bytes, files or processors."""
 Rate = Annotated[float, Field(ge=0, le=2**64)]
-"""Bits a second."""
+"""A rate in bits a second."""
 
 
 class Seen(Record):

@@ -31,7 +31,7 @@ from hetopt.core.run_folder import LOG_FOLDER, MODEL_NAMES, OUTPUT_FOLDER
 Place = Literal["objects", "models"]
 OBJECTS: Place = "objects"
 MODELS: Place = "models"
-"""The two places: what steers the run, and what it leaves."""
+"""Names of the two places of a run's objects: `OBJECTS`, what steers the run, and this one, what the run leaves."""
 
 SILENCE_S = 60.0
 """Seconds after which a host that gets no answer is cut off: the launching machine answers at once, or is gone."""
@@ -160,7 +160,11 @@ class FolderObjects(ObjectsInParts):
         return sorted(name for name in every if name.startswith(prefix) and not name.endswith(_PARTIAL))
 
     def delete(self, name: str) -> None:
-        """Remove an object; an absent object is no error."""
+        """Remove an object; an absent object is no error.
+
+        Raises:
+            BadInput: the name is no name of a file in the folder.
+        """
         self.path(name).unlink(missing_ok=True)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:

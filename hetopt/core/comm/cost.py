@@ -142,10 +142,10 @@ class Operation:
     """One collective operation of a gradient exchange: its primitive, payload and members.
 
     Attributes:
-        primitive: which one.
-        payload_bytes: what one member contributes; of a broadcast, what its source sends.
-        members: how many take part; a single one has nothing to exchange.
-        sliced: of an all-reduce: each member sums a slice of everyone's payload, and hands the sum to all.
+        primitive: name of the collective.
+        payload_bytes: bytes that one member contributes; of a broadcast, what its source sends.
+        members: number of members; a single one has nothing to exchange.
+        sliced: whether in an all-reduce each member sums a slice of everyone's payload, and hands the sum to all.
     """
 
     primitive: Primitive
@@ -193,7 +193,8 @@ HUBER = 1.345
 """Residuals beyond this many standard deviations lose weight (95 % efficient on normal noise, Huber 1964)."""
 
 FASTEST_BYTES_PER_S = 1e13
-"""No link between two workers is faster. Stands for a bandwidth that payloads of the given size could not show."""
+"""Bandwidth that no link between two workers exceeds. It stands for one that payloads of the given size could not show.
+"""
 
 
 def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> LinkSpeed:

@@ -314,12 +314,12 @@ class RunFold:
 
     @property
     def loss(self) -> float | None:
-        """Mean training loss of the newest logged steps; None before the first."""
+        """Mean training loss of the newest logged steps; None: no step was logged."""
         return None if self.latest is None else self.latest.loss
 
     @property
     def step_time_s(self) -> float | None:
-        """Mean time of a step over everything logged, in seconds."""
+        """Mean time of a step over everything logged, in seconds; None: no step was logged."""
         return self.stepping_s / self.logged_steps if self.logged_steps else None
 
     @property

@@ -71,7 +71,7 @@ ProbeKind = Literal[
     "exchange_tried",
     "precision_refused",
 ]
-"""What a probe writes, as `hetopt.core.events.records` describes it."""
+"""Names of the events that a probe writes, as `hetopt.profiler.records` describes them."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -155,7 +155,11 @@ class NoiseFigures:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamFigures:
-    """The seconds that each worker waited for samples to arrive, over the steps of a `StepsLogged`, in rank order."""
+    """The seconds that each worker waited for samples to arrive, over the steps of a `StepsLogged`, in rank order.
+
+    Attributes:
+        wait_s: seconds, in rank order; empty: not told.
+    """
 
     wait_s: tuple[Seconds, ...] = ()
 
@@ -526,7 +530,7 @@ LogEvent = Annotated[
     | Noted,
     Field(discriminator="event"),
 ]
-"""Any event of a log."""
+"""Any event of a log; the field ``event`` tells the kinds apart."""
 
 ANY_EVENT: TypeAdapter[LogEvent] = TypeAdapter(LogEvent)
 """Pydantic's adapter that validates any event of a log."""

@@ -180,14 +180,26 @@ class Role(Record):
 
 
 class BootImage(Record):
-    """The image (AMI) that a kind of machine boots, and the name of its root device."""
+    """The image that a kind of machine boots.
+
+    Attributes:
+        ami: id of the image (AMI).
+        root_device: name of its root device, such as ``/dev/xvda``.
+    """
 
     ami: str
     root_device: str
 
 
 class Network(Record):
-    """The network settings of machines that an organisation wants; what is absent is as hetopt makes it."""
+    """The network settings of machines that an organisation wants; defaults are as hetopt makes it.
+
+    Attributes:
+        subnets: ids of the subnets that machines may be in; empty: the default ones.
+        security_group: id of the machines' group; None: one is made for the run.
+        public_address: True: machines get a public address as the subnet gives it; False: none, whatever it gives.
+        proxy: address of the proxy by which machines reach S3 and packages; None: directly.
+    """
 
     subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
     security_group: str | None = Field(default=None, description="instead of one that is made for the run")
@@ -639,7 +651,14 @@ PRICES_EVERY_S = 600.0
 
 
 class PriceChange(NamedTuple):
-    """A spot pool's price from a moment on (seconds since the epoch), in USD an hour without volume and address."""
+    """A change of a spot pool's price.
+
+    Attributes:
+        at_s: from when on it holds, seconds since the epoch.
+        zone: availability zone of the pool.
+        instance_type: of the pool.
+        usd_per_hour: USD an hour, without volume and address.
+    """
 
     at_s: float
     zone: str
@@ -823,7 +842,7 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
 
     Args:
         run_dir: the run's folder, with the logs that were fetched.
-        machines: at least one.
+        machines: that failed, at least one.
     """
     named = ", ".join(dict.fromkeys(f"{machine.host} ({machine.instance_type})" for machine in machines))
     said = f"EC2 says: {_reason(machines) or 'nothing'}"

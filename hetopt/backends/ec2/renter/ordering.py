@@ -52,7 +52,7 @@ IMAGES = {
     )
     for kind in IMAGE_KINDS
 }
-"""The public parameter that holds the id of the newest image of each kind."""
+"""Public parameter that holds the id of the newest image, by kind of machine."""
 
 
 def image_kind(found: InstanceType) -> str:

@@ -147,7 +147,11 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class End(Action):
-    """The action that ends machines by their ids."""
+    """The action that ends machines by their ids.
+
+    Attributes:
+        ids: instance ids.
+    """
 
     ids: tuple[str, ...]
 
@@ -168,7 +172,7 @@ class Announce(Action):
     """The action that tells machines which hosts are present, in the same generation; the state is saved after.
 
     Attributes:
-        pauses: they are to save a checkpoint, and to wait for the next generation.
+        pauses: whether machines are to save a checkpoint, and to wait for the next generation.
     """
 
     pauses: bool = False
@@ -187,7 +191,11 @@ class Place(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(Action):
-    """The action that lets the machines live until ``end_s``, seconds since the epoch."""
+    """The action that lets the machines live until ``end_s``, seconds since the epoch.
+
+    Attributes:
+        end_s: end of the new lease, seconds since the epoch.
+    """
 
     end_s: float
 
@@ -211,7 +219,7 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
         order: what was rented, and the budget for it.
         observed: the run as it was seen last, and what is wanted of it.
         now_s: seconds since the epoch.
-        patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
+        patience_s: seconds that machines may take to end by themselves, beside the time of their checkpoint.
 
     Raises:
         CloudRefused: the machines that are left cannot hold the batch.
