@@ -68,7 +68,8 @@ def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) ->
         bucket: S3 bucket of the run. None: ``hetopt-ACCOUNT-REGION``, of the account of the credentials in use.
 
     Raises:
-        BadInput: a folder of this run is here already, the name is no run's name, or the bucket has no such run.
+        BadInput: a folder of this run is here already, the name is no run's name, the bucket has no such run, or boto3
+            is not installed.
         CloudRefused: AWS does not answer, or refuses to read the bucket or the machines.
     """
     folder = inside(runs_home(), run, what="run")
@@ -115,8 +116,8 @@ class Setup:
             role: role of the machines. None or empty: ``hetopt-node``.
 
         Raises:
-            BadInput: the account number has not 12 digits, or the region, bucket or role has a name that AWS does not
-                allow.
+            BadInput: the account number has not 12 digits, the region, bucket or role has a name that AWS does not
+                allow, or boto3 is needed and not installed.
             CloudRefused: no account is given, and AWS does not tell the account of the credentials.
         """
         if account is not None and not (account.isdigit() and len(account) == 12):

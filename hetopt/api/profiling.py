@@ -173,12 +173,14 @@ def _needs_torch(what: str) -> None:
 def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
     """Return findings on what would go wrong with a task on many workers, before anything is measured; empty: none.
 
+    The task is tried on a few samples, and nothing is written. A task that cannot be loaded is a finding, too.
+
     Args:
         task: as of `profile`, no script.
-        data: folder of the task's data; None: the task's own default.
+        data: folder of the task's data; None: the task needs none.
 
     Raises:
-        BadInput: torch is not installed, or the task cannot be loaded.
+        BadInput: torch is not installed.
     """
     _needs_torch("checking a task")
     from hetopt.trainer.check import check as find

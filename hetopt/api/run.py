@@ -298,7 +298,8 @@ class Run:
         A run that is over stays as it is.
 
         Args:
-            reporter: receives a line that the run is being stopped; signals are then delayed meanwhile. None: neither.
+            reporter: receives a line that the run is being stopped; Ctrl-C then only prints that this is still going
+                on. None: neither.
 
         Raises:
             BadInput: the process that holds the run is of another user or machine.

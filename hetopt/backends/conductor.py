@@ -126,7 +126,11 @@ class Conductor(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Update `now`: connected and usable hosts, exit codes of members, and whether the user wants the end."""
+        """Update `now`: connected and usable hosts, exit codes of members, and whether the user wants the end.
+
+        Raises:
+            RunFailed: no host can be used any more.
+        """
 
     @abstractmethod
     def is_over(self) -> bool:
@@ -146,7 +150,7 @@ class Conductor(ABC):
 
     @abstractmethod
     def finish(self, *, failed: bool) -> None:
-        """Have the hosts upload their results and end; wait some seconds for it, not if the run has ``failed``."""
+        """Have the hosts upload their results and end; wait some seconds for that, not if the run has ``failed``."""
 
     @abstractmethod
     def let_go(self) -> None:

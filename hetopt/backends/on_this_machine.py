@@ -199,6 +199,10 @@ def with_contention(plan: Plan, now: MachineReading) -> Plan:
     """Return the plan with its profile at this machine's present contention, where that is worse than the profile's.
 
     It widens the intervals of predictions: how busy others keep the processors is no speed, and changes in minutes.
+
+    Args:
+        plan: to be predicted.
+        now: contention of this machine, read now.
     """
     then = plan.profile
     busy = then.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
@@ -239,7 +243,7 @@ class SshBackend(_Led):
     name: Place = Ssh.PLACE
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Return the program that leads a run on ssh hosts from this machine."""
+        """Return the program that leads a run on ssh hosts from this machine; the arguments are not used."""
         return Program(module="hetopt.backends.ssh.conductor", log_name="conductor.log", defaults={})
 
     def hosts_of(self, options: Any) -> tuple[Host, ...]:

@@ -399,7 +399,11 @@ class LocalLauncher(ProcessLauncher):
     """The launcher of runs whose workers are processes of this machine, under torchrun."""
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Return the program that hosts worker processes of this machine: the torchrun agent."""
+        """Return the program that hosts worker processes of this machine, torchrun's agent; no argument is used.
+
+        Raises:
+            RunFailed: this machine has no loopback interface.
+        """
         return Program(
             module="hetopt.trainer.host.agent",
             log_name="host.log",
@@ -414,8 +418,8 @@ def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -
     A `ProcessLauncher` has started this process, which ends with the launcher. An error is written to the run's log.
 
     Args:
-        argv: of the process: its module, the run's folder, and the launcher's number.
-        conducted: conducts the run in a folder until it is over, or somebody has asked this process to end.
+        argv: command line of this process: its module, the run's folder, and the launcher's process id.
+        conducted: conducts the run in a folder until it is over or the signal says so, and returns the exit code.
     """
     run_dir, stop_signal = Path(argv[1]), StopSignal()
     stop_signal.listen()

@@ -224,7 +224,12 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """A worker's peak memory as a line: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
+    """A worker's peak memory as a line: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``.
+
+    Attributes:
+        fixed_bytes: peak memory without samples.
+        per_sample_bytes: growth with each sample of the local batch.
+    """
 
     fixed_bytes: float
     per_sample_bytes: float

@@ -131,7 +131,10 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def converted_script(script: Path) -> Path:
-    """Return where `hetopt convert` writes a script's new form by default: ``train_hetopt.py`` beside ``train.py``."""
+    """Return where `hetopt convert` writes a script's new form by default: ``train_hetopt.py`` beside ``train.py``.
+
+    Nothing is written.
+    """
     return script.with_name(f"{script.stem}_hetopt.py")
 
 

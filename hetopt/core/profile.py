@@ -434,7 +434,7 @@ class Profile(Artifact, RecordLeavingOut):
         created: when, ISO 8601 in UTC.
         hetopt_version: that measured.
         seed: of weights and sample order.
-        data_dir: folder of the task's data; None: the task's own default.
+        data_dir: folder of the task's data; None: the task needs none.
         host: machine that was measured.
         job: that was measured.
         devices: measurements by division of the host and precision, at least one.
@@ -514,7 +514,10 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def is_counted(self) -> bool:
-        """True where operations were counted and nothing was measured, as `hetopt estimate` does it."""
+        """True where operations were counted and nothing was measured, as of `hetopt estimate`.
+
+        A plan from such a profile can be rehearsed, but not run.
+        """
         return any(device.counted is not None for device in self.devices)
 
     @property

@@ -213,7 +213,13 @@ def why_not_sharded(spec: RunSpec) -> str | None:
 
 
 def steps_of_epochs(epochs: float, dataset_size: int, global_batch_size: int) -> int:
-    """Return the optimizer steps of ``epochs`` passes over ``dataset_size`` samples, rounded, at least 1."""
+    """Return the optimizer steps of ``epochs`` passes over ``dataset_size`` samples, rounded, at least 1.
+
+    Args:
+        epochs: passes over the data, above 0; fractions are allowed.
+        dataset_size: samples of an epoch.
+        global_batch_size: samples of a step.
+    """
     return max(1, round(epochs * dataset_size / global_batch_size))
 
 

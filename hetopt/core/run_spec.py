@@ -823,7 +823,7 @@ class RunSpec(RecordLeavingOut):
         task: name of the task, or of the script's job.
         script: a training script with a session, and its arguments; empty: the task runs.
         resumes: whether it goes on from checkpoints.
-        data_dir: folder of the data; None: the task's own default.
+        data_dir: folder of the data; None: the task needs none.
         seed: of weights and sample order.
         workers: in rank order, at least one.
         compression: of gradients; under the ratio policy 'auto' where to begin.

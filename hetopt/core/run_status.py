@@ -63,7 +63,11 @@ class RunStatus:
 
 
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
-    """Return why a run's latest attempt failed, the first reason since workers last started; None: it did not."""
+    """Return why a run's latest attempt failed, the first reason since workers last started; None: it did not.
+
+    Args:
+        events: of its log, or the end of them, oldest first.
+    """
     return RunFold.of(events).failure
 
 

@@ -137,7 +137,10 @@ class RehearsalConductor(Conductor):
             return self.network.fork(place, self._forks, program, env=environment, output=output)
 
     def look(self) -> None:
-        """Collect exit codes and events, carry out the changes that are due, and update `now`."""
+        """Collect exit codes and events, carry out the changes that are due, and update `now`.
+
+        Each change is logged, and changes the network, the announced speeds or the hosts' processes.
+        """
         self._have_ended()
         now_s = time.monotonic()
         self._read(now_s)

@@ -531,7 +531,10 @@ class Uploads(Checkpoints):
             self._events_sent = len(text)
 
     def events(self) -> bool:
-        """Upload new lines of the event log, named by offset, on the first host only; return whether any were."""
+        """Upload new whole lines of the event log, on the first host only; return whether any arrived.
+
+        An object is named by the byte at which its lines begin.
+        """
         path = self.run_dir / EVENTS_FILE
         if not self.leads or not path.exists():
             return False

@@ -46,7 +46,7 @@ class SlurmBackend(SshBackend):
     name: Place = Slurm.PLACE
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Return the program that leads a run on Slurm nodes from this machine."""
+        """Return the program that leads a run on Slurm nodes from this machine; the arguments are not used."""
         return replace(super().program(spec, run_dir), module="hetopt.backends.slurm.backend")
 
     def hosts_of(self, options: Slurm) -> tuple[Host, ...]:

@@ -388,7 +388,7 @@ class SlurmLink(Link):
         return None if ended is None else _WHY_ENDED.get(ended[1] or "", "its job was cancelled")
 
     def may_be_used(self, host: Host) -> bool:
-        """Return whether a host's job has more than 90 s left before its time limit; True if none runs yet."""
+        """Return whether a host's job has more than 90 s left before its time limit; True also if none runs yet."""
         job = self.job(host)
         return job is None or job.state != RUNNING or job.left_s > NOTICE_S
 

@@ -138,7 +138,11 @@ class HostsConductor(Conductor):
         self.log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
 
     def look(self) -> None:
-        """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`."""
+        """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`.
+
+        Raises:
+            RunFailed: every host was placed three times and ended each time before a step was done.
+        """
         now_s = time.monotonic()
         for event in self.reader.read():
             self.take(event)

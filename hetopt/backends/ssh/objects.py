@@ -46,7 +46,10 @@ _PARTIAL = ".partial"
 
 
 class Cut(SystemExit):
-    """The exit of a host's process whose connection to the launching machine is cut: nothing is left to do."""
+    """The exit of a host's process whose connection to the launching machine is cut: nothing is left to do.
+
+    As a SystemExit it ends the process where nobody catches it.
+    """
 
 
 class ObjectsInParts(Objects, ABC):
@@ -380,7 +383,7 @@ class RemoteObjects(ObjectsInParts):
         return self._ask("put_over", name, data, version=version)[0].done
 
     def names(self, prefix: str) -> Sequence[str] | None:
-        """Ask the launching machine for the sorted names of all objects with a prefix; None if it refuses."""
+        """Ask the launching machine for the sorted names of all objects with a prefix; None: it refuses."""
         return self._ask("names", prefix)[0].names
 
     def delete(self, name: str) -> None:

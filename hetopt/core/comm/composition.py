@@ -179,7 +179,13 @@ def register(name: str, method: Method) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combination:
-    """A compressor with the memory and the collective that it is used with, each by its name."""
+    """A compressor with the memory and the collective that it is used with.
+
+    Attributes:
+        name: of the compressor.
+        memory: name of the gradient memory.
+        collective: name of the collective.
+    """
 
     name: str
     memory: str

@@ -381,6 +381,10 @@ def selection(name: str, ratio: float) -> Compression:
     """Return the compression by a selecting compressor as plans use it: error feedback, no momentum correction.
 
     Momentum stays with the optimizer, and is not corrected.
+
+    Args:
+        name: of the compressor.
+        ratio: fraction of the elements to send, in (0, 1].
     """
     memory = FEEDBACK if METHODS[name].memories[0] == CORRECTION else AUTO
     return Compression(name=name, ratio=ratio, memory=memory)
@@ -439,7 +443,11 @@ def settled_collective(compression: Compression) -> str:
 
 
 def way_name(compression: Compression) -> str:
-    """Return the name of an exchange in event logs: ``topk 0.01 by all_gather``, with its coding if not plain."""
+    """Return the name of an exchange in event logs: ``topk 0.01 by all_gather``, with its coding if not plain.
+
+    Raises:
+        BadInput: compressor, memory and collective do not go together.
+    """
     coded = "" if compression.coding in (None, PLAIN) else f", {compression.coding}"
     amount = f" {compression.ratio:g}" if METHODS[compression.name].by_ratio else ""
     return f"{compression.name}{amount} by {settled_collective(compression)}{coded}"

@@ -76,7 +76,11 @@ ProbeKind = Literal[
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Happened:
-    """The base of all events: their time in seconds since the epoch, by the clock of the machine that wrote them."""
+    """The base of all events: their time in seconds since the epoch, by the clock of the machine that wrote them.
+
+    Attributes:
+        time_s: when, seconds since the epoch.
+    """
 
     time_s: EpochSeconds
 
@@ -267,6 +271,10 @@ class Remarked(Happened):
     A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
     (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
     (``audit_differs``, once in a run); that a rehearsal takes longer than was planned.
+
+    Attributes:
+        step: number of steps before; None: not told.
+        reason: sentence on what happened; empty: not told.
     """
 
     event: Literal["checkpoint_failed", "checkpoint_skipped", "audit_differs", "miniature_slowed"]

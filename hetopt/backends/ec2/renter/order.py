@@ -151,7 +151,11 @@ class Zone(Record):
         return rate.usd_per_hour if market == "spot" else rate.on_demand_usd_per_hour
 
     def worst_usd_per_hour(self, instance_type: str, market: Market) -> float:
-        """Return the most USD an hour that a machine can come to cost, volume and address included."""
+        """Return the most USD an hour that a machine can come to cost, volume and address included.
+
+        Raises:
+            KeyError: the zone does not have the type.
+        """
         rate = self.rates[instance_type]
         return rate.worst_usd_per_hour if market == "spot" else rate.on_demand_usd_per_hour
 
@@ -615,7 +619,12 @@ class ClusterState(Artifact):
         )
 
     def with_machines(self, ids: Collection[str], **changes: Any) -> Self:
-        """Return a copy with ``changes`` of fields in the records of the machines ``ids``."""
+        """Return a copy with some fields changed in the records of the machines ``ids``; other machines stay.
+
+        Args:
+            ids: instance ids.
+            changes: new values of fields of `MachineState`.
+        """
         machines = (machine.model_copy(update=changes) if machine.id in ids else machine for machine in self.machines)
         return self.model_copy(update={"machines": tuple(machines)})
 
