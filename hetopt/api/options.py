@@ -110,6 +110,10 @@ def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float
 def time_weight(given: float | str, name: str) -> float:
     """Return the weight of time against cost, 0 to 1: of ``time=2,cost=1`` it is 2/3; a number is returned as it is.
 
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
+
     Raises:
         BadInput: a text is not ``time=W,cost=W``, a weight is negative or both are 0, or a number is not from 0 to 1.
     """
@@ -154,6 +158,10 @@ def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
 def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
     """Return vCPU quotas such as ``g=8`` as they were written, once they are known to parse.
 
+    Args:
+        given: the option's texts, ``FAMILY=VCPUS``.
+        name: of the option; not used.
+
     Raises:
         BadInput: a text names no family of machines, or has no number of vCPUs.
     """
@@ -166,6 +174,10 @@ def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
 def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[str, float]:
     """Return USD an hour by instance type, from a mapping or from texts ``TYPE=USD``.
 
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
+
     Raises:
         BadInput: a text is not ``TYPE=USD``, or a price is not above 0.
     """
@@ -176,7 +188,12 @@ def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[
 
 
 def region(given: str, name: str) -> str:
-    """Return a region's name as given, with 'all' replaced by 'any', which means every region; nothing is checked."""
+    """Return a region's name as given, with 'all' replaced by 'any', which means every region; nothing is checked.
+
+    Args:
+        given: the option's value.
+        name: of the option; not used.
+    """
     return "any" if given == "all" else given
 
 
@@ -186,6 +203,10 @@ SAMPLES_OR_AUTO = replace(WHOLE, what="a number of samples, or auto")
 
 def batch_size(given: Any, name: str) -> int | str:
     """Return a batch size in samples, from 1 to 10 million, or 'auto'.
+
+    Args:
+        given: the option's value, a number or its text.
+        name: of the option, for errors.
 
     Raises:
         BadInput: the value is neither a whole number in that range nor 'auto'.

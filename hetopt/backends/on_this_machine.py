@@ -238,6 +238,9 @@ class SshBackend(_Led):
     """The backend of hosts of an inventory, reached by ssh; a process on this machine leads each run.
 
     That process ends with the launching process.
+
+    Attributes:
+        name: of the backend.
     """
 
     name: Place = Ssh.PLACE
@@ -395,7 +398,11 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[PlacedRun, tuple[H
 
 
 def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
-    """Ask hosts what would keep them from training together, or from running ``plan`` if given; one result a host.
+    """Ask hosts what would keep them from training together, or from running ``plan``; return one result a host.
+
+    Args:
+        hosts: to ask.
+        plan: whose run they are to take part in; None: any.
 
     Raises:
         BadInput: the plan cannot run on them, or ssh is not installed here.

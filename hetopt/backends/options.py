@@ -111,6 +111,10 @@ def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
 def proxy(given: str, name: str) -> str:
     """Return a proxy's address http://HOST:PORT as given, once it is of that form.
 
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
+
     Raises:
         BadInput: it is not, or has a user or password.
     """
@@ -126,6 +130,10 @@ def proxy(given: str, name: str) -> str:
 
 def text_of(given: Path | str, name: str) -> str:
     """Return an option's text as it is, or the contents of the text file if a `Path` is given.
+
+    Args:
+        given: a text, or a `Path` of a file.
+        name: of the option, for errors.
 
     Raises:
         BadInput: the file cannot be read or is not UTF-8.
@@ -249,6 +257,10 @@ class Ssh(OnHosts):
 
 def time_limit(given: str | float, name: str) -> float | None:
     """Return a Slurm job's time limit in seconds, from 5 minutes to 366 days, from a text such as '4h' or from seconds.
+
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
 
     Raises:
         BadInput: the value is no length of time, a text without a unit, or out of range.

@@ -69,7 +69,12 @@ class WorkerTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """Local batch sizes in samples, in worker order, and the slowest worker's compute time of a step in seconds."""
+    """The division of a global batch over workers.
+
+    Attributes:
+        local_batch_sizes: samples of each worker, in worker order.
+        compute_s: seconds that the slowest worker computes in a step.
+    """
 
     local_batch_sizes: tuple[int, ...]
     compute_s: float
@@ -171,7 +176,11 @@ def proportional_quotas(
 ) -> tuple[float, ...]:
     """Return real numbers ``clip(x * weight_i, minimum_i, maximum_i)`` summing to ``total``, by water-filling for x.
 
-    Arguments are those of `largest_remainder`.
+    Args:
+        weights: one for each part, above 0.
+        total: sum of the parts.
+        minimum: least value of each part.
+        maximum: largest value of each part; None: no bound.
 
     Raises:
         BadInput: the bounds together leave no room for ``total``.

@@ -98,6 +98,9 @@ class RunStopped(HetoptError):
 
 
 def setting(name: str, value: float | str | Mapping[str, str] | None) -> str:
-    """Format a parameter with its value for a message: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
+    """Format a parameter with its value for a message: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``.
+
+    Texts are quoted; None stands as it is.
+    """
     written = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"`{name}={written}`"

@@ -172,8 +172,9 @@ def record(
         item: the parsed call.
         keys: as of `fields`.
         first: as of `fields`.
-        units: by field, the unit that its text is read in; other texts go to the record as they are.
-        defaults: by field, values in place of the record's own defaults.
+        units: by field, the unit that its text is read in; other texts go to the record as they are, as all do with
+            None.
+        defaults: by field, values in place of the record's own defaults; None: none.
 
     Raises:
         BadInput: as of `fields`, a text is no quantity of its unit, or the record refuses a value.
@@ -196,7 +197,13 @@ def record(
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
-    """Format ``name(values, key=value)`` so that `call` reads it back, numbers exactly."""
+    """Format ``name(values, key=value)`` so that `call` reads it back, numbers exactly.
+
+    Args:
+        name: in front; alone where there are no values and pairs.
+        values: without a key, in order.
+        pairs: values by key; None: none.
+    """
     inside = [*map(_plain, values), *(f"{key}={_plain(value)}" for key, value in (pairs or {}).items())]
     return f"{name}({', '.join(inside)})" if inside else name
 

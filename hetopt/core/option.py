@@ -290,6 +290,10 @@ def zone(given: str, name: str) -> str:
 def duration_s(given: str | float, name: str) -> float:
     """Return seconds above 0 from a text with a unit ('90s', '1h30m') or from a number of seconds.
 
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
+
     Raises:
         BadInput: the value is no length of time, not above 0, over a hundred years, or a text without a unit.
     """

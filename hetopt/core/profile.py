@@ -167,8 +167,15 @@ class Job(RecordLeavingOut):
 class StepTime(Record):
     """The measured times of one worker's training step at one local batch size, without exchange between workers.
 
-    Times are medians in seconds of one step, backward pass and optimizer included; ``peak_memory_bytes`` None: not
-    measured.
+    Attributes:
+        local_batch_size: samples of the step.
+        step_time_s: median of ``samples_s``.
+        samples_s: seconds of each timed step, warm-up discarded.
+        load_s: median seconds to fetch the batch and move it to the device.
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the backward pass.
+        optimizer_s: seconds of the optimizer's update.
+        peak_memory_bytes: highest use of memory; None: not measured.
     """
 
     local_batch_size: PositiveInt
@@ -184,7 +191,11 @@ class StepTime(Record):
 class CompressorCost(Record):
     """The seconds to compress and to decompress one whole gradient by one compressor at one ratio.
 
-    Times are those of a worker in each exchange.
+    Attributes:
+        name: of the compressor.
+        ratio: fraction of the elements that is sent.
+        compress_s: seconds to compress.
+        decompress_s: seconds to decompress.
     """
 
     name: str
@@ -291,9 +302,13 @@ class Link(Record):
 
 
 class NoiseSample(Record):
-    """The gradient's squared norm and variance after ``step`` steps and ``samples_seen`` samples, smoothed over steps.
+    """The gradient's squared norm and variance in a pilot, smoothed over steps; their ratio is the noise scale.
 
-    The ratio of variance and squared norm is the gradient noise scale, in samples.
+    Attributes:
+        step: optimizer steps before.
+        samples_seen: samples trained on before.
+        gradient_square: estimate of |G|^2, squared norm of the true gradient.
+        gradient_variance: estimate of tr(cov) of one sample's gradient.
     """
 
     step: int = Field(ge=0)

@@ -80,6 +80,11 @@ def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
 
     A file of that name is replaced.
 
+    Args:
+        run_dir: the run's folder, which exists.
+        spec: to write.
+        name: of the file.
+
     Raises:
         BadInput: the folder cannot be written.
     """

@@ -579,6 +579,11 @@ def spell_policy(name: str, settings: Settings) -> str:
 def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
     """Check a policy's settings against its record in ``kinds``; a policy that is not there has no settings.
 
+    Args:
+        name: of the policy.
+        settings: those that differ from its defaults.
+        kinds: record class of the settings, by policy.
+
     Raises:
         ValueError: the policy has no such setting, or not with that value.
     """
@@ -745,7 +750,22 @@ class Compression(RecordLeavingOut):
     """The compression of gradients: the compressor, the fraction of elements it sends, and overrides of its defaults.
 
     A file holds only what differs from the defaults; which values go together is in `hetopt.core.comm.composition`.
-    ``auto`` stands for the compressor's default, None for no override.
+    None stands for no override.
+
+    Attributes:
+        name: of the compressor.
+        ratio: fraction of the elements that is sent.
+        collective: by which workers' payloads are combined; ``auto``: the compressor's default.
+        memory: what becomes of elements that are not sent; ``auto``: the compressor's default.
+        bits: width of a quantiser's codes on the wire.
+        levels: of a quantiser; None: as many as its codes hold.
+        rank: of PowerSGD's factors.
+        floor_ratio: select from a selection of this fraction, as GraVAC does.
+        least_gain: part of the energy that a step's payload keeps at least: the selection, else the floor's, else
+            everything.
+        coding: of selected elements; None: plain.
+        momentum: of momentum correction.
+        clip_norm: largest norm of the whole gradient; each worker clips its own part to its share.
     """
 
     WRITTEN = ("name", "ratio")
@@ -800,9 +820,12 @@ class WorkerSpec(Record):
 
 
 class StopRule(Record):
-    """The end of training: the first of the limits that are given.
+    """The end of training: the first of the limits that are given, at least one.
 
-    At least one limit is given; ``max_steps`` and ``max_epochs`` None: no such limit.
+    Attributes:
+        max_steps: optimizer steps; None: no such limit.
+        max_epochs: passes over the data; None: no such limit.
+        target: whether to stop as soon as the task's target is reached.
     """
 
     max_steps: PositiveInt | None = None

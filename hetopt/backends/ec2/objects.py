@@ -71,7 +71,12 @@ class S3Objects(Objects):
             return None
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write bytes under a name; return whether that succeeded."""
+        """Write bytes under a name; return whether that succeeded.
+
+        Args:
+            name: of the object, below the prefix.
+            data: new contents.
+        """
         return self._answer("put_object", name, Body=data) is not None
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
@@ -99,6 +104,10 @@ class S3Objects(Objects):
 
     def send(self, name: str, path: Path) -> bool:
         """Upload a file under a name, above 32 MiB in parts, whole or not at all; return whether that succeeded.
+
+        Args:
+            name: of the object, below the prefix.
+            path: of the file.
 
         Raises:
             FileNotFoundError: there is no such file.

@@ -83,6 +83,7 @@ class RehearsalConductor(Conductor):
     Attributes:
         miniature: the emulated cluster, as the spec describes it.
         network: its hosts, without a process yet.
+        turn_s: seconds between two decisions.
     """
 
     miniature: ScaledEmulation
@@ -405,7 +406,7 @@ def split(pending: Sequence[Change], training_s: float | None, step: int) -> tup
 
     Args:
         pending: changes that were not made yet.
-        training_s: as of `is_due`.
+        training_s: seconds that training has lasted; None: it has not begun.
         step: number of steps done.
     """
     due = [change for change in pending if is_due(change, training_s, step)]
@@ -415,7 +416,12 @@ def split(pending: Sequence[Change], training_s: float | None, step: int) -> tup
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
-    """Return the scheduled changes of a resumed run: all but the deaths of hosts that died in an earlier session."""
+    """Return the scheduled changes of a resumed run: all but the deaths of hosts that died in an earlier session.
+
+    Args:
+        scheduled: changes of the run's spec.
+        earlier: events of its earlier sessions; empty: it is new, and all changes come.
+    """
     dead = {event.host for event in earlier if isinstance(event, ConditionChanged) and event.dies}
     return [
         change
@@ -534,6 +540,10 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
 
 def check_change(spec: RunSpec, change: Change) -> None:
     """Refuse a change that the run would not survive.
+
+    Args:
+        spec: of the rehearsal.
+        change: that is scheduled or asked for.
 
     Raises:
         BadInput: a host returns, has notice or is cut off in a run without restarts or with one host, or a host of a

@@ -360,7 +360,13 @@ def find_tool(tool: Tool) -> str | None:
 
 
 def command(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None) -> list[str]:
-    """Return the argument vector of an `ip` or `tc` command in a network namespace (None: this process's)."""
+    """Return the argument vector of an `ip` or `tc` command in a network namespace (None: this process's).
+
+    Args:
+        tool: ``ip`` or ``tc``.
+        arguments: of the command.
+        namespace: inside which it works; None: this process's.
+    """
     inside = [] if namespace is None else ["-n", namespace]
     return [find_tool(tool) or tool, *inside, *arguments]
 

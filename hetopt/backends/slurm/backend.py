@@ -41,7 +41,11 @@ GATHER_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmBackend(SshBackend):
-    """The backend of an inventory's nodes in a Slurm cluster, reached inside a job of the run on each."""
+    """The backend of an inventory's nodes in a Slurm cluster, reached inside a job of the run on each.
+
+    Attributes:
+        name: of the backend.
+    """
 
     name: Place = Slurm.PLACE
 

@@ -400,6 +400,7 @@ class Part(Conversation):
     """The connection to a host that takes part in a run, and the answers to its requests for objects.
 
     Attributes:
+        end_s: seconds that the host's node may take to end once the connection is closed.
         objects: what it may read and write of the run.
         models: where it may leave models and outputs for the user.
         lock: held while an object is read or written: hosts ask at the same time.

@@ -175,6 +175,12 @@ class FolderObjects(ObjectsInParts):
 
         False: ``offset`` is not the size of the partial file.
 
+        Args:
+            name: of the object.
+            offset: bytes that were written before; 0 begins anew.
+            data: the part.
+            last: whether it is the last, which makes the object appear.
+
         Raises:
             BadInput: the name is no name of a file in the folder.
         """
@@ -375,11 +381,24 @@ class RemoteObjects(ObjectsInParts):
         return None if reply.size is None else (data, reply.size)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Have the launching machine write a part at byte ``offset`` (``last``: it appears); return whether it did."""
+        """Have the launching machine write a part of an object; return whether it did.
+
+        Args:
+            name: of the object.
+            offset: bytes that were written before; 0 begins anew.
+            data: the part.
+            last: whether it is the last, which makes the object appear.
+        """
         return self._ask("put_part", name, data, offset=offset, last=last)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Have the launching machine write bytes if the version is still ``version``; return whether it did."""
+        """Have the launching machine write bytes if the version is still ``version``; return whether it did.
+
+        Args:
+            name: of the object.
+            data: new contents.
+            version: SHA-256 that the object must have; None: it must be absent.
+        """
         return self._ask("put_over", name, data, version=version)[0].done
 
     def names(self, prefix: str) -> Sequence[str] | None:

@@ -169,6 +169,10 @@ def register(name: str, method: Method) -> None:
 
     How it is computed is registered by `hetopt.trainer.comm.methods.register`.
 
+    Args:
+        name: of the compressor.
+        method: its properties.
+
     Raises:
         ValueError: the table has a compressor of this name already.
     """
@@ -232,6 +236,11 @@ def combinations() -> tuple[Combination, ...]:
 
 def why_not(name: str, memory: str, collective: str) -> str | None:
     """Return a sentence on why a compressor, memory and collective do not go together; None: they do.
+
+    Args:
+        name: of the compressor.
+        memory: name of the gradient memory, not ``auto``.
+        collective: name of the collective, not ``auto``.
 
     Raises:
         KeyError: there is no such compressor.

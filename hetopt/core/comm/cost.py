@@ -85,9 +85,11 @@ def deals(payload_bytes: float, members: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """The cost of a collective by its N members: messages in a row, and slowest-link bytes per byte of payload.
+    """The cost of a collective by its number of members, at least 1.
 
-    Both are functions of N, at least 1; one member sends nothing.
+    Attributes:
+        messages: returns the messages in a row among so many members.
+        traffic: returns the bytes over the slowest link for each byte of payload.
     """
 
     messages: Callable[[int], float]
@@ -131,7 +133,12 @@ def trainer(operation: Operation) -> Algorithm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """The messages in a row and the slowest link's bytes of a collective; its time is linear in both."""
+    """The amounts of a collective in which its time is linear.
+
+    Attributes:
+        messages: messages in a row.
+        traffic_bytes: bytes over the slowest link.
+    """
 
     messages: float
     traffic_bytes: float
@@ -164,7 +171,12 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """The speed of one network hop: seconds of an empty message, and bytes a second."""
+    """The speed of one network hop.
+
+    Attributes:
+        latency_s: seconds of an empty message.
+        bytes_per_s: bytes a second.
+    """
 
     latency_s: float
     bytes_per_s: float

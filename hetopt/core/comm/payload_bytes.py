@@ -63,6 +63,11 @@ def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
     """Return the elements of each worker's slice of a gradient, rounded up to a multiple of ``group``.
 
     The slices of the last workers may be shorter, or empty.
+
+    Args:
+        numel: elements of the gradient.
+        workers: number of workers.
+        group: elements that stay together.
     """
     elements = -(-numel // workers)
     return -(-elements // group) * group
@@ -182,7 +187,12 @@ def operations(
 
 
 def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
-    """Return the fp32 elements of PowerSGD's two sums: left factors and dense parameters, then right factors."""
+    """Return the fp32 elements of PowerSGD's two sums: left factors and dense parameters, then right factors.
+
+    Args:
+        shapes: of the parameters, in the order of the gradient.
+        rank: most columns of a factor.
+    """
     left = right = 0
     for shape in shapes:
         rows, columns = matrix_shape(shape)

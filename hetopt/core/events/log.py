@@ -269,6 +269,11 @@ DECISIONS_FILE = "decisions.jsonl"
 def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None:
     """Append an event with its fields to the supervisor's own log, ``decisions.jsonl`` in a run's folder.
 
+    Args:
+        run_dir: the run's folder.
+        event: name of the kind of event.
+        fields: of the event.
+
     Raises:
         LogUnwritable: the log cannot be written.
     """

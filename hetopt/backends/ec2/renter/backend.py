@@ -180,6 +180,10 @@ class Ec2Backend(Ec2Launcher):
 
         From here on money is spent. It takes minutes.
 
+        Args:
+            prepared: launch by `prepare` or `prepare_resumed`.
+            folders: in which a new run's folder is made.
+
         Raises:
             NoFeasiblePlan: the plan is a risk that nobody has accepted.
             BudgetStop: see `check_ready`.

@@ -118,7 +118,13 @@ LIVES = 1_000_000
 
 
 def client_token(run_id: str, step: str, attempt: int = 0) -> str:
-    """Return the idempotency token of a step's call, the same in every process for the same run, step and attempt."""
+    """Return the idempotency token of a step's call, the same in every process for the same run, step and attempt.
+
+    Args:
+        run_id: name of the run.
+        step: name of the call within its sequence.
+        attempt: number that tells repeated calls of a step apart.
+    """
     return str(uuid.uuid5(_RUN_NAMESPACE, f"{run_id}/{step}/{attempt}"))
 
 
@@ -225,7 +231,12 @@ def security_group_call(order: Order, zone: Zone) -> Request:
 
 
 def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
-    """Return the calls that let machines of a security group reach each other, HTTPS and a proxy, and let nobody in."""
+    """Return the calls that let machines of a security group reach each other, HTTPS and a proxy, and let nobody in.
+
+    Args:
+        order: of the run, which may name a proxy.
+        group: id of the security group.
+    """
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
     ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})

@@ -216,7 +216,13 @@ def _image(edge: Edge, kind: str, chosen: str | None) -> str:
 
 
 def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
-    """Yield a check of the vCPU quota of each family and market of machines that roles need; bad: it is too small."""
+    """Yield a check of the vCPU quota of each family and market of machines that roles need; bad: it is too small.
+
+    Args:
+        edge: makes the calls.
+        catalog: of the region.
+        roles: fleets to rent.
+    """
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
@@ -358,7 +364,13 @@ when needed. Models and data stay."""
 
 
 def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
-    """Return the calls that create a bucket, private, encrypted and with expiry; made twice, they change nothing."""
+    """Return the calls that create a bucket, private, encrypted and with expiry; made twice, they change nothing.
+
+    Args:
+        bucket: name of the bucket.
+        region: AWS region to make it in.
+        account_id: number of the account that must own it.
+    """
     target = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
     # Where buckets are when nothing is said must not be said.
     place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}

@@ -144,6 +144,10 @@ class Zone(Record):
     def usd_per_hour(self, instance_type: str, market: Market) -> float:
         """Return the USD an hour of a machine, volume and address included, at the prices of the order.
 
+        Args:
+            instance_type: that the zone has.
+            market: spot or on-demand.
+
         Raises:
             KeyError: the zone does not have the type.
         """
@@ -152,6 +156,10 @@ class Zone(Record):
 
     def worst_usd_per_hour(self, instance_type: str, market: Market) -> float:
         """Return the most USD an hour that a machine can come to cost, volume and address included.
+
+        Args:
+            instance_type: that the zone has.
+            market: spot or on-demand.
 
         Raises:
             KeyError: the zone does not have the type.
@@ -612,7 +620,13 @@ class ClusterState(Artifact):
         return self.on_demand and not self.waiting and all(machine.on_demand for machine in self.serving)
 
     def usd_per_hour(self, zone: Zone, instance_type: str, market: Market) -> float:
-        """Return the USD an hour of a machine: on spot at the prices seen last, else at the zone's ordered prices."""
+        """Return the USD an hour of a machine: on spot at the prices seen last, else at the zone's ordered prices.
+
+        Args:
+            zone: of the order.
+            instance_type: that the zone has.
+            market: spot or on-demand.
+        """
         ordered = zone.usd_per_hour(instance_type, market)
         return (
             ordered if market == "on-demand" else self.spot_usd_per_hour.get(zone.name, {}).get(instance_type, ordered)
@@ -797,6 +811,11 @@ def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
 
     A mark in the run's folder keeps it from being added again.
 
+    Args:
+        seen: last cluster state of the run.
+        order: of the run's present life.
+        run_dir: the run's folder.
+
     Raises:
         BadInput: the file cannot be read or written, or holds something else.
     """
@@ -832,7 +851,13 @@ def failed(machines: Iterable[MachineState], life: int | None = None) -> list[Ma
 
 
 def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> list[str]:
-    """Return those of ``hosts`` that no machine is rented for again: 3 machines of this life failed before a step."""
+    """Return those of ``hosts`` that no machine is rented for again: 3 machines of this life failed before a step.
+
+    Args:
+        order: of the run's present life.
+        seen: its last look.
+        hosts: names to choose from.
+    """
     counts = Counter(machine.host for machine in failed(seen.machines, order.life))
     return [host for host in hosts if is_given_up(counts[host])]
 
@@ -872,6 +897,10 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
     """Return the status of a run by its last cluster state and the events in its folder, without asking AWS.
 
     A run that was never granted machines has failed.
+
+    Args:
+        run_dir: the run's folder.
+        seen: its last look.
 
     Raises:
         BadInput: a log in the folder cannot be read.

@@ -352,6 +352,11 @@ def _check_tenancy(edge: Edge, network: str) -> None:
 def check_group(edge: Edge, group: str, vpc_id: str) -> None:
     """Ask EC2, and raise unless a security group is in the network ``vpc_id`` and open between its machines.
 
+    Args:
+        edge: makes the call.
+        group: id of the security group.
+        vpc_id: id of the machines' network.
+
     Raises:
         CloudRefused: the group does not exist, is in another network, or does not let its machines reach each other.
     """
@@ -418,6 +423,10 @@ def region_of(plan: Plan) -> str:
 
 def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
     """Return the plan's groups as fleets to ask for, in order, with the run's hosts and the types that may stand in.
+
+    Args:
+        plan: to be rented.
+        catalog: of its region.
 
     Raises:
         BadInput: the run's hosts are not as many as the groups' machines, or a type cannot train.
@@ -576,7 +585,7 @@ class Orders:
         may_cost_usd: float | None = None,
         may_take_s: float | None = None,
     ) -> Order:
-        """Return the order for roles at present prices, by reading from AWS; errors as in `of_plan`. Nothing is rented.
+        """Return the order for roles at present prices, by reading from AWS. Nothing is rented.
 
         Args:
             roles: fleets of the cluster.
@@ -592,6 +601,11 @@ class Orders:
             may_cost_usd: as of `move_usd`.
             may_take_s: seconds that the budget is to pay at spot machines' highest prices, which it so bounds; None:
                 they are bounded by the prices on demand.
+
+        Raises:
+            CloudRefused: the account, a zone, an image or the bucket is not there, or AWS refuses a call.
+            BudgetStop: the budget does not last until the cluster has booted.
+            BadInput: the zone that the options name does not have all types, or another option names what does not fit.
         """
         who = identity(self.edge)
         bucket = self.options.bucket or default_bucket(who.account_id, self.catalog.region)
@@ -676,6 +690,10 @@ def check_prices(plan: Plan, order: Order) -> None:
     """Refuse a plan that may cost more than the budget because prices rose by over 2 % since it was made.
 
     At the prices that it was planned with the plan itself says how likely it stays within.
+
+    Args:
+        plan: to be rented.
+        order: by which it would be rented now.
 
     Raises:
         BudgetStop: a type became more expensive, and the high cost is above the order's budget.

@@ -57,6 +57,11 @@ def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
     """Return the USD of the budget left for machines, less fixed costs and what a move still to come may cost.
 
     Negative: more was spent.
+
+    Args:
+        order: of the run.
+        state: its last look.
+        now_s: seconds since the epoch.
     """
     move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
     return order.budget_usd - order.fixed_usd - move_usd - state.spent_usd(now_s)
@@ -66,6 +71,11 @@ def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
     """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices.
 
     Never later than the order's latest end.
+
+    Args:
+        order: of the run.
+        state: its last look.
+        now_s: seconds since the epoch.
     """
     worst = worst_usd_per_hour(order.roles, order.zones, on_demand=state.on_demand)
     return min(budget_law.end_s(now_s, left_usd(order, state, now_s), worst), order.latest_end_s)
@@ -306,6 +316,11 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
     """Return the hosts to rent machines for now: those without a living machine; none within 5 minutes of the last ask.
 
     Where all that trained are lost at once, those that wait go on without them first.
+
+    Args:
+        order: of the run.
+        observed: the run as it was seen last.
+        now_s: seconds since the epoch.
     """
     state = observed.state
     if state.asked_s is not None and now_s < state.asked_s + ASK_AGAIN_S:

@@ -418,7 +418,12 @@ _ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
 def is_of(found: TaggedResource, who: Identity) -> bool:
-    """Return whether a resource's owner is this caller of AWS, in any session."""
+    """Return whether a resource's owner is this caller of AWS, in any session.
+
+    Args:
+        found: the resource.
+        who: caller of AWS.
+    """
     return found.owner in (who.owner, who.user_id) or (found.owner or "").partition(":")[0] == who.owner
 
 

@@ -401,6 +401,10 @@ def known_regions(home: Path) -> list[str]:
 def append_durably(path: Path, line: str) -> None:
     """Append a line to a file, and wait until it is on the disk; an unfinished line before it is ended first.
 
+    Args:
+        path: of the file, made if it is not there.
+        line: without its line end.
+
     Raises:
         BadInput: the file cannot be written. Nothing may be rented then.
     """
