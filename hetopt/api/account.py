@@ -58,16 +58,19 @@ __all__ = ["Check", "Setup", "attach", "checks", "worst"]
 
 
 def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) -> Run:
-    """Return a run launched from another machine, its records fetched into a new folder here; nothing of it changes.
+    """Fetch the records of a run that was launched on EC2 from elsewhere into a new folder here, and return the run.
+
+    Nothing of the run changes in AWS; afterwards `status`, `logs` and `stop` work here.
 
     Args:
-        run: its full name.
-        region: where its machines are.
-        bucket: its bucket. Absent: ``hetopt-ACCOUNT-REGION``.
+        run: the run's full name; a part of it is not enough.
+        region: AWS region of the run's machines.
+        bucket: S3 bucket of the run. None: ``hetopt-ACCOUNT-REGION``, of the account of the credentials in use.
 
     Raises:
-        BadInput: it is known here already, or there is no such run.
-        CloudRefused: it cannot be read.
+        BadInput: a folder of this run is here already, the name is no run's name, the bucket has no such run, or boto3
+            is not installed.
+        CloudRefused: AWS does not answer, or refuses to read the bucket or the machines.
     """
     folder = inside(runs_home(), run, what="run")
     if folder.exists():
@@ -81,13 +84,13 @@ def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The account, bucket and role that an administrator sets up once; hetopt creates no role by itself.
+    """The names of what an administrator sets up once in an AWS account: bucket and role. Making one creates nothing.
 
     Attributes:
-        region: where machines will be.
-        account: its number.
-        bucket: where code, checkpoints and state go.
-        role: of the machines, and their instance profile.
+        region: AWS region of the bucket and of the machines.
+        account: account number, 12 digits.
+        bucket: S3 bucket for code, checkpoints and states of runs.
+        role: name of the IAM role of rented machines, and of their instance profile.
     """
 
     region: str
@@ -104,11 +107,18 @@ class Setup:
         bucket: str | None = None,
         role: str | None = None,
     ) -> Setup:
-        """Return the setup with the usual names where none are given, in the account of the credentials.
+        """Return the setup of an account, with hetopt's usual names where none are given; nothing is created.
+
+        Args:
+            region: AWS region.
+            account: account number, 12 digits. None: the account of the credentials in use, asked of AWS.
+            bucket: S3 bucket. None or empty: ``hetopt-ACCOUNT-REGION``.
+            role: role of the machines. None or empty: ``hetopt-node``.
 
         Raises:
-            BadInput: the account's number is none, or a name none of a region, a bucket or a role.
-            CloudRefused: AWS does not say whose the credentials are.
+            BadInput: the account number has not 12 digits, the region, bucket or role has a name that AWS does not
+                allow, or boto3 is needed and not installed.
+            CloudRefused: no account is given, and AWS does not tell the account of the credentials.
         """
         if account is not None and not (account.isdigit() and len(account) == 12):
             raise BadInput(f"an account number has 12 digits, not {account!r}.", hint="`aws sts get-caller-identity`")
@@ -131,10 +141,12 @@ class Setup:
         return cls(region=region, account=number, bucket=place, role=role or PROFILE_NAME)
 
     def make_bucket(self) -> Iterator[str]:
-        """Make the bucket (private, encrypted, TLS only) as the iterator is consumed, yielding a line after each call.
+        """Create the private, encrypted S3 bucket with expiry, one AWS call an item; yield a line after each call.
+
+        Nothing is called before the first item is taken. Repeating it changes nothing.
 
         Raises:
-            CloudRefused: it cannot be made.
+            CloudRefused: AWS refuses a call, such as for a bucket name of another account. Earlier calls stay done.
         """
         edge = connect(self.region)
         for request in doctor.bucket_calls(self.bucket, self.region, self.account):
@@ -142,13 +154,15 @@ class Setup:
             yield f"{request.api_name}: {request.purpose}"
 
     def policies(self, types: Sequence[str] | str = ()) -> dict[str, Any]:
-        """Return the least IAM policies that hetopt needs, by name, and the commands that apply them; nothing is made.
+        """Return the least IAM policies that hetopt needs, by name; under ``commands`` shell commands to apply them.
+
+        No call is made to AWS.
 
         Args:
-            types: allow only these instance types; none: all.
+            types: the only instance types that may be rented, as a sequence or a text with commas; empty: all types.
 
         Raises:
-            BadInput: one of them is none.
+            BadInput: the catalogue of the region has no such instance type.
         """
         only = sorted(names(types, "types"))
         if only:
@@ -162,17 +176,19 @@ class Setup:
 
 
 def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 | None = None) -> Iterator[Check]:
-    """Yield checks of what would stop a launch, ending at credentials that fail; EC2 is asked, and nothing changed.
+    """Yield checks of what would stop a launch on EC2, asking AWS; nothing there changes. End at bad credentials.
 
-    What the account may run is kept for plans (`account_quotas_file`).
+    Without boto3 the only check is a bad one. The account's vCPU quotas that were read are kept in the user's home
+    folder, and later plans use them.
 
     Args:
-        plan: also look at all that its launch needs: images, quotas, zones, prices, permissions.
-        region: absent: the plan's, or that of the environment.
-        options: what is to be launched with, as far as EC2 takes it.
+        plan: file of a plan, whose images, quotas, zones, prices and permissions are checked as well; None: the account
+            alone.
+        region: AWS region. None: the plan's, else ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, else us-east-1.
+        options: options of the launch, such as bucket and role; None: the defaults.
 
     Raises:
-        BadInput: the plan cannot be read, or an option is none.
+        BadInput: the plan cannot be read, or its machines are not of one AWS region.
     """
     options = options or Ec2()
     loaded = None if plan is None else Plan.load(plan)
@@ -214,13 +230,13 @@ def _quotas(edge: Edge, region: str) -> Check:
 
 
 def of_rehearsals(*, remove: bool) -> list[str]:
-    """Return the ids of emulated networks left by rehearsals whose launcher is dead, and remove them if ``remove``.
+    """Return the ids of emulated networks left by rehearsals whose launching process is dead; empty: none are left.
 
     Args:
-        remove: whether to remove them.
+        remove: also remove these networks, and kill what still runs in them; else nothing changes.
 
     Raises:
-        RunFailed: one of them could not be removed.
+        RunFailed: a network could not be removed, such as without root; later ones are then left, too.
     """
     left = namespaces.find_leftovers()
     for network_id in left if remove else ():
@@ -230,13 +246,13 @@ def of_rehearsals(*, remove: bool) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """A cloud resource that a run left behind, and whether it was removed.
+    """A cloud resource that a run left behind, and whether a search removed it.
 
     Attributes:
-        region: where it is.
-        resource: what was left.
-        left_alone: why it is not to be removed; None where it may be.
-        removed: whether it was.
+        region: AWS region of the resource.
+        resource: kind, id, run and owner of the resource.
+        left_alone: sentence on why a search does not remove the resource; None: the resource may be removed.
+        removed: True if the search removed the resource; False also where removal failed or was not asked for.
     """
 
     region: str
@@ -247,17 +263,17 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A search of AWS regions for what runs left behind, and what it has found so far.
+    """A search of AWS regions for resources that runs left behind; the last three attributes collect what was found.
 
     Attributes:
-        run_id: only this run, even if it goes on.
-        everything: also what belongs to runs that go on may be removed.
-        everybody: also what belongs to other people.
-        remove: do it.
-        runs: what this machine knows of runs, by name.
-        leftovers: what it found.
-        looked_in: the regions that could be looked at as a whole.
-        refused: what could not be looked at, or not be removed.
+        run_id: search only this run's resources, which may be removed even if the run goes on; None: those of all runs.
+        everything: resources of runs that still go on may be removed, too.
+        everybody: resources of other people may be removed, too.
+        remove: remove what may be removed; else only list.
+        runs: EC2 runs that have a folder on this machine, by name.
+        leftovers: the resources found so far, removed or not.
+        looked_in: the regions in which every kind of resource could be listed.
+        refused: the refusals so far: what could not be listed or removed. Searching goes on after each.
     """
 
     run_id: str | None = None
@@ -270,10 +286,17 @@ class Search:
     refused: list[CloudRefused] = field(default_factory=list)
 
     def look_everywhere(self, more_regions: Sequence[str] = ()) -> None:
-        """Search the AWS regions used from here (all if none was) and ``more_regions``; with ``remove``, delete too.
+        """Search all AWS regions that this machine ever rented in or has configured, and ``more_regions``, by `look`.
+
+        Before that, it sleeps up to a minute where a dead process may just have created something, as AWS lists that
+        late.
+
+        Args:
+            more_regions: further region names. Where neither these nor earlier runs name a region, all regions of the
+                account are searched.
 
         Raises:
-            CloudRefused: nobody says who is asking, or which regions the account has.
+            CloudRefused: AWS does not tell who the caller is, or which regions the account has.
         """
         configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
         asked = {*(run.region for run in self.runs.values()), *known_regions(runs_home().parent), *more_regions}
@@ -284,7 +307,14 @@ class Search:
             self.look(region, who)
 
     def look(self, region: str, who: Identity) -> None:
-        """Search a region for resources that runs left, into ``leftovers``; with ``remove``, delete what may go."""
+        """Search a region, add each resource found to ``leftovers``, and with ``remove`` remove what may be removed.
+
+        Refusals by AWS are added to ``refused`` and raise nothing.
+
+        Args:
+            region: AWS region.
+            who: caller of AWS, whose own resources may be removed.
+        """
         edge = connect(region)
         survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
         try:
@@ -330,13 +360,17 @@ class Search:
 
 
 def rental_of(prepared: Prepared) -> Rental:
-    """Return a prepared launch as the EC2 rental that it is; one of another backend fails an assertion."""
+    """Return the same prepared launch, typed as an EC2 rental, for its order of machines.
+
+    Raises:
+        AssertionError: the launch was prepared by another backend.
+    """
     assert isinstance(prepared, Rental)
     return prepared
 
 
 def unfollowed(rental: Rental) -> str:
-    """Return a sentence on how long a run goes on that nobody follows: its launch was left or its machine sleeps."""
+    """Return a sentence on what a prepared EC2 run does, and for how long, while no process follows it."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
     sentence = (
         "if nobody follows the run, or this machine sleeps, training goes on; machines that are lost are not replaced. "
@@ -352,12 +386,12 @@ def unfollowed(rental: Rental) -> str:
 
 
 def hourly_usd(order: Order) -> tuple[float, float]:
-    """Return the USD an hour of an order's machines: as planned in its first zone, and the most that they can cost."""
+    """Return an EC2 order's cost in USD an hour of all machines: as planned in its first zone, and at most."""
     return usd_per_hour(order.roles, order.zones[0]), worst_usd_per_hour(order.roles, order.zones)
 
 
 def last_end(order: Order) -> str:
-    """Return a sentence on what ends a machine that nothing of the run reaches, such as one that never boots."""
+    """Return a sentence on how AWS ends an order's machines that nothing else reaches, and what they then cost."""
     if order.end_role is None:
         return (
             f"the machines' own timers alone, as the account has no role {END_ROLE}: `hetopt setup --print-policy` "
@@ -372,11 +406,19 @@ def last_end(order: Order) -> str:
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
-    """Return a rented run's status and its machines' facts, asking EC2 if ``ask``, else as last seen with their age.
+    """Return a rented run's status and the facts of its machines for `hetopt status --json`.
 
     Args:
-        run: that one.
-        ask: whether to ask the cloud at all.
+        run: a run on EC2.
+        ask: ask AWS first, which also renews the run's records and lease; else use the records of the last look.
+
+    Returns:
+        The status, and a mapping with spending and budget (USD), the age of the records (``seen_s_ago``) and a list of
+            machines. Where AWS or a record refuses, ``not_asked`` says why, and the last records are used.
+
+    Raises:
+        AssertionError: the run is of another backend.
+        BadInput: the records in the run's folder cannot be read.
     """
     launcher, folder = run.backend, run.folder
     assert isinstance(launcher, Ec2Launcher)
@@ -419,9 +461,17 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
 
 
 def spent(run: Run) -> tuple[float, bool, str | None]:
-    """Return a run's cost at the prices seen so far in USD, whether that is an estimate, and why it was ended, or None.
+    """Return a rented run's cost in USD at its last look, whether the cost is an estimate, and why the run was ended.
 
-    It is an estimate where the end of some machine was not seen.
+    Args:
+        run: a run on EC2; AWS is not asked.
+
+    Returns:
+        The cost; True where AWS had forgotten a machine before its end was seen; the reason, None where nobody ended
+            the run.
+
+    Raises:
+        BadInput: the records in the run's folder cannot be read.
     """
     seen = last_seen(run.folder)
     return seen.spent_usd(seen.time_s), seen.is_estimate, seen.stop_reason

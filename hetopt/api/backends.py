@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hetopt.backends.backend import Backend
 
 Make = Callable[[Reporter], "Backend"]
+"""A function that makes a backend; it gets the reporter for remarks about the cloud."""
 
 
 def _later(module: str, name: str) -> Make:
@@ -53,7 +54,8 @@ BACKENDS: dict[str, tuple[type[Machines], Make]] = {
     Slurm.PLACE: (Slurm, _later("hetopt.backends.slurm.backend", "SlurmBackend")),
     Ec2.PLACE: (Ec2, _ec2),
 }
-"""By name the record of its options, and what makes it; the reporter is told what goes on in the cloud."""
+"""Backends by name: the class of the launch options, and the function that makes the backend from a reporter.
+`register` adds to it."""
 
 ENTRY_POINTS = "hetopt.backends"
 """The group in which an installed package names the module that registers its backend."""
@@ -63,11 +65,11 @@ def register(options: type[Machines], make: Make) -> None:
     """Register a backend: from now on `hetopt.launch` takes its options, or their ``PLACE``, as ``on``.
 
     Args:
-        options: a record of what it can be told, whose ``PLACE`` is its name.
-        make: makes it.
+        options: class of the backend's launch options, whose ``PLACE`` is the backend's name.
+        make: makes the backend, given a reporter; called each time that the backend is asked for.
 
     Raises:
-        ValueError: there is one of this name.
+        ValueError: a backend of this name is registered already.
     """
     if options.PLACE in BACKENDS:
         raise ValueError(f"there is a backend {options.PLACE!r} already")
@@ -93,14 +95,16 @@ def _entry(name: str) -> tuple[type[Machines], Make]:
 
 
 def options_at(name: str, values: Mapping[str, Any]) -> Machines:
-    """Return a backend's option record made of typed values by field; refuse fields of other backends.
+    """Return the launch options of the backend ``name``, made from ``values`` by field; fields left out have defaults.
+
+    A backend of an installed package (entry point ``hetopt.backends``) is imported if its name is not known yet.
 
     Args:
-        name: of the backend.
-        values: by field, as they are typed.
+        name: of the backend, such as ``ec2``.
+        values: by field, as a person types them; each is parsed by its option.
 
     Raises:
-        BadInput: there is no such backend, or a value is another backend's or cannot be.
+        BadInput: there is no backend of this name, a field is another backend's, or a value is refused by its option.
     """
     record, _ = _entry(name)
     for field in values.keys() - options_of(record).keys():
@@ -113,18 +117,28 @@ def backend(name: str, reporter: Reporter | None = None) -> Backend:
     """Return a new backend by its name, such as ``local``; no machine is touched.
 
     Args:
-        name: one of `BACKENDS`, such as ``local``, or one that was registered or that an installed package brings.
-        reporter: told what goes on in the cloud.
+        name: one of `BACKENDS`, or one that an installed package brings (entry point ``hetopt.backends``).
+        reporter: receives remarks about the cloud; None: nothing is reported.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no backend of this name.
     """
     _, make = _entry(name)
     return make(reporter or Reporter())
 
 
 def backend_of(launch: Launch | None, folder: Path, reporter: Reporter | None = None) -> Backend:
-    """Return the backend that a run was started on; by its folder where there is no launch record (rented probes)."""
+    """Return the backend that a run was started on; it watches, stops and resumes the run.
+
+    Args:
+        launch: the run's launch record. None: ``ec2`` if the folder holds an order of machines, as of rented probes,
+            else ``local``.
+        folder: the run's folder.
+        reporter: receives remarks about the cloud; None: nothing is reported.
+
+    Raises:
+        BadInput: this installation has no backend of the recorded name.
+    """
     from hetopt.backends.ec2.renter.order import ORDER_FILE
 
     unrecorded = "ec2" if (folder / ORDER_FILE).exists() else "local"
@@ -132,9 +146,9 @@ def backend_of(launch: Launch | None, folder: Path, reporter: Reporter | None = 
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the launch record in a run's folder; None: none was written.
+    """Return the launch record in a run's folder; None: the folder has none, as of a probe.
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: the file is there, and cannot be read or is no launch record.
     """
     return Launch.load(folder / LAUNCH_FILE) if (folder / LAUNCH_FILE).exists() else None

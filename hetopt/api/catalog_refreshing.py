@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from hetopt.optimizer.market.catalog_refresh import PublicPrices, Refreshed
 
 ALL = "all"
-"""In place of a region: every region of the bundled catalogue."""
+"""Name that stands for every region of the bundled catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCatalog:
-    """A catalogue that was read from AWS's public prices, and where it was written.
+    """A catalogue of one region that was read from AWS's public prices, and the folder that it was written to.
 
     Attributes:
-        region: that it is of.
-        folder: of the catalogue.
-        day: when reading it began.
-        contents: the files, and what was left out of them.
+        region: name of the AWS region.
+        folder: of the catalogue's files, in the user's home folder of hetopt.
+        day: date (UTC) on which reading the prices began.
+        contents: the files written, and the types and prices left out of them.
     """
 
     region: str
@@ -44,17 +44,18 @@ class OwnCatalog:
 def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
     """Download a region's prices (``all``: every region's) from AWS; write each as the catalogue in use from then on.
 
-    Prices on demand and on spot and how often spot is interrupted are what AWS publishes.
+    The prices, on demand and spot, and spot interruption rates are what AWS publishes without credentials. Each
+    region's catalogue is in use as soon as it is whole, also if a later region fails.
 
     Args:
-        region: of AWS, or ``all``: those of the bundled catalogue.
-        reporter: told what goes on.
+        region: name of an AWS region; ``all`` or ``any``: each region of the bundled catalogue that AWS publishes.
+        reporter: receives what is read, and the part done.
 
     Returns:
-        A catalogue for each region. Each is in use as soon as it is whole.
+        One written catalogue for each region, in order.
 
     Raises:
-        BadInput: there is no such region, another refresh is running, or AWS's files are not what they should be.
+        BadInput: there is no such region, another refresh is running, or AWS's price list is damaged or cut off.
         CloudRefused: AWS cannot be reached.
     """
     now = datetime.datetime.now(datetime.UTC)

@@ -22,14 +22,15 @@ __all__ = ["MatchingTypes", "RentableGpu", "find", "gpus", "in_use"]
 
 
 def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
-    """Return the catalogue in use of the region and cloud asked for, or those of all regions that have prices.
+    """Return the catalogues of the region and cloud that options name, at least one; AWS's come first.
 
     Args:
-        asked: says which region (`ANY_REGION`: each; of another cloud than AWS the default stands for that, too), in
-            which folder (none: the newest refreshed catalogue or the bundled one) and of which cloud.
+        asked: options with ``region`` (``any``: one catalogue for each region that has prices), ``catalog`` (a folder;
+            None: the newest refreshed catalogue, else the bundled one) and ``cloud`` (``any``: AWS and all others). For
+            a cloud other than AWS the default region means all of that cloud's regions.
 
     Raises:
-        BadInput: there is no such region or cloud, or a file cannot be used.
+        BadInput: there is no such region or cloud, or a catalogue's file cannot be read.
     """
     region, directory, cloud = asked.region, asked.catalog, asked.cloud
     aws: tuple[Catalog, ...] = ()
@@ -47,12 +48,12 @@ def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class MatchingTypes:
-    """The instance types of a catalogue that passed the filters.
+    """The instance types that passed filters, from all catalogues that were searched.
 
     Attributes:
-        catalog: that one.
-        listings: in the order that was asked for.
-        why_none: half a sentence, where there are none.
+        catalog: the first of these catalogues, for its date and region.
+        listings: the types with their prices, in the order asked for; empty: none passed.
+        why_none: half a sentence on which filter leaves none, where there are none; else empty.
     """
 
     catalog: Catalog
@@ -62,13 +63,16 @@ class MatchingTypes:
 
 @takes(Listed)
 def find(**options: Any) -> MatchingTypes:
-    """Return the instance types that pass filters, in the order asked for, and why there are none.
+    """Return the instance types that pass the filters, with prices, in the order asked for; also why there are none.
+
+    Works offline, from the catalogue in use.
 
     Args:
         **options: fields of `Listed`: filters, region and order.
 
     Raises:
-        BadInput: a name that nothing has, or prices where the region has none.
+        BadInput: a filter names a type or GPU that no catalogue has, the region or cloud is unknown, or filters ask for
+            prices in a region that has none.
     """
     asked = Listed(**options)
     named = {wish.name for wish in fields(Wishes)}
@@ -91,11 +95,11 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
     Works offline and without torch, from the catalogue in use; prices have date and source.
 
     Args:
-        only: these, by any of their names. Absent: all.
+        only: list only these GPUs, by any of their names, as a sequence or a text with commas; empty: all.
         **options: which, and in what order.
 
     Raises:
-        BadInput: no GPU is called so, or there is no such region.
+        BadInput: no GPU has a name in ``only``, or there is no such region or cloud.
     """
     asked = Gpus(**options)
     loaded, *elsewhere = in_regions(asked)
@@ -104,13 +108,20 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
 
 
 def import_cloud(file: Path | str, cloud: str) -> dict[str, Any]:
-    """Keep another cloud's machines and prices, a CSV file in SkyPilot's columns, for planning; return counts of them.
+    """Write another cloud's machines and prices into the user's home folder, where planning finds them; return counts.
+
+    An earlier import of the same cloud is replaced.
+
+    Args:
+        file: CSV file in the columns of SkyPilot's catalogue.
+        cloud: name to keep the machines under, such as ``lambda``.
 
     Returns:
-        ``types`` and ``regions``, how many there are now, and ``unknown_gpus``, whose machines were left out.
+        ``cloud``, as given; ``types`` and ``regions``, how many there are now; ``unknown_gpus``, names of the GPUs
+            whose machines were left out because hetopt knows no facts of them.
 
     Raises:
-        BadInput: the file cannot be used, or the cloud cannot be called so.
+        BadInput: the file cannot be read or lacks columns, or ``cloud`` is no name that a cloud may have.
     """
     catalogs, unknown_gpus = clouds.import_cloud(Path(file), cloud, load_catalog(), clouds_home())
     types = {name for catalog in catalogs for name in catalog.listings}

@@ -19,10 +19,16 @@ from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, Stream
 def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
     """Return a run's spec with a launch's compression, ratio policy and collective; unchanged where none is asked for.
 
-    ``auto`` leaves compressor, ratio and collective to the run unless they are named.
+    With ``compression="auto"`` the run itself chooses compressor, ratio and collective, but for a collective that is
+    named. A compression without a ratio policy sets the policy ``fixed``.
+
+    Args:
+        changes: of the launch; a field that is None keeps the plan's choice.
+        run: spec of the plan.
 
     Raises:
-        BadInput: two of them contradict each other, or compressor, memory, collective and policy do not go together.
+        BadInput: two changes contradict each other, or compressor, memory, collective and ratio policy do not go
+            together.
     """
     asked, named = changes.compression, changes.collective
     if asked is None and changes.ratio_policy is None and named is None:
@@ -74,13 +80,17 @@ def _check_exchange(run: RunSpec) -> None:
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return a run's spec with a launch's synchronization, partition, injection and sharding; refuse what clashes.
+    """Return a run's spec with a launch's synchronization, partition, data injection and sharding.
 
-    A plan's own choice of compression gives way to workers that send no gradients, unless somebody chose it for this
-    launch.
+    Where the new synchronization averages parameters and the launch names no compression, the plan's own compression is
+    dropped.
+
+    Args:
+        changes: of the launch; a field that is None keeps the plan's choice.
+        run: spec of the plan.
 
     Raises:
-        BadInput: they do not go with the rest of the run.
+        BadInput: sharding, or averages of parameters, do not go with the run's other settings.
     """
     update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject, "shard": changes.shard}
     run = run.model_copy(update={name: value for name, value in update.items() if value is not None})
@@ -116,8 +126,11 @@ _SECONDS = ("batch_interval_s", "max_age_s", "patience_s")
 def parse_stream(text: str) -> Stream:
     """Parse arrival rates: ``replay(40/80, factor=4)`` gives two workers the task's data at 160 and 320 samples/s.
 
+    Other keys are ``buffer``, ``age``, ``interval``, ``min``, ``max``, ``lr``, ``lr_cap`` and ``patience``, see
+    `Stream`; ``age``, ``interval`` and ``patience`` are durations.
+
     Raises:
-        BadInput: a source or key that is unknown, or a value that cannot be.
+        BadInput: the source is not ``replay``, rates are missing, a key is unknown, or a value is out of its range.
     """
     item = call(text, "`stream`")
     if item.name != "replay":
@@ -133,12 +146,17 @@ def parse_stream(text: str) -> Stream:
 
 
 def on_stream(stream: Stream, run: RunSpec, policy: str | None) -> RunSpec:
-    """Return a run's spec with samples arriving at ``stream``'s rates; ``policy`` None: batches follow the rates.
+    """Return a run's spec with samples arriving at ``stream``'s rates.
 
-    In a rehearsal, whose computation is slowed down by a factor, samples arrive slower by the same.
+    In a rehearsal, samples arrive more slowly by its time factor, as computing does.
+
+    Args:
+        stream: rates and settings as they were given, for the real cluster.
+        run: spec of the run.
+        policy: batch policy of the run; None: ``rate``, batches follow the rates.
 
     Raises:
-        BadInput: it does not go with the run.
+        BadInput: the stream does not go with the run, such as another number of rates than workers.
     """
     factor = 1.0 if run.miniature is None else run.miniature.time_factor
     slowed = {

@@ -43,7 +43,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class NotPlain(BadInput):
-    """Error of a script that cannot be converted: a person has to write the four lines of a session."""
+    """The error of a script that cannot be converted: a person has to write the four lines of a session.
+
+    Args:
+        message: sentence on what was found, and where.
+        hint: what to do; empty: write the lines by hand.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint or "write the four lines by hand, as docs/your-own-code.md shows")
@@ -51,12 +56,12 @@ class NotPlain(BadInput):
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """A training script with a session written into it.
+    """A training script of one process with the four lines of a session written into it; no file is written.
 
     Attributes:
         text: of the new script.
-        diff: unified, from the old text to the new one.
-        remarks: sentences on what the person should know.
+        diff: unified diff from the old text to the new one.
+        remarks: sentences on what the person should check in the new script.
     """
 
     text: str
@@ -89,11 +94,12 @@ def convert(script: Path | str) -> Converted:
     """Return a training script of one process with a session written into it, and the diff; the file stays as it is.
 
     Args:
-        script: a file with one loop over a DataLoader, in the file or in functions.
+        script: file with one training loop over a DataLoader, at its top level or in functions; local modules that it
+            imports are read, too.
 
     Raises:
-        NotPlain: a person has to write the four lines; the sentence says what was looked for, and where.
-        BadInput: it is no Python file, or trains on several workers as it is.
+        NotPlain: the script is not the plain case; the sentence says what was found, and on which line.
+        BadInput: the file cannot be read or is no Python, or the script already trains on several workers.
     """
     path = Path(script)
     files = read_script(path)
@@ -101,12 +107,16 @@ def convert(script: Path | str) -> Converted:
 
 
 def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceFile] = ()) -> Converted:
-    """Return the text of a one-process training script with a session written into it, and the diff; refuse others.
+    """Return the text of a one-process training script with a session written into it, and the diff; run none of it.
 
     Args:
         text: of the script.
-        name: of the file, for messages and the diff.
-        others: modules of the author's that it imports.
+        name: file name of the script, for messages and the diff.
+        others: parsed local modules that the script imports.
+
+    Raises:
+        NotPlain: the script is not the plain case; the sentence says what was found, and on which line.
+        BadInput: the text is no Python, or the script already trains on several workers.
     """
     files = (SourceFile.of(text, name), *others)
     if way := several_workers(files):

@@ -26,14 +26,16 @@ from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 
 EXACT = 1e-5
-"""Largest relative difference of a learning rate that is the same."""
+"""Largest relative difference of two learning rates that count as the same."""
 
 DIFFERS = 1e-4
-"""Relative difference of a gradient that rounding does not reach within three steps, the tolerance of audits."""
+"""Relative difference of two gradients above which shares differ: rounding stays below it within three steps; also the
+tolerance of audits."""
 
 PATIENCE_S = 600.0
+"""Seconds that each run of `check_script` may take by default."""
 SHARES = (3, 1)
-"""Of the two workers that share a batch."""
+"""Shares of the two workers that divide a batch in a check."""
 
 _RAISED = re.compile(r"^(?:\[rank\d+\]: )?((?!hetopt:)[A-Za-z_][\w.]*: .+)", re.MULTILINE)
 """An exception and what it says, as Python ends a traceback."""
@@ -44,13 +46,15 @@ _OURS = re.compile(r"^hetopt[\w.]+: ")
 class ShareCheck:
     """The relative differences of two workers' gradients from one machine's over a script's first steps.
 
+    As text it is one or two sentences for people.
+
     Attributes:
-        shares: relative difference where they share batches 3 to 1, by step; empty: the script draws its batches
+        shares: relative difference by step, where the workers share batches 3 to 1; empty: the script draws its batches
             itself, so that shares stay equal.
-        equal: the same in equal shares, as DistributedDataParallel has them.
-        rates: learning rates that the optimizer was told at the first step at which they differ, alone and in shares;
-            of a schedule also at steps 10 and 1,000.
-        is_ddp: whether the script uses DistributedDataParallel; else it has a session.
+        equal: relative difference by step in equal shares, as DistributedDataParallel has them; empty: as above.
+        rates: the learning rates alone and in shares, at the first step at which they differ (of a schedule also looked
+            at at steps 10 and 1,000); None: they agree.
+        is_ddp: True: the script uses DistributedDataParallel; False: a session.
         normalises: whether the model has BatchNorm in training mode.
     """
 
@@ -96,19 +100,23 @@ def check_script(
     patience_s: float = PATIENCE_S,
     reporter: Reporter | None = None,
 ) -> ShareCheck:
-    """Run a script for 3 steps, two workers' batches 3 to 1 (then 1 to 3), equal, and alone; compare gradients.
+    """Run a script for three steps, in unequal shares, equal shares, and alone; return how far the gradients differ.
+
+    The script runs in other processes on this machine, with two workers and then alone; the workers share batches 3 to
+    1, then 1 to 3.
 
     Args:
-        script: with DistributedDataParallel or a session.
+        script: file with DistributedDataParallel or a session.
         arguments: of the script.
-        before: the script of one process that it was, to run alone in its place.
+        before: the one-process script that ``script`` was converted from, to run alone in its place; None: ``script``
+            itself.
         patience_s: seconds that each of the three runs may take.
-        reporter: told what runs.
+        reporter: receives which run is going on; None: nothing is reported.
 
     Raises:
-        NeedsEqualShares: it runs in equal shares alone.
-        RunFailed: one of them fails, or does no step.
-        BadInput: the script trains on one worker alone.
+        NeedsEqualShares: the script fails in unequal shares, and runs in equal ones.
+        RunFailed: a run fails, takes too long, or does no step with a gradient other than 0.
+        BadInput: the script has neither DistributedDataParallel nor a session.
     """
     from hetopt.profiler.script.gradients import STEPS, distances, recorded
 
@@ -187,10 +195,10 @@ def _alone(
 
 
 class NeedsEqualShares(RunFailed):
-    """Error of a script that runs with equal local batch sizes and fails with others.
+    """The error of a script that runs with equal local batch sizes and fails with others.
 
     Args:
-        error: with which it failed.
+        error: with which the script failed in unequal shares; its message becomes part of this one.
     """
 
     def __init__(self, error: RunFailed) -> None:
@@ -217,7 +225,7 @@ def _other_rate(right: Sequence[Sequence[float]], other: Sequence[Sequence[float
 
 
 FIRST_PATIENCE_S = 120.0
-"""For each run of a check before a launch, which a person waits for."""
+"""Seconds that each run of a check before a launch may take, as a person waits for it."""
 
 _CHECKED_FOLDER = "checked"
 _UNKNOWN = "How far shares are from one machine is not known"
@@ -228,7 +236,7 @@ class FirstCheck(Record):
 
     Attributes:
         sentence: how far shares are from one machine, or why that is not known.
-        needs_equal_shares: whether the script fails in unequal shares and runs in equal ones.
+        needs_equal_shares: True if the script fails in unequal shares and runs in equal ones.
     """
 
     sentence: str
@@ -236,12 +244,18 @@ class FirstCheck(Record):
 
 
 def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> tuple[FirstCheck, bool]:
-    """Return a script's check of unequal local batches, and whether it ran now; kept for the same files and arguments.
+    """Return a script's check of unequal local batches, and whether the check ran now rather than was read.
+
+    The result is kept in the user's home folder of hetopt, by a hash of the script, its local modules and its
+    arguments. A check that fails gives a sentence that says so.
 
     Args:
-        script: with DistributedDataParallel or a session.
+        script: file with DistributedDataParallel or a session.
         arguments: of the script.
-        reporter: told what runs.
+        reporter: receives which run is going on; None: nothing is reported.
+
+    Raises:
+        BadInput: the script or a module of it cannot be read or is no Python.
     """
     try:
         files = [(file.name, file.text) for file in read_script(script)]

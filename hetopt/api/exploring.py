@@ -38,19 +38,19 @@ from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import places
 
 STAND_IN_USD_PER_HOUR = 0.10
-"""Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
-a price says how much of it a probe is worth."""
+"""Price in USD an hour of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost.
+Nothing is paid here, but a price says how much of it a probe is worth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The machines that run probes, as the probes they can make, their price and how they measure.
+    """The machines that run probes: the probes that they can run, their price, and how a probe is measured.
 
     Attributes:
-        probes: all that may be made, one of a layout.
-        usd_per_hour: of the machines of a layout, by its configuration.
-        startup_s: from the request of its machines to the first step of a probe.
-        measure: one probe, within so many USD: what it brought and cost.
+        probes: all probe runs that may be made, one for each layout of machines.
+        usd_per_hour: returns the USD an hour of all machines of a configuration.
+        startup_s: seconds from the request of the machines to the first step of a probe.
+        measure: runs a probe within so many USD; returns its step sample and its cost in USD.
     """
 
     probes: Sequence[ProbeRun]
@@ -59,15 +59,30 @@ class Place:
     measure: Callable[[ProbeRun, float], tuple[StepSample, float]]
 
     def price_usd(self, asked: Configuration, step_time_s: float | None) -> float:
-        """Return the USD of the probe of a configuration, with the seconds of its step; None: not known."""
+        """Return the predicted cost in USD of one probe, start-up included.
+
+        Args:
+            asked: configuration to probe.
+            step_time_s: predicted seconds of a step; None: not known, so that only the start-up is priced.
+        """
         return probe_usd(self.usd_per_hour(asked), self.startup_s, step_time_s)
 
 
 def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
-    """Measure steps of more workers while worth their price, up to ``budget_usd``; return the profile with them.
+    """Run probes of more and more workers while one is worth its price; return the profile with their step samples.
+
+    The returned profile also counts the time and cost of the probes. A probe that fails ends exploring, and earlier
+    ones are kept.
+
+    Args:
+        measured: profile of the job.
+        place: machines to run probes on.
+        budget_usd: the most that all probes may cost.
+        tell: receives what is measured, and a remark on each result.
 
     Raises:
-        BadInput: there is nothing to explore.
+        BadInput: there is no configuration to explore.
+        RunFailed, CloudRefused, BudgetStop: the first probe fails, or its machines cannot be had.
     """
     samples: list[StepSample] = []
     begun_s, spent_usd = time.monotonic(), 0.0
@@ -114,10 +129,15 @@ def _layout(asked: Configuration) -> str:
 
 
 def check_place(task: str, asked: Measurement) -> None:
-    """Refuse options of exploring that cannot work (place, inventory, types, data), before anything is measured.
+    """Refuse options of exploring that cannot work, before anything is measured: place, inventory, types and data.
+
+    Args:
+        task: name of the task, as of `hetopt.profile`.
+        asked: options of measuring.
 
     Raises:
-        BadInput: there is no such place, it is not described, or rented machines cannot have the task or its data.
+        BadInput: exploring knows no such place, the inventory or the types belong to another place or are missing, or,
+            on ec2, boto3 is missing or the task or its data cannot reach rented machines.
     """
     on = asked.explore_on
     if on not in (Local.PLACE, Ssh.PLACE, Ec2.PLACE):
@@ -137,10 +157,19 @@ def check_place(task: str, asked: Measurement) -> None:
 
 
 def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -> Place:
-    """Return the machines that explore a measured job: rented, one's own, or this one.
+    """Return the machines that explore a measured job: rented ones (ec2), the user's own (ssh), or this one (local).
+
+    Hosts of an inventory are asked over ssh; nothing is rented yet.
+
+    Args:
+        measured: profile of the job.
+        task: name of the task, as of `hetopt.profile`.
+        asked: options of measuring.
+        tell: receives what goes on.
 
     Raises:
-        BadInput: it cannot be explored there.
+        BadInput: the inventory, a type, the task or its data cannot be used there.
+        RunFailed: no host of the inventory can take part.
     """
     if asked.explore_on == Ec2.PLACE:
         return place_on_ec2(measured, task=task, types=asked.types, region=asked.region, data=asked.ec2_data, tell=tell)
@@ -150,10 +179,12 @@ def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -
 
 
 def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Place:
-    """Return the probes by worker processes on this machine, at most ``workers`` (None: one a processor, 2 or more).
+    """Return the probes by worker processes on this machine, priced by its instance type, else 0.10 USD an hour.
 
-    Raises:
-        BadInput: no worker.
+    Args:
+        measured: profile of the job.
+        workers: most worker processes of a probe; None: one a usable processor, at least 2.
+        tell: receives what goes on.
     """
     probes = local_probes(measured, workers or max(2, usable_processors()))
     name = measured.devices[0].type
@@ -164,10 +195,18 @@ def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Pla
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
-    """Return the probes of one's own hosts: each alone, then the first two, three and more; samples name the hosts.
+    """Return the probes on the user's own hosts: each alone, then the first 2, 3, 4, 6 and so on together.
+
+    All hosts are asked over ssh at once; a host that cannot take part is reported and left out. Samples name the hosts
+    as machine types.
+
+    Args:
+        measured: profile of the job.
+        inventory: file of the hosts.
+        tell: receives what goes on.
 
     Raises:
-        BadInput: the inventory cannot be read, or the task does not travel.
+        BadInput: the inventory cannot be read, or the task's code cannot be sent to hosts.
         RunFailed: no host can take part.
     """
     bundle = make_bundle(measured.job.task, rented=False)
@@ -232,18 +271,19 @@ def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None
 def place_on_ec2(
     measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Reporter
 ) -> Place:
-    """Return the probes of rented machines of some types, with their price and how they are measured.
+    """Return the probes on rented EC2 machines of some types, priced at the catalogue's spot prices; rent nothing yet.
 
     Args:
-        measured: the job, on this machine.
-        task: as it was named.
-        types: that may be probed.
-        region: to rent in.
-        data: where the task's data is, in S3.
-        tell: says what goes on.
+        measured: profile of the job, taken on this machine.
+        task: name of the task, as of `hetopt.profile`.
+        types: instance types that may be probed.
+        region: AWS region to rent in.
+        data: S3 address of the task's data, ``s3://BUCKET/PREFIX``; None: the task reads no files.
+        tell: receives what goes on.
 
     Raises:
-        BadInput: a type that there is not, or a task or data that machines cannot have.
+        BadInput: the catalogue has no such type or no price of it, a type cannot train, or the task's code cannot be
+            sent to machines.
     """
     catalog = load_catalog(region)
     probes = rented_probes(measured, list(map(catalog.instance_type, dict.fromkeys(types))), image_kind)

@@ -16,17 +16,18 @@ from hetopt.optimizer.plan import Plan
 __all__ = ["Host", "HostFound", "Trouble", "check", "in_words", "inventory", "of_slurm", "runs_left_in_slurm"]
 
 USUAL_FILE = "hosts.toml"
+"""The inventory file that is read, in the current folder, where none is named."""
 
 
 def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple[Host, ...]:
-    """Return the hosts of a file, or of a text such as ``alice@box1,bob@box2``.
+    """Return the user's hosts from an inventory file, or from a text such as ``alice@box1,bob@box2``; ask none of them.
 
     Args:
-        path: of the file; absent, where no text is given: ``hosts.toml`` here.
-        hosts: the text.
+        path: of the file. None, with ``hosts`` None: ``hosts.toml`` in the current folder.
+        hosts: the text; None: read the file.
 
     Raises:
-        BadInput: both are given, or one of them cannot be read.
+        BadInput: both are given, the file cannot be read, or a host's description is not valid.
     """
     if path is not None and hosts is not None:
         raise BadInput("`inventory` and `hosts` both name hosts.", hint="give one of them")
@@ -34,25 +35,26 @@ def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple
 
 
 def of_slurm(partition: str | None = None) -> str:
-    """Return an inventory, in TOML, of the nodes of a Slurm cluster.
+    """Return an inventory file's text, in TOML, of the nodes that `sinfo` lists on this machine.
 
     Args:
-        partition: of the nodes; absent: all.
+        partition: list only the nodes of this Slurm partition; None: all nodes of the cluster.
 
     Raises:
-        BadInput: there is no Slurm here, or there are no nodes.
+        BadInput: Slurm is not installed here, or lists no nodes.
+        RunFailed: `sinfo` fails or does not answer.
     """
     return as_inventory(ask_nodes(partition).values())
 
 
 def runs_left_in_slurm(*, remove: bool) -> list[str]:
-    """Return the names of this machine's ended runs with jobs left in Slurm, and end those jobs if ``remove``.
+    """Return the names of ended runs of this machine that still have jobs in Slurm; empty: there are none.
 
     Args:
-        remove: end those jobs.
+        remove: also cancel these jobs; else nothing changes.
 
     Raises:
-        BadInput: there is no Slurm here.
+        BadInput: Slurm is not installed here, or a run's folder cannot be read.
     """
     known = {folder.name: folder for folder in RunFolders(home=runs_home()).all()}
     left = [run for run in runs_with_jobs() if run in known and not is_alive(known[run])]
@@ -65,11 +67,14 @@ def check(path: Path | str | None = None, hosts: str | None = None, plan: Path |
     """Check over ssh whether an inventory's hosts can train together; nothing is written or changed on them.
 
     Args:
-        path: as of `inventory`.
-        hosts: as of `inventory`.
-        plan: whose job they must be able to hold, too; None: any.
+        path: inventory file, as of `inventory`.
+        hosts: text of hosts, as of `inventory`.
+        plan: file of a plan, whose job the hosts must be able to run, too; None: no job in particular.
+
+    Returns:
+        One result for each host, in order; a host that cannot be reached has that as its trouble.
 
     Raises:
-        BadInput: the inventory or the plan cannot be read, or the plan cannot run on these hosts.
+        BadInput: the inventory or the plan cannot be read, or the plan cannot run on these hosts at all.
     """
     return checked(inventory(path, hosts), None if plan is None else Plan.load(plan))

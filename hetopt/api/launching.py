@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 AS_PLANNED = Changes()
+"""The changes of a launch that changes nothing of its plan."""
 
 
 @takes(Changes)
@@ -36,7 +37,7 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
     """Start a plan, with ``options`` changed, and return before it trains (renting takes minutes); `Run.wait` follows.
 
     What costs money is never a default: nothing is rented unless ``on`` is `Ec2`, and then no more is spent than the
-    budget of the plan, or ``Ec2(budget_usd=...)``.
+    budget of the plan, or ``Ec2(budget_usd=...)``. A new folder of the run is made in the user's home folder of hetopt.
 
     Args:
         plan: made by `recommend`, or its file.
@@ -44,13 +45,15 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
             ``"local"``: real processes on this machine; ``"rehearsal"``: a scaled emulation of the cluster on this
             machine, with a network of its own (it needs root); ``"ssh"``: hosts of your own; ``"slurm"``: nodes of a
             Slurm cluster; ``"ec2"``: the plan's machines are rented.
-        reporter: told what goes on.
+        reporter: receives progress and remarks; None: nothing is reported.
         **options: what this launch changes in its plan.
 
     Raises:
-        BadInput: the plan cannot be run there, or an option cannot be.
-        NoFeasiblePlan: ec2: the plan is a risk that was not accepted.
-        CloudRefused, BudgetStop: ec2: it cannot be had. Nothing is left.
+        BadInput: the plan cannot be read or cannot run there, or an option is invalid or does not go with the plan.
+        NoFeasiblePlan: ec2: the plan is likely to break its limits, and ``accept_risk`` was not given.
+        CloudRefused: ec2: AWS refuses the machines. Nothing is left there.
+        BudgetStop: ec2: at present prices the run may cost more than its budget. Nothing is left there.
+        RunFailed: ssh, slurm: no host can take part.
     """
     changes, reporter = Changes(**options), reporter or Reporter()
     place = options_at(on, {}) if isinstance(on, str) else on
@@ -62,13 +65,17 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     """Prepare a launch: apply its changes to a plan and map it onto a backend. Nothing is started or rented.
 
     Args:
-        plan: as it was made, or its file, which is read once all that was asked for can be.
-        where: the backend.
-        place: its options.
-        changes: of the plan.
+        plan: made by `recommend`, or its file.
+        where: the backend to run on.
+        place: launch options of that backend.
+        changes: of the plan for this launch; by default none.
+
+    Returns:
+        The launch with its prediction on that backend, for `submit`.
 
     Raises:
-        BadInput: something does not go with the rest.
+        BadInput: the plan cannot be read, or a change or option does not go with the plan, its script or the backend.
+        HetoptError: the backend cannot run the plan, such as a `BudgetStop` on ec2.
     """
     on = place.PLACE
     policy, batch_settings = changes.batch_policy or (None, None)
@@ -116,13 +123,17 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
 def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     """Prepare an ended run to go on from its last checkpoint on its backend. Nothing is started or rented.
 
+    A run that has saved no checkpoint begins anew.
+
     Args:
         run: to go on with.
-        where: its backend.
-        place: options of this launch: a new budget, other images.
+        where: the run's backend.
+        place: launch options of this launch, such as a new budget; those that are fixed for a run must stay at their
+            defaults.
 
     Raises:
-        HetoptError: it is not over, ran elsewhere, has no checkpoint, or an option would make another run of it.
+        BadInput: the run is not over or ran on another backend, or an option is fixed for a run.
+        HetoptError: the backend cannot resume the run.
     """
     for name in changed(place):
         if options_of(type(place))[name].is_fixed:
@@ -210,15 +221,16 @@ def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
 
 
 def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:
-    """Start a prepared launch, renting its machines on EC2, and return its run; ``begun`` is told its name.
+    """Start a prepared launch, renting its machines on EC2, and return its run without waiting for training.
 
     Args:
-        prepared: on a backend.
-        where: the backend that it was prepared on.
-        begun: told the run's name once it has a folder, before anything is started or rented.
+        prepared: the launch, by `prepare` or `prepare_resumed`.
+        where: the backend that the launch was prepared on.
+        begun: called with the run's name once its folder exists, before anything is started or rented; by default
+            nothing.
 
     Raises:
-        HetoptError: it cannot be started; nothing of it is left.
+        HetoptError: the launch cannot be started; nothing of it runs or is rented.
     """
     if prepared.folder is not None:
         begun(prepared.folder.name)
@@ -230,11 +242,12 @@ def resume(run: Run | str, on: Machines | None = None) -> Run:
     """Resume an ended run from its last checkpoint, and return it; return a run that finished as it is.
 
     Args:
-        run: or its name.
-        on: options of this launch: a new budget, other images.
+        run: the run, or its name or an unambiguous part of it.
+        on: launch options of this launch, such as a new budget; None: the defaults of the run's backend.
 
     Raises:
-        HetoptError: it is not over, or has no checkpoint.
+        BadInput: there is no such run, it is not over, or an option is fixed for a run.
+        HetoptError: the backend cannot start the run again, such as a `CloudRefused` on ec2; nothing of it runs.
     """
     ended = run if isinstance(run, Run) else Run.find(run)
     if ended.status().state is RunState.FINISHED:

@@ -39,17 +39,17 @@ __all__ = [
 ]
 
 MOST_STEPS = 10**12
-"""Of one training; at 20 microseconds each, the shortest that a step takes, they are most of a year."""
+"""Most steps of one training; at 20 microseconds each, the shortest that a step takes, they are most of a year."""
 MOST_EPOCHS = 10**9
 LARGEST_SEED = 2**63 - 1
-"""What every generator of random numbers and every file takes."""
+"""Largest seed: every generator of random numbers and every file takes it."""
 
 
 def read_by(parser: str) -> Callable[[Any, str], Any]:
-    """Return an option reader that parses texts by ``parser``, imported when first needed, and leaves other values.
+    """Return an option reader that parses texts by a parser, imported when first needed, and leaves other values as is.
 
     Args:
-        parser: of a text, as ``module:function``; it is imported when the first text is read.
+        parser: function of a text, as ``module:function``; its errors go through.
     """
 
     def read(given: Any, name: str) -> Any:
@@ -60,10 +60,14 @@ def read_by(parser: str) -> Callable[[Any, str], Any]:
 
 
 def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return the registry's names of the compressors given; empty for ``auto``, which means all.
+    """Return the registry's names of the compressors that an option names; empty for ``auto`` alone, which means all.
+
+    Args:
+        given: names as a sequence, or as a text with commas; ``none`` and ``dense`` mean ``identity``.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: there is no such method.
+        BadInput: there is no such compressor, or ``auto`` stands beside others.
     """
     from hetopt.core.comm.compression_text import compressor
 
@@ -75,17 +79,25 @@ def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
 def share(given: float | str | None, name: str) -> float | None:
     """Return a fraction between 0 and 1 from ``0.01`` or ``"1%"``; None where nothing was given.
 
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
+
     Raises:
-        BadInput: it is not above 0 and below 1.
+        BadInput: the value is no number, or not above 0 and below 1.
     """
     return None if given is None else ratios(given, name)[0]
 
 
 def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float, ...]:
-    """Return fractions of a gradient, each above 0 and below 1, from ``0.01``, ``"1%"`` or ``"100x"``.
+    """Return fractions of a gradient, each above 0 and below 1, from ``0.01``, ``"1%"`` or ``"100x"`` (0.01).
+
+    Args:
+        given: one value or a sequence of them.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: one is not above 0 and below 1.
+        BadInput: a value is no number, or not above 0 and below 1.
     """
     each = [given] if isinstance(given, int | float | str) else given
     parts = [quantity(part, FRACTION, f"`{name}`") for item in each for part in names(str(item), name)]
@@ -96,10 +108,14 @@ def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float
 
 
 def time_weight(given: float | str, name: str) -> float:
-    """Return the weight of time against cost, 0 to 1: of ``time=2,cost=1`` it is 2/3.
+    """Return the weight of time against cost, 0 to 1: of ``time=2,cost=1`` it is 2/3; a number is returned as it is.
+
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: the text is not of that form.
+        BadInput: a text is not ``time=W,cost=W``, a weight is negative or both are 0, or a number is not from 0 to 1.
     """
     if not isinstance(given, str):
         return float(within(given, name, 0.0, 1.0, example="0.67"))
@@ -114,10 +130,14 @@ def time_weight(given: float | str, name: str) -> float:
 
 
 def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
-    """Return an Optuna study as it is, or the path of its journal after checking that it can be used.
+    """Return an Optuna study as it is, or the path of its journal file after checking that it can be used.
+
+    Args:
+        given: a study, or the file of its journal, which need not exist.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: it holds something else, or cannot be read or made.
+        BadInput: the file is a folder or in no folder, cannot be read, or is no journal of Optuna.
     """
     from hetopt.core.paths import opened_file
 
@@ -136,10 +156,14 @@ def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
 
 
 def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return vCPU quotas such as ``g=8`` as they were written, refusing what cannot be parsed.
+    """Return vCPU quotas such as ``g=8`` as they were written, once they are known to parse.
+
+    Args:
+        given: the option's texts, ``FAMILY=VCPUS``.
+        name: of the option; not used.
 
     Raises:
-        BadInput: one of them cannot.
+        BadInput: a text names no family of machines, or has no number of vCPUs.
     """
     from hetopt.optimizer.market.quota import read_quotas
 
@@ -150,8 +174,12 @@ def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
 def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[str, float]:
     """Return USD an hour by instance type, from a mapping or from texts ``TYPE=USD``.
 
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
+
     Raises:
-        BadInput: one names no price above 0.
+        BadInput: a text is not ``TYPE=USD``, or a price is not above 0.
     """
     if not isinstance(given, Mapping):
         read = pairs(given, name, "TYPE=USD", "p4d.24xlarge=9.5")
@@ -160,7 +188,12 @@ def prices(given: Mapping[str, float | str] | Sequence[str], name: str) -> dict[
 
 
 def region(given: str, name: str) -> str:
-    """Return a region's name, with 'all' replaced by 'any': every region."""
+    """Return a region's name as given, with 'all' replaced by 'any', which means every region; nothing is checked.
+
+    Args:
+        given: the option's value.
+        name: of the option; not used.
+    """
     return "any" if given == "all" else given
 
 
@@ -169,10 +202,14 @@ SAMPLES_OR_AUTO = replace(WHOLE, what="a number of samples, auto or adaptive")
 
 
 def batch_size(given: Any, name: str) -> int | str:
-    """Return a batch size in samples, or 'auto' or 'adaptive'.
+    """Return a batch size in samples, from 1 to 10 million, or 'auto' or 'adaptive'.
+
+    Args:
+        given: the option's value, a number or its text.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: it is none of them.
+        BadInput: the value is neither a whole number in that range nor 'auto' or 'adaptive'.
     """
     number: int | str = given if given in ("auto", "adaptive") else at_least_one(given, name, written=SAMPLES_OR_AUTO)
     return number
@@ -280,7 +317,7 @@ class Changes(Options):
 
 REGION = "us-east-1"
 MOST_MEASURED = 64
-"""Workers of a measurement."""
+"""Most workers of a measurement."""
 
 CATALOG = Option(help="Folder of another catalogue, in the format of the bundled one.", metavar="DIR", read=path)
 
@@ -330,9 +367,10 @@ class Rentable(Options):
 
 
 MOST_WORKERS = 4096
-"""The models were held against 16; docs/models.md says what they leave out of larger clusters."""
+"""Most workers of a plan. The models were held against 16; docs/models.md says what they leave out of larger clusters.
+"""
 LARGEST_DISK_GB = 16_384
-"""Of a gp3 volume, by the EBS user guide of 2025; larger ones are new and not in every region."""
+"""Largest gp3 volume in GB, by the EBS user guide of 2025; larger ones are new and not in every region."""
 workers = partial(within, least=1, most=MOST_WORKERS, example="16")
 GIGABYTES = Unit(what="a size in GB", example="100 or 100GB", scales={"": 1.0, "gb": 1.0, "tb": 1000.0})
 
@@ -744,4 +782,4 @@ class Gpus(Options):
 
 
 RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Slurm, Ec2)
-"""All that options are derived from."""
+"""All option records: command lines, signatures and docs are derived from them."""

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 PROFILES = Path(next(iter(catalogs.__path__))) / "profiles"
-"""Recorded profiles that ship, so that planning can be tried where nothing was measured yet."""
+"""Folder of the recorded profiles that ship, so that planning can be tried where nothing was measured yet."""
 
 
 @takes(Search)
@@ -73,16 +73,18 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
 
     Of the plans that keep budget and deadline the balanced one wins; `Plan.choices` has the cheapest, the fastest and
     the safest one beside it. A plan that keeps its limits with less than the probability that is asked for has a
-    `Plan.risk`. Works offline, from the bundled catalogue, without credentials and without torch.
+    `Plan.risk`. Works offline, from the bundled catalogue, without credentials and without torch; no file is written
+    but a ``study``.
 
     Args:
         profile: made by `hetopt.profile`, its file, or the name of one that ships, such as ``resnet20-cifar10``.
-        reporter: told what goes on.
+        reporter: receives progress and remarks; None: nothing is reported.
         **options: what is wanted.
 
     Raises:
-        BadInput: a value cannot be, or the options exclude each other.
-        NoFeasiblePlan: nothing fits; the hint says what would.
+        BadInput: neither budget nor deadline is given, an option is invalid or contradicts another, or the profile
+            cannot be read or does not tell what the options need.
+        NoFeasiblePlan: no cluster keeps the limits; the hint says what would help.
     """
     asked, report = Search(**options), reporter or Reporter()
     if asked.budget_usd is None and asked.deadline is None:
@@ -121,8 +123,8 @@ class Places:
     """The machines that a plan may use: catalogues of rentable ones, and the user's own hosts.
 
     Attributes:
-        catalogs: in use, of the region that was asked for or of each that has prices.
-        hosts: machines of one's own.
+        catalogs: in use, of the region that was asked for or of each region that has prices; at least one.
+        hosts: machines of the user's inventory; empty: none was named.
     """
 
     catalogs: tuple[Catalog, ...]
@@ -130,10 +132,11 @@ class Places:
 
     @classmethod
     def of(cls, asked: Sought) -> Places:
-        """Return the regions and hosts that the options ask for.
+        """Return the regions' catalogues, with the user's own prices put in, and the hosts that the options ask for.
 
         Raises:
-            BadInput: there is no such region, or a file cannot be read.
+            BadInput: there is no such region or cloud, a catalogue or the inventory cannot be read, or ``market="own"``
+                comes without an inventory or with ``region="any"``.
         """
         if asked.market == "own" and (asked.inventory is None or asked.region == ANY_REGION):
             raise BadInput(
@@ -148,11 +151,22 @@ class Places:
 
     @property
     def several(self) -> bool:
-        """Return whether several regions are compared."""
+        """Return whether catalogues of several regions are compared."""
         return len(self.catalogs) > 1
 
     def quotas(self, asked: Sought, reporter: Reporter) -> Quotas:
-        """Return the vCPU quotas to plan with: those given, else, in a single region, those kept of the account."""
+        """Return the vCPU quotas to plan with: those given, else, in a single region, those kept by `checks`.
+
+        Args:
+            asked: options with the quotas given.
+            reporter: receives a remark where the account's quotas are used.
+
+        Returns:
+            The quotas by market and family; empty: no limit is known.
+
+        Raises:
+            BadInput: a quota given cannot be parsed, or the file of kept quotas cannot be read.
+        """
         return read_quotas(asked.quotas if self.several else _quotas(asked.quotas, self.catalogs[0].region, reporter))
 
 
@@ -196,8 +210,11 @@ def search_options(asked: Sought, **instead: Any) -> Options:
     """Return the planner's options from those of `recommend` or `estimate`, with the fields ``instead`` replaced.
 
     Args:
-        asked: options of a verb.
-        instead: fields that take the place of its.
+        asked: options of `recommend` or `estimate`; fields that the planner does not have are left out.
+        instead: planner's fields with the values that replace those of ``asked``.
+
+    Raises:
+        BadInput: a quota in ``asked`` cannot be parsed.
     """
     values = {_CALLED.get(name, name): getattr(asked, name) for name in options_of(type(asked))}
     values |= {"data_bytes": values.get("data_bytes") or 0.0, "quotas": read_quotas(asked.quotas), "observed": None}
@@ -208,10 +225,15 @@ def search_options(asked: Sought, **instead: Any) -> Options:
 
 
 def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) -> Profile:
-    """Return a profile: a record, its file, or one of those that ship with hetopt, by its name (`resnet20-cifar10`).
+    """Return a profile: a record as it is, a file's, or one that ships with hetopt, by name (`resnet20-cifar10`).
+
+    Args:
+        given: the profile, its file, or the name of one that ships.
+        reporter: receives a remark where a shipped profile is used; None: nothing is reported.
 
     Raises:
-        BadInput: it is no profile, or a file of step samples alone: says what is missing.
+        BadInput: there is no such file or shipped profile, the file is no profile, or it holds step samples alone; then
+            the message says what is missing.
     """
     if isinstance(given, Profile):
         return given
@@ -322,7 +344,7 @@ def metric_target(text: str) -> tuple[str, float]:
     """Parse a target such as 'accuracy=0.97' into the metric's name and its value.
 
     Raises:
-        BadInput: it is none.
+        BadInput: the text is not ``METRIC=VALUE``, or the value is no number.
     """
     pairs = list(arguments(text, "`target`").pairs.items())
     if len(pairs) != 1:
@@ -334,32 +356,36 @@ def metric_target(text: str) -> tuple[str, float]:
 
 
 TOKENS = 1024
-"""Of a sample where nothing says it: GPT-2's."""
+"""Tokens of a sample where nothing says how many: GPT-2's."""
 
 BATCH_SIZE = 256
-"""Samples of a step where nothing says it: those of BERT (Devlin et al. 2019, appendix A.2) and of ResNet-50."""
+"""Samples of a step where nothing says how many: those of BERT (Devlin et al. 2019, appendix A.2) and of ResNet-50."""
 
 CONFIG_BYTES = 1_000_000
-"""A configuration is no larger; those of models have a few kilobytes."""
+"""Largest size of a model's configuration file that is read; usual ones have a few kilobytes."""
 
 MOST_GPUS = 100_000
-"""Of one training: as many as the largest that were told of."""
+"""Most GPUs of one training that ``on`` may name: as many as the largest published trainings used."""
 
 LEAST_PARAMETERS = 1000
-"""Fewer is a slip, such as a 5 for 5B: a layer that is 16 wide has 3,000."""
+"""Fewest parameters of a described model: fewer is a slip, such as a 5 for 5B; a layer that is 16 wide has 3,000."""
 
 MOST_PARAMETERS = 1e15
 MOST_SAMPLES = 1e15
-"""Beyond any that were ever trained (1e12 and 1e13): more is a slip, and integers of it would lose digits as floats."""
+"""Most parameters and samples of a described job, beyond any that were ever trained (1e12 and 1e13): more is a slip,
+and integers of it would lose digits as floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The most samples that a GPU holds at once; any number where ``samples`` is absent.
+    """The most samples that a GPU type holds at once in training.
 
     Attributes:
-        shards: GPUs of a machine that share one replica of the model.
-        recomputes: whether activations are recomputed.
+        gpu: name of the GPU type.
+        memory_gib: memory of one such GPU, in GiB.
+        samples: the most samples of a micro-batch; None: any number fits.
+        shards: GPUs of a machine that share one replica of the model; 1: each holds a replica.
+        recomputes: whether activations are recomputed in the backward pass.
     """
 
     gpu: str
@@ -382,14 +408,17 @@ class Fit:
 class Estimate:
     """The estimated time and cost of a described job: the planner's answer, and what it was counted from.
 
+    Printed, it is a document for people (`document`).
+
     Attributes:
-        plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
-        job: as it was counted.
-        fits: what the GPUs of the ways to go hold.
-        timed: the training by which it was foretold, such as '3d on 1 x A10G'; None: by its operations alone.
-        beside: the sentence that one's own machines, or rented ones, do not keep the limits, where both were looked at;
-            None: they do, and stand among the plan's choices, or were not looked at.
-        presumed: whether nothing is known of what the account may rent.
+        plan: the planner's answer. It can be rehearsed, with a stand-in for the job, but not launched elsewhere.
+        job: the job with its counted operations, bytes and samples.
+        fits: samples that fit at once on each GPU type of the plan's choices; empty where no type has known memory.
+        presumed: True if nothing is known of what the account may rent, so that usual quotas were assumed.
+        timed: phrase about the past training that the time is scaled from, such as 'a training of 3 d on 1 x A10G';
+            None: operations alone.
+        beside: sentence that the user's own machines, or rented ones, do not keep the limits, where both were searched;
+            None: both keep them, or only one kind was searched.
     """
 
     plan: Plan
@@ -401,7 +430,7 @@ class Estimate:
 
     @property
     def document(self) -> Document:
-        """Return what was counted, the ways to go, and what both rest on: the most important first."""
+        """Return the document for people: what was counted, the ways to go, and what both rest on."""
         from hetopt.reports.document import Document, Line, Remarks
         from hetopt.reports.plan_document import choices, limits_of, quota_notes, warnings
 
@@ -459,11 +488,13 @@ class DescribedJob:
     """A job that was described and counted, not measured.
 
     Attributes:
-        recipe: how it is trained.
-        samples: that it is trained on, all in all; ``batch_size``: of a step.
-        profile: what the planner needs to know of it.
-        assumed: what was taken for granted, in words.
-        remarks: what to know of the training that was timed.
+        model: size and operations of the model.
+        recipe: how it is trained: method, trained share of the parameters, and optimizer.
+        samples: trained on in total, epochs included.
+        batch_size: global batch size, in samples.
+        profile: counted stand-in for a measured profile, which the planner reads.
+        assumed: phrases on what was taken for granted, with the option to change each.
+        remarks: sentences on the past training that the time is scaled from; empty: there is none.
     """
 
     model: ModelCount
@@ -476,19 +507,19 @@ class DescribedJob:
 
     @property
     def flops(self) -> float:
-        """Return the operations of the whole training."""
+        """Return the floating-point operations of the whole training."""
         return self.recipe.passes * self.model.forward_flops * self.samples
 
     @property
     def memory(self) -> TrainingMemory:
-        """Return the memory of one replica: weights, gradients, optimizer state and activations."""
+        """Return the memory of one replica in bytes: weights, gradients, optimizer state and activations."""
         memory = self.profile.devices[0].memory
         assert memory is not None
         return memory
 
     @property
     def sample_bytes(self) -> float:
-        """Return bytes of a sample's activations."""
+        """Return the bytes of one sample's activations: peak memory at 2 samples less that at 1."""
         return self.memory.peak_bytes(2) - self.memory.peak_bytes(1)
 
 
@@ -498,13 +529,14 @@ def described(
     """Return a described job with its operations, bytes and samples counted.
 
     Args:
-        asked: what is known of it.
-        catalogs: of the regions where it may run.
-        hosts: of one's own, where it may run as well.
-        now: the profile's date.
+        asked: what is known of the job.
+        catalogs: of the regions where the job may run, at least one; their GPUs decide the precision ``auto``.
+        hosts: the user's own machines where the job may run as well.
+        now: date of the counted profile.
 
     Raises:
-        BadInput: something is missing, or contradicts the rest.
+        BadInput: model size or training length is missing, given twice or out of range, the configuration cannot be
+            read, ``took`` and ``on`` are not both given, or ``trainable`` comes without adapters.
     """
     assumed: list[str] = []
     timed = _timed(asked, catalogs[0])
@@ -596,12 +628,12 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     ``deadline``, nothing is held against limits.
 
     Args:
-        reporter: told what goes on.
+        reporter: receives progress and remarks; None: nothing is reported.
         **options: what is known of the job, and wanted.
 
     Raises:
-        BadInput: a value cannot be, is missing, or the options exclude each other.
-        NoFeasiblePlan: nothing fits; the hint says what would.
+        BadInput: model size or training length is missing, or an option is invalid or contradicts another.
+        NoFeasiblePlan: no cluster holds the job or keeps the limits; the hint says what would help.
     """
     asked, report = Described(**options), reporter or Reporter()
     places = Places.of(asked)
@@ -727,8 +759,15 @@ def _config(path: Path) -> dict[str, object]:
 def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple[str, ...]:
     """Return a sentence for each contradiction among a profile's step times, such as a GPU far off the others.
 
-    Its own machine counts where the catalogue knows its type, and is asked for where nothing tells how fast its GPU is.
-    Samples of machines that are nobody's to rent are their owner's.
+    A GPU that the catalogue lacks and whose speed is unknown gets a sentence, too. Samples on the user's own machines
+    are not judged.
+
+    Args:
+        profile: of one job.
+        types: instance types of the catalogue, by name.
+
+    Returns:
+        The sentences; empty: nothing contradicts.
     """
     nameless = [
         device.type
@@ -766,11 +805,14 @@ def _not_in_the_catalogue(names: Sequence[str]) -> str:
 
 
 def type_remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> list[str]:
-    """Return a sentence for sampled machine types that the catalogue lacks, and for GPUs far off the others.
+    """Return a sentence on sampled machine types that the catalogue lacks, and one for each GPU far off the others.
 
     Args:
-        samples: of one job.
-        types: the machine types that the catalogue has.
+        samples: step samples of one job, on any machines.
+        types: instance types of the catalogue, by name.
+
+    Returns:
+        The sentences; empty: every type is known and none is far off.
     """
     named = sorted({node.type for sample in samples for node in sample.nodes})
     unknown = [name for name in named if name not in types]

@@ -20,41 +20,47 @@ from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_time.prediction import PROBE_STEPS
 
 WARM_UP_STEPS = 10
-"""Not counted: memory is allocated, caches fill, and prefetching begins."""
+"""First steps of a probe that are not counted: memory is allocated, caches fill, and prefetching begins."""
 
 PERIOD_STEPS = 5
+"""Steps between two logged measurements of a probe."""
 
 BOOT_S = 180.0
-"""From the request of a rented machine to its first step, where nothing was measured yet."""
+"""Seconds from the request of a rented machine to its first step, where nothing was measured yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun:
-    """A short run, and the machines and local batch size whose step time it measures."""
+    """A short run, and the configuration whose step time it measures.
+
+    Attributes:
+        configuration: machines, and the local batch size of each worker.
+        spec: run specification that trains on these machines for a few steps.
+    """
 
     configuration: Configuration
     spec: RunSpec
 
 
 def probe_usd(usd_per_hour: float, startup_s: float, step_time_s: float | None) -> float:
-    """Return the USD that a probe's machines cost while they start and train; ``step_time_s`` None: trains in no time.
+    """Return the USD that a probe's machines cost while they start and train.
 
     Args:
-        usd_per_hour: of all its machines.
-        startup_s: from the request to the first step.
-        step_time_s: predicted seconds of a step.
+        usd_per_hour: of all machines of the probe.
+        startup_s: seconds from the request to the first step.
+        step_time_s: predicted seconds of a step; None: not known, so that steps count as no time.
     """
     return usd_per_hour * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / SECONDS_PER_HOUR
 
 
 def counts(most: int) -> tuple[int, ...]:
-    """Return the numbers of workers to probe, ascending: 1, 2, 3, 4, 6, 8, 12 and so on up to ``most``, and that."""
+    """Return the numbers of workers to probe, ascending: 1, 2, 3, 4, 6, 8, 12 and so on, ending with ``most``."""
     sizes = {part * 2**power // 2 for power in range(most.bit_length() + 1) for part in (2, 3)}
     return tuple(sorted({most, *(size for size in sizes if size <= most)}))
 
 
 def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
-    """Return probe runs of 1, 2, 3, 4, 6 and so on to ``workers`` processes of this machine."""
+    """Return probe runs of 1, 2, 3, 4, 6 and so on to ``workers`` processes here, which share the CPUs equally."""
     return tuple(
         probe(profile, (Node(type=LOCAL, workers=count),), threads=max(1, profile.host.logical_cpus // count))
         for count in counts(workers)
@@ -62,14 +68,21 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
 
 
 def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
-    """Return probe runs of each host alone, then of the first 2, 3, 4, 6 and so on together, under the hosts' names."""
+    """Return probe runs of each host alone, then of the first 2, 3, 4, 6 and so on and all together.
+
+    Hosts' names stand for machine types; a host has one worker for each of its devices.
+
+    Args:
+        profile: of the job.
+        hosts: the user's hosts, in order.
+    """
     nodes = [Node(type=host.name, workers=len(host.devices)) for host in hosts]
     layouts = [(node,) for node in nodes] + [tuple(nodes[:count]) for count in counts(len(nodes)) if count > 1]
     return tuple(probe(profile, layout) for layout in layouts)
 
 
 MOST_MACHINES = 2
-"""Of a layout: one tells how fast a type computes, two how it exchanges."""
+"""Most machines of a type in a rented layout: one tells how fast a type computes, two how it exchanges."""
 
 
 def rented_probes(
@@ -80,7 +93,7 @@ def rented_probes(
     Args:
         profile: of the job.
         types: that may be probed, each once.
-        kind: of the image that a type boots.
+        kind: returns the kind of boot image of a type.
     """
     layouts = [(each,) * machines for each in types for machines in range(1, MOST_MACHINES + 1)]
     layouts += [
@@ -100,10 +113,14 @@ def rented_probes(
 
 
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
-    """Return the median seconds of a step, and of synchronizing in it, from a finished probe's events after warm-up.
+    """Return the step sample of a finished probe: median seconds of a step, and of synchronizing in it, after warm-up.
+
+    Args:
+        run: the probe.
+        events: of the probe's event log.
 
     Raises:
-        RunFailed: it logged no step after its warm-up.
+        RunFailed: no step after the warm-up was logged.
     """
     periods = [event for event in events if isinstance(event, StepsLogged) and event.step > WARM_UP_STEPS]
     if not any(event.step_time_s for event in periods):
@@ -125,13 +142,13 @@ def probe(
     names: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> ProbeRun:
-    """Return a probe run on ``nodes``, each worker with its share of the job's batch, at least a sample.
+    """Return a probe run on ``nodes``; each worker has an equal share of the job's batch, at least 1 sample.
 
     Args:
         profile: of the job.
-        nodes: the machines.
-        names: of the machines as hosts of the run; None: they are called as their types.
-        threads: of a worker; None: as many as it takes.
+        nodes: machines with their workers, in the order of ranks.
+        names: names of the machines as hosts of the run; None: their types.
+        threads: CPU threads of a worker; None: what torch chooses.
     """
     count = sum(node.workers for node in nodes)
     size = max(1, min(profile.job.batch_size // count, profile.job.dataset_size // count))

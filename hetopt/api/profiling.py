@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from hetopt.trainer.check import Finding
 
 NO_END = 10**9
-"""Epochs of a pilot from a checkpoint, which may be of any of them."""
+"""Most epochs of a pilot that starts from a checkpoint: so many that the time limit alone ends it."""
 
 STOP_GRACE_S = 3.0
-"""A probe has nothing to save, so it need not be waited for long."""
+"""Seconds that a probe is given to end by itself: it has nothing to save."""
 
 
 @takes(Measurement)
@@ -54,19 +54,23 @@ def profile(
 ) -> Profile:
     """Measure step times, memory, network, gradient noise, compressibility and pilot runs of a training job.
 
-    The profile is what `hetopt.recommend` plans from. Measure while the machine has nothing else to do.
+    The profile is what `hetopt.recommend` plans from; it is returned, and not written to a file. Measuring runs worker
+    processes on this machine, and with ``probe_budget_usd`` also probes; on ec2 these rent machines. Measure while the
+    machine has nothing else to do.
 
     Args:
         task: a bundled task, ``module:attribute``, ``file.py:attribute``, or a training script, ``file.py``, which is
             run as it is for some steps.
-        arguments: of the script.
-        samples: step times that were measured elsewhere, to go with it.
-        reporter: told what goes on.
+        arguments: of the script; a task has none.
+        samples: step times of the same task that were measured elsewhere, to be kept in the profile.
+        reporter: receives progress and remarks; None: nothing is reported.
         **options: how it is measured.
 
     Raises:
-        BadInput: a value cannot be, the task or its data cannot be used, or torch is not installed.
-        RunFailed: the measurement failed.
+        BadInput: an option is invalid or does not go with a task or a script, the task, script or its data cannot be
+            used, or torch is not installed.
+        RunFailed: the job failed or was stopped while it was measured; its folder is kept, and the hint names it.
+        CloudRefused, BudgetStop: ec2: the first probe's machines cannot be had.
     """
     if not isinstance(task, str):
         raise BadInput(
@@ -167,11 +171,13 @@ def _needs_torch(what: str) -> None:
 
 
 def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
-    """Return findings on what would go wrong with a task on many workers, before anything is measured.
+    """Return findings on what would go wrong with a task on many workers, before anything is measured; empty: none.
+
+    The task is tried on a few samples, and nothing is written. A task that cannot be loaded is a finding, too.
 
     Args:
-        task: as of `profile`.
-        data: folder of its data.
+        task: as of `profile`, no script.
+        data: folder of the task's data; None: the task needs none.
 
     Raises:
         BadInput: torch is not installed.
@@ -317,22 +323,24 @@ def measured(
     folder: Path | None = None,
     command: str | None = None,
 ) -> Iterator[Path]:
-    """Run a measurement and yield the folder with its results.
+    """Run a measurement in a with block that begins once it has ended well; yield the folder with its results.
 
-    A temporary folder is removed afterwards, unless `RunFailed` is raised.
+    A temporary folder is removed after the block, unless `RunFailed` is raised. Where anything interrupts the
+    measurement, its workers are stopped first.
 
     Args:
-        launcher: where it is made.
+        launcher: starts the workers.
         spec: of the run.
-        environment: of its processes, on top of this one's.
-        what: it is, in a sentence.
-        reporter: of what is stopped.
-        look: called with the folder while it is made.
-        folder: of a run, which stays; None: a temporary one.
+        environment: variables of the workers, on top of this process's.
+        what: is measured, for messages, such as "a probe".
+        reporter: receives a line while workers are stopped.
+        look: called with the folder about 5 times a second while the measurement runs; by default nothing.
+        folder: an existing folder of the run, which stays; None: a temporary one.
         command: shell command that ends what could not be stopped; None: it ends with this process.
 
     Raises:
-        RunFailed: it ended otherwise.
+        RunFailed: the measurement failed or was stopped from outside.
+        HetoptError: the launcher cannot start it.
     """
     with kept_on_failure("measure") if folder is None else nullcontext(folder) as run_dir:
         handle = RunHandle(run_dir=run_dir)

@@ -35,21 +35,22 @@ from hetopt.profiler.schedule import NETWORK_SHARE, PILOT_SHARE, SWEEP_SHARE
 from hetopt.profiler.script.order import ORDER_FILE, SAID_FILE, ScriptOrder, Watch
 
 STARTUP_S = 600.0
-"""A script may take so long until its first step (imports, data), beside what is measured."""
+"""Seconds that a script may take until its first step (imports, data), beside what is measured."""
 
 CLOSING_S = 60.0
-"""For compressors and the network, after the script's part."""
+"""Seconds for measuring compressors and the network, after the script's part."""
 
 PATIENCE = 8.0
-"""Times its share of the budget that a start of the script may take: steps are never cut in two."""
+"""Factor on its share of the time budget that one start of the script may take: steps are never cut in two."""
 
 UNTOUCHED_S = 120.0
-"""A script that has done no step by itself by then is watched all the same: those who watch see where it is."""
+"""Seconds within which a script should do a step by itself; one that has not is watched all the same."""
 
 UNTOUCHED_SHARE = 0.1
-"""Of the time for the steps of a start, that those of the script by itself may take."""
+"""Part of the step-time budget of a start that the unwatched start may take."""
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+"""Environment variables that name a display; scripts are measured without one."""
 
 ONLY_WORKER = {
     **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
@@ -57,15 +58,18 @@ ONLY_WORKER = {
     "MASTER_ADDR": LOOPBACK,
     "MASTER_PORT": "29500",
 }
-"""What torchrun gives the only worker of a script. Nobody listens at that port: its process group is of one."""
+"""Environment variables that torchrun gives the only worker of a script. Nobody listens at that port: its process group
+is of one."""
 
 STDIN = 0
-"""The person's own: `stty size` asks it how wide the terminal is."""
+"""File descriptor of a script's standard input, the user's own: `stty size` asks it how wide the terminal is."""
 
 
 Events: TypeAlias = list[Mapping[str, object]]
+"""Events of a measurement, as unchecked dictionaries."""
 Starter: TypeAlias = Callable[[ScriptOrder], Events]
-"""Starts a script and its copies in a folder of their own; what they measured. Nothing: too little to use."""
+"""A function that starts a script and its copies in a folder of their own, and returns their events; empty: too little
+was measured to use."""
 
 
 def profile_script(
@@ -82,20 +86,24 @@ def profile_script(
 ) -> Profile:
     """Run a training script in other processes for about ``time_budget_s`` seconds, and return its profile.
 
+    The script runs alone, unwatched and watched, and then beside copies of itself. Where watching fails, less is
+    measured, and a remark says so.
+
     Args:
         script: file to run.
         arguments: of the script.
-        dataset_size: samples of one epoch, where the script's loader does not tell.
-        workers: copies of it to measure together, after one alone.
-        accelerators: GPUs of this machine.
+        dataset_size: samples of one epoch. None: as the script's loader tells; where it does not, a stand-in.
+        workers: copies of the script to measure together, after one alone; 1: only alone.
+        accelerators: number of GPUs of this machine.
         time_budget_s: seconds that measuring may take, about; the script's own start comes on top, several times.
-        seed: for the record.
-        machine_type: what this machine is.
-        reporter: is told what goes on.
+        seed: kept in the profile; the script sets its own.
+        machine_type: instance type of this machine, or ``local``, kept in the profile.
+        reporter: receives progress and remarks.
 
     Raises:
-        BadInput: the script cannot be found, or does not train.
-        RunFailed: it failed.
+        BadInput: the script cannot be read or is no Python, or does no step that can be measured.
+        RunFailed: the script fails, by itself or watched, or does not end in time; its output stays in a folder that
+            the hint names.
     """
     text = read_script(script)
     starts = _starts(
@@ -151,9 +159,10 @@ def profile_script(
 
 @contextmanager
 def kept_on_failure(purpose: str) -> Iterator[Path]:
-    """Make a private folder among the temporary files and yield it; it is removed unless the block raises `RunFailed`.
+    """Make a private temporary folder for a with block and yield it; remove it after, unless `RunFailed` is raised.
 
-    Its name is known before it is made, so that it is removed whatever happens in between.
+    Args:
+        purpose: word in the folder's name, ``hetopt-PURPOSE-...``.
     """
     folder = inside(Path(tempfile.gettempdir()), f"hetopt-{purpose}-{secrets.token_hex(8)}")
     is_kept = False
@@ -328,7 +337,7 @@ def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[st
 
 
 def alone_environment() -> dict[str, str]:
-    """Return the environment of a script that runs by itself: no other worker, and no display."""
+    """Return this process's environment variables for a script that runs by itself: no other worker, and no display."""
     hidden = (*PLACES, "MASTER_ADDR", "MASTER_PORT", *DISPLAYS)
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "MPLBACKEND": "Agg", **INSTALLED_ONLY, **collectives_on(LOOPBACK)}

@@ -44,15 +44,20 @@ if TYPE_CHECKING:
     from hetopt.reports.report import Report
 
 LOOK_S = 10.0
-"""Between looks of the supervisor."""
+"""Seconds between two looks of the supervisor in `Run.wait`."""
 LONGEST_ENDING_S = 60.0
-"""A process that lives on after its run came to its end is ended once nothing has arrived for so long: a host that is
+"""Seconds without new files after which `Run.wait` stops a process that lives on after its run ended: a host that is
 silent for 45 s is lost by then (`hetopt.backends.ssh.conductor.SILENT_S`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """A line that a process of a run printed, and which: ``worker 0``, ``host`` and so on."""
+    """A line that a process of a run printed.
+
+    Attributes:
+        source: label of the process or log: ``worker 0``, a host's log, ``events``, or ``run`` for events in words.
+        text: the line, without its line end.
+    """
 
     source: str
     text: str
@@ -60,7 +65,13 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The launch record and the progress of a run, as read from its folder; without a record nothing was predicted."""
+    """The launch record and the events of a run, as read from its folder.
+
+    Attributes:
+        launch: the plan and prediction of the launch; None: no record, so nothing was predicted.
+        history: all events, with their times in the run.
+        unread: number of lines of the log that are no events, and what is wrong with the first.
+    """
 
     launch: Launch | None
     history: RunHistory
@@ -77,8 +88,8 @@ class Run:
     """One run of a plan, started here or found by its folder.
 
     Attributes:
-        folder: with everything about it: plan, event log, output, checkpoints, model.
-        backend: where it runs.
+        folder: with everything about the run: plan, event log, output, checkpoints, model.
+        backend: that watches and stops the run.
     """
 
     folder: Path
@@ -86,25 +97,37 @@ class Run:
 
     @classmethod
     def find(cls, name: str | None = None, *, reporter: Reporter | None = None) -> Run:
-        """Return the run of that name, or of an unambiguous part of it; the newest where none is given.
+        """Return the run of this user whose name is or contains ``name``; None: the newest run.
+
+        Args:
+            name: of the run, or an unambiguous part of it.
+            reporter: receives the backend's remarks about the cloud; None: nothing is reported.
 
         Raises:
-            BadInput: there is none, or the name fits several.
+            BadInput: there is no such run, or the name fits several.
         """
         return cls.in_folder(RunFolders(home=runs_home()).find(name), reporter=reporter)
 
     @classmethod
     def all(cls) -> list[Run]:
-        """Return every run of this user, oldest first.
+        """Return every run of this user that has a folder on this machine, oldest first; empty: there are none.
 
         Raises:
-            BadInput: their folder cannot be read.
+            BadInput: the folder of the runs cannot be read.
         """
         return [cls.in_folder(folder) for folder in RunFolders(home=runs_home()).all()]
 
     @classmethod
     def in_folder(cls, folder: Path, *, reporter: Reporter | None = None) -> Run:
-        """Return the run of a folder; a damaged launch record counts as none, so that the run can still be stopped."""
+        """Return the run of a folder; a damaged launch record counts as none, so that the run can still be stopped.
+
+        Args:
+            folder: of the run; it is not checked that it exists.
+            reporter: receives the backend's remarks about the cloud; None: nothing is reported.
+
+        Raises:
+            BadInput: this installation has no backend of the recorded name.
+        """
         try:
             launch = read_launch(folder)
         except BadInput:
@@ -123,34 +146,47 @@ class Run:
 
     @property
     def launch(self) -> Launch | None:
-        """Return the launch record with its plan and prediction; None: there is none (rented probes).
+        """Return the launch record with its plan and prediction; None: there is none, as of rented probes.
 
         Raises:
-            BadInput: the record cannot be read.
+            BadInput: the record is there, and cannot be read.
         """
         return read_launch(self.folder)
 
     @property
     def order(self) -> Order | None:
-        """Return the order of the machines rented for the run; None: nothing was rented."""
+        """Return the order of the machines rented for the run; None: nothing was rented.
+
+        Raises:
+            BadInput: the order is there, and cannot be read.
+        """
         from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 
         return Order.load(self.folder / ORDER_FILE) if (self.folder / ORDER_FILE).exists() else None
 
     @property
     def model(self) -> Path | None:
-        """Return the trained model, or that of a run that was stopped before its end; None: there is none yet.
+        """Return the file of the trained model here, or that of a run stopped before its end; None: there is none yet.
 
+        A rented run's model is here after `fetch_model`.
         ``model.load_state_dict(safetensors.torch.load_file(run.model))`` puts it into a model of the same task.
         """
         return next((path for name in MODEL_FILES if (path := self.folder / name).is_file()), None)
 
     def status(self) -> RunStatus:
-        """Return the status of the run now. The machines need not be alive."""
+        """Return the status of the run now; its machines need not be alive. On ec2, also manage its machines.
+
+        Raises:
+            BadInput: the run's records cannot be read.
+        """
         return self.backend.poll(self.handle)
 
     def unread(self) -> LiveRun:
-        """Return a live view of the run, whose ``read`` reads the log; nothing of it is read yet."""
+        """Return a live view of the run from the start of its log, whose ``read`` reads events; none is read yet.
+
+        Raises:
+            BadInput: the launch record cannot be read.
+        """
         from hetopt.reports.live_run import LiveRun
 
         return LiveRun.of(self.folder, self.launch)
@@ -159,10 +195,10 @@ class Run:
         """Return the facts of the run now, as `hetopt status --json` prints them.
 
         Args:
-            ask: whether to ask the cloud about rented machines.
+            ask: whether to ask AWS about rented machines, which also manages them; else their last known state is told.
 
         Raises:
-            BadInput: its launch record or its log cannot be read.
+            BadInput: the launch record or the log cannot be read.
         """
         live, rental = self.unread(), None
         if live.launch is not None and live.launch.on == "ec2":
@@ -175,7 +211,13 @@ class Run:
         return live.facts(self.folder, status, now_s=time.time(), rental=rental)
 
     def last_known(self) -> tuple[RunStatus, bool]:
-        """Return the run's status as known without asking a cloud, and whether nothing of it is left running."""
+        """Return the run's status as known without asking a cloud, and whether nothing of it is left running.
+
+        A rented run counts as running until all its machines are known to be removed.
+
+        Raises:
+            BadInput: the records of a run that is not rented cannot be read.
+        """
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
         from hetopt.backends.ec2.renter.order import judged, last_seen
 
@@ -202,12 +244,12 @@ class Run:
         """Yield a run's events in words, as ``run``, and its processes' output; with ``events`` raw log lines alone.
 
         Args:
-            worker: only this one's output.
-            events: the event log and the supervisor's instead, as they are written.
-            follow: go on until the run is over.
+            worker: rank of the worker whose output alone is yielded, without events; None: all output.
+            events: yield the lines of the event log and of the supervisor's log instead, as they are written.
+            follow: go on with new lines until the run is over; else end with the lines so far.
 
         Raises:
-            BadInput: the run is over, and the worker has no output.
+            BadInput: the run is over and the worker has no output, or a log cannot be read.
         """
         event_files = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
         offsets: dict[Path, int] = {}
@@ -232,11 +274,16 @@ class Run:
     ) -> RunStatus:
         """Follow the run to its end and return its status; the supervisor may replace its rented machines meanwhile.
 
-        Interrupting this does not end the run; `stop` does.
+        Interrupting this does not end the run; `stop` does. A run that is over is returned at once; a process that
+        hangs after its run ended is stopped after 60 s.
 
         Args:
-            on_event: told each event of the log.
-            reporter: told progress, and what is worth knowing.
+            on_event: called with each event of the log, from the first on; None: nothing. A run without a launch record
+                has none.
+            reporter: receives progress, remarks, and what worker 0 of a script prints; None: nothing is reported.
+
+        Raises:
+            BadInput: the run's records or log cannot be read.
         """
         launch = self.launch
         if launch is None:
@@ -246,24 +293,31 @@ class Run:
         return _followed(self, launch, reporter or Reporter(), on_event)
 
     def stop(self, *, reporter: Reporter | None = None) -> RunStatus:
-        """End the run, wait for that, and return its status: workers save, machines are ended, the log is read last.
+        """End the run, wait for that, and return its status: workers save a checkpoint, and machines are ended.
+
+        A run that is over stays as it is.
 
         Args:
-            reporter: told what goes on.
+            reporter: receives a line that the run is being stopped; Ctrl-C then only prints that this is still going
+                on. None: neither.
+
+        Raises:
+            BadInput: the process that holds the run is of another user or machine.
+            CloudRefused: ec2: AWS refuses, so that something of the run may be left.
         """
         with stopping(f"run {self.name}", f"hetopt stop {self.name}", reporter) if reporter else nullcontext():
             self.backend.stop(self.handle)
         return self.status()
 
     def fetch_model(self) -> tuple[Path, str | None]:
-        """Return the run's trained model, else the one saved when it was stopped; that of rented machines is fetched.
+        """Return the run's trained model, else the one saved when it was stopped; download that of rented machines.
 
         Returns:
-            Its file, and where the bucket of a rented run keeps it.
+            The file here, and the S3 address where a rented run's bucket keeps it; None: the run is not rented.
 
         Raises:
-            BadInput: there is none yet.
-            CloudRefused: it cannot be read from the bucket.
+            BadInput: the run has no model yet, or there is no room for it here.
+            CloudRefused: the model cannot be read from the bucket.
         """
         if self.order is not None:
             from hetopt.backends.ec2.renter.backend import fetch_model
@@ -276,11 +330,14 @@ class Run:
         return self.model, None
 
     def fetch_outputs(self) -> Outputs:
-        """Return the files that the script wrote into ``HETOPT_OUTPUT``; those of rented machines are fetched.
+        """Return the files that the script wrote into ``HETOPT_OUTPUT``; those of rented machines are downloaded.
+
+        Returns:
+            Names and sizes of the files, in the run's folder ``outputs``; none where the script wrote nothing.
 
         Raises:
-            BadInput: there is no room for it.
-            CloudRefused: it cannot be read from the bucket.
+            BadInput: there is no room for the files here.
+            CloudRefused: a file cannot be read from the bucket.
         """
         if self.order is not None:
             from hetopt.backends.ec2.renter.backend import fetch_outputs
@@ -289,16 +346,18 @@ class Run:
         return written_in(self.folder / OUTPUT_FOLDER)
 
     def change(self, text: str) -> tuple[Change, float | None]:
-        """Ask a running rehearsal to change a host, and return the change; does not wait until it is made.
+        """Ask a running rehearsal to change a host, and return the change; do not wait until it is made.
 
         Args:
-            text: which, and how: ``"h2 speed=0.25,rate=10mbit"``, ``"h3 dies"``, ``"30s * rate=50mbit"``.
+            text: moment (none: now), host (``*``: all) and change: ``"h2 speed=0.25,rate=10mbit"``, ``"h3 dies"``,
+                ``"30s * rate=50mbit"``. Link rates are those of the cluster.
 
         Returns:
-            What was asked for, and its link rate here, in bits per second.
+            The change as asked, and its link rate in the emulation, in bits per second; None: the rate does not change.
 
         Raises:
-            BadInput: the run is no rehearsal, or the text is no change of one of its hosts.
+            BadInput: the run is no rehearsal or is over, the text is no change of one of its hosts, or the run would
+                not survive the change.
         """
         from hetopt.backends.emulation.conductor import ask_for_change
         from hetopt.backends.emulation.plan import parse_change
@@ -318,8 +377,11 @@ class Run:
     def to_html(self, path: Path | str) -> None:
         """Write the report as one self-contained HTML page: predicted and measured, and the curves of the run.
 
+        Args:
+            path: of the file, which is replaced if it exists.
+
         Raises:
-            BadInput: nothing was predicted for it, it has not been through a step, or the file cannot be written.
+            BadInput: the run has no launch record or has done no step, or the file cannot be written.
         """
         write_atomically(Path(path), self.html())
 
@@ -327,7 +389,7 @@ class Run:
         """Return the report as the text of one self-contained HTML page.
 
         Raises:
-            BadInput: nothing was predicted for it, or it has not been through a step.
+            BadInput: the run has no launch record, so that nothing was predicted for it, or has done no step.
         """
         from hetopt.reports import html
         from hetopt.reports.run_document import document
@@ -336,10 +398,10 @@ class Run:
         return html.page(document(self._report(record), record.launch))
 
     def report(self) -> Report:
-        """Return the report of the run against its prediction: time, steps, cost, balance and communication.
+        """Return the report of the run so far against its prediction: time, steps, cost, balance, communication.
 
         Raises:
-            BadInput: nothing was predicted for it, or it has not been through a step.
+            BadInput: the run has no launch record, so that nothing was predicted for it, or has done no step.
         """
         return self._report(self.record())
 
@@ -426,7 +488,10 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
 
 
 def facts_or_why(run: Run) -> dict[str, Any]:
-    """Return the facts of a run, without asking a cloud; of one that cannot be read, why: it must not hide others."""
+    """Return the facts of a run without asking a cloud; of one that cannot be read, name, folder and the reason.
+
+    Nothing is raised, so that one damaged run does not hide others.
+    """
     from hetopt.reports.live_run import UNREADABLE
 
     try:
@@ -442,18 +507,23 @@ def report(run: Run | str | None = None) -> Report:
     """Return a run's report against its prediction: time, steps, cost, balance of the workers, and communication.
 
     Args:
-        run: or its name, or an unambiguous part of it; absent: the newest.
+        run: the run, its name, or an unambiguous part of its name; None: the newest run.
 
     Raises:
-        BadInput: there is no such run, nothing was predicted for it, or it has not been through a step.
+        BadInput: there is no such run or the name fits several, or the run has no launch record or has done no step.
     """
     return (run if isinstance(run, Run) else Run.find(run)).report()
 
 
 def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
-    """Return output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
+    """Return a run's output files by label ('worker 0', or the file's own name); empty: nothing was printed yet.
 
-    Workers are called by their rank in the run, on whichever of its hosts they are.
+    Workers are called by their rank in the run, on whichever of its hosts they are; later starts and streams of a
+    worker have labels of their own, such as 'worker 0 restart 1'.
+
+    Args:
+        run_dir: the run's folder.
+        worker: rank of the only worker wanted; None: all files.
     """
     files: dict[str, Path] = {}
     folder = run_dir / LOG_FOLDER

@@ -14,12 +14,18 @@ from hetopt.core.run_folder import OUTPUT_VARIABLE
 from hetopt.core.search_path import code_folder
 
 PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""What torchrun tells a worker about its place among the others."""
+"""Environment variables by which torchrun tells a worker its place among the others."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source file of a script with its syntax tree."""
+    """A source file of a script with its syntax tree.
+
+    Attributes:
+        name: file name for messages, relative to the script's folder.
+        text: contents of the file.
+        tree: the parsed contents.
+    """
 
     name: str
     text: str
@@ -27,10 +33,14 @@ class SourceFile:
 
     @staticmethod
     def of(text: str, name: str) -> SourceFile:
-        """Return the parsed source file of a text.
+        """Return the parsed source file of a text; nothing of it runs.
+
+        Args:
+            text: contents of the file.
+            name: file name for messages.
 
         Raises:
-            BadInput: it is no Python.
+            BadInput: the text is no Python.
         """
         try:
             return SourceFile(name, text, ast.parse(text))
@@ -43,11 +53,11 @@ class SourceFile:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The parent of each node of the syntax tree."""
+        """The parent node of each node of the syntax tree but the root."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield the nodes that a node is in, from inside out."""
+        """Yield the nodes that contain ``node``, from its parent out to the module."""
         while node in self.parents:
             node = self.parents[node]
             yield node
@@ -60,8 +70,10 @@ class SourceFile:
 def read_script(path: Path) -> tuple[SourceFile, ...]:
     """Parse a script and the local modules that it imports, the script first; nothing of it runs.
 
+    Modules are looked for where Python would find them beside the script; modules of modules are read, too.
+
     Raises:
-        BadInput: it cannot be read, or is no Python.
+        BadInput: the script or a module cannot be read, or is no Python.
     """
     folder, known, waiting = code_folder(path), {path.resolve()}, [path]
     files = []
@@ -110,9 +122,13 @@ _OF_TORCH = ("DistributedDataParallel", "fully_shard")
 
 
 def several_workers(files: Sequence[SourceFile]) -> str:
-    """Return by what a script seems to train on several workers, such as ``a session``; empty: by nothing.
+    """Return by what a script seems to train on several workers, such as ``a session``; empty: by nothing known.
 
-    It is a session, one of torch's ways, or a framework. Whether it does is seen when it runs.
+    Imports and names tell it: a session of hetopt, torch's DistributedDataParallel or fully_shard, or a framework.
+    Whether the script really does so shows only when it runs.
+
+    Args:
+        files: of the script, as of `read_script`.
     """
     packages, names = set[str](), set[str]()
     for node in (node for file in files for node in ast.walk(file.tree)):
@@ -130,7 +146,11 @@ def several_workers(files: Sequence[SourceFile]) -> str:
 
 
 def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
-    """Return a warning that a script's own files are lost with a rented machine; empty: it names the output folder."""
+    """Return a warning that a script's own files are lost with a rented machine; empty: it names the output folder.
+
+    Args:
+        files: of the script, the script itself first.
+    """
     if any(OUTPUT_VARIABLE in file.text or ".outputs" in file.text for file in files):
         return ()
     return (
@@ -140,7 +160,7 @@ def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
 
 
 def resumes(files: Iterable[SourceFile]) -> bool:
-    """Return whether a script saves checkpoints of its session and goes on from them."""
+    """Return whether a script calls both ``checkpoint`` and ``resume`` of a session, and so goes on after a loss."""
     methods = {
         node.func.attr
         for file in files
@@ -154,7 +174,7 @@ def resumes(files: Iterable[SourceFile]) -> bool:
 
 
 def called(call: ast.Call) -> str:
-    """Return the last part of a called function's name, ``step`` of ``optimizer.step()``; empty: it has none."""
+    """Return the last part of a called function's name, ``step`` of ``optimizer.step()``; empty: it has no name."""
     function = call.func
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""

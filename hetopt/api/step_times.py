@@ -31,9 +31,9 @@ class StepTimes:
 
     Attributes:
         model: hetopt's model of what was measured.
-        plans: what plans know of it; absent where there are step samples alone, which no plan is made from.
-        catalog: what machines are, and cost.
-        market: on which they are rented.
+        plans: the planner's own step times; None: there are step samples alone, from which no plan is made.
+        catalog: of instance types and prices.
+        market: spot or on-demand, for the price of probes.
     """
 
     model: StepTimeModel
@@ -45,16 +45,16 @@ class StepTimes:
     def of(
         cls, profile: Path, *, market: str = "spot", region: str = "us-east-1", catalog: Path | None = None
     ) -> StepTimes:
-        """Return the predictor fitted to a profile or to a file of step samples.
+        """Return the predictor fitted to a profile or to a file of step samples; nothing is run.
 
         Args:
-            profile: either kind of file.
-            market: spot or on-demand, for the price of probes.
+            profile: file of a profile or of step samples.
+            market: ``spot`` or ``on-demand``, for the price of probes.
             region: of the prices.
-            catalog: another catalogue's folder than the bundled one.
+            catalog: folder of another catalogue; None: the newest refreshed one, else the bundled one.
 
         Raises:
-            BadInput: a file cannot be read, or there is no such market.
+            BadInput: a file cannot be read, or there is no such market or region.
         """
         where = next(name for name in MARKETS if name == known(market, MARKETS, "market"))
         observed, priors, whole = _observed(profile)
@@ -64,7 +64,11 @@ class StepTimes:
         return cls(model=model, plans=plans, catalog=listed, market=where)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime | str]:
-        """Return each configuration's predicted step time with its interval, or a sentence on why there is none."""
+        """Return each configuration's predicted step time with its interval, or a sentence on why there is none.
+
+        A sentence stands, for example, for a machine type that nothing is known of; the order is that of
+        ``configurations``.
+        """
         planned = [self.plans is not None and self.plans.answers(configuration) for configuration in configurations]
         try:
             others = [
@@ -83,7 +87,12 @@ class StepTimes:
             return [answer for configuration in configurations for answer in self.predict([configuration])]
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
-        """Return the USD of renting a configuration for set-up and a probe's steps; None: a price is not known."""
+        """Return the USD of renting a configuration for set-up and a probe's steps; None: a price is not known.
+
+        Args:
+            configuration: machines to rent.
+            step_time_s: predicted seconds of a step.
+        """
         types = [node.type for node in configuration.nodes]
         prices = [self.catalog.price(name, self.market) for name in types if name in self.catalog.instance_types]
         known = [price.usd_per_hour for price in prices if price is not None]

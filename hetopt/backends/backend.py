@@ -26,18 +26,18 @@ if TYPE_CHECKING:  # a rented machine starts runs without the optimizer
 
 
 POLL_S = 0.2
-"""Between two looks of whoever waits for a run: what a person does not notice, and `Launcher.poll` is cheap."""
+"""Seconds between two looks of whoever waits for a run: what a person does not notice, and `Launcher.poll` is cheap."""
 
 
 def until(
     reached: Callable[[], bool], *, within_s: float, every_s: float = 0.05, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Poll ``reached()`` every ``every_s`` seconds until it is true; return False if it is not within ``within_s``.
+    """Poll ``reached()`` every ``every_s`` seconds until it is true; return False if that takes over ``within_s``.
 
     Args:
-        reached: looks whether it has.
-        within_s: how long to wait at most.
-        every_s: between looks.
+        reached: returns whether what is waited for has happened; what it raises goes through.
+        within_s: most seconds to wait, by the waits alone; 0: look once.
+        every_s: seconds between two looks.
         sleep: waits for so many seconds.
     """
     waited_s = 0.0
@@ -51,7 +51,11 @@ def until(
 
 @dataclass(frozen=True, kw_only=True)
 class RunHandle:
-    """The handle of a run, which is its folder: any other process can watch and stop the run by it."""
+    """The handle of a run, by which any other process can watch and stop the run.
+
+    Attributes:
+        run_dir: the run's folder.
+    """
 
     run_dir: Path
 
@@ -62,15 +66,31 @@ class Launcher(Protocol):
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Start or resume a run in the existing folder ``run_dir``; return its handle without waiting for training.
 
-        The folder is empty but for what the caller put there, or holds an ended run, which is resumed. Renting
-        takes minutes.
+        The folder is empty but for what the caller put there, or holds an ended run, which is resumed. Renting takes
+        minutes.
+
+        Args:
+            spec: of the run.
+            run_dir: the run's folder.
+            environment: variables for the run's processes, on top of this process's own.
+
+        Raises:
+            HetoptError: the run cannot be started; nothing of it runs or is rented.
         """
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """Return a run's present status, cheap enough to ask 5 times a second; on EC2, also manage its machines."""
+        """Return a run's present status, cheap enough to ask 5 times a second; on EC2, also manage its machines.
+
+        Raises:
+            BadInput: the records in the run's folder cannot be read.
+        """
 
     def stop(self, handle: RunHandle) -> None:
-        """End a run and wait until nothing of it is running; workers save a checkpoint if they can. Idempotent."""
+        """End a run and wait until nothing of it is running; workers save a checkpoint if they can. Idempotent.
+
+        Raises:
+            HetoptError: something of the run may be left.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +98,11 @@ class Prepared:
     """A launch on one backend, predicted and priced, but not begun: nothing was started or rented.
 
     Attributes:
-        launch: the record of the launch, with what the run should take there.
-        folder: of the run that goes on; absent: a new one begins.
-        connects_to: sentences on the machines that it goes to, which a person reads before saying yes.
-        files: contents of the run's folder, by name, such as the code; a run that goes on has most of them there.
+        launch: record of the launch, with the prediction of what the run takes there.
+        folder: of the run that is resumed; None: a new run begins.
+        connects_to: sentences on the machines that it goes to, which a person reads before saying yes; empty: this one.
+        files: contents of the new run's folder, by name, such as the code; a run that is resumed has most of them
+            there.
     """
 
     launch: Launch
@@ -93,8 +114,11 @@ class Prepared:
         """Create a new run's folder, or take the resumed run's; return it and the launch record, dated now, unsaved.
 
         Args:
-            folders: where a new one is made.
-            secret: whether a new folder's name cannot be guessed.
+            folders: in which a new folder is made.
+            secret: whether a new folder's name must not be guessable.
+
+        Raises:
+            BadInput: the folder cannot be made.
         """
         if self.folder is not None:
             return self.folder, self.launch.model_copy(update={"resumed_s": (*self.launch.resumed_s, time.time())})
@@ -116,11 +140,11 @@ class Backend(Launcher, Protocol):
 
         Args:
             made: the plan as it was made, for the record.
-            wanted: the plan as it is to be run.
-            options: the record that this backend was registered with.
+            wanted: the plan as it is to be run, with a launch's changes.
+            options: launch options, of the class that this backend was registered with.
 
         Raises:
-            HetoptError: it cannot be run here.
+            HetoptError: the plan cannot be run here.
         """
 
     def prepare_resumed(self, folder: Path, options: Any) -> Prepared:
@@ -128,8 +152,12 @@ class Backend(Launcher, Protocol):
 
         A run that has saved no checkpoint begins anew.
 
+        Args:
+            folder: the run's folder.
+            options: launch options, of the class that this backend was registered with.
+
         Raises:
-            HetoptError: it is not over, or ran elsewhere.
+            HetoptError: the run is not over, or ran on another backend.
         """
 
     def check_ready(self, prepared: Prepared) -> None:
@@ -138,14 +166,18 @@ class Backend(Launcher, Protocol):
         The user has not confirmed the launch yet. `submit` checks it again.
 
         Raises:
-            HetoptError: it could not.
+            HetoptError: the launch could not be started now.
         """
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Start the prepared launch; return the run's handle and launch record without waiting for training.
 
+        Args:
+            prepared: by `prepare` or `prepare_resumed`.
+            folders: in which a new run's folder is made.
+
         Raises:
-            HetoptError: it cannot be started; nothing of it runs or is rented.
+            HetoptError: the launch cannot be started; nothing of it runs or is rented.
         """
 
 
@@ -163,13 +195,17 @@ class Renting(Launcher, Protocol):
             needed_s: seconds from now to the run's end, for which the budget must pay.
 
         Raises:
-            BadInput: there are none, or it is being done.
-            BudgetStop: the budget does not pay for it.
+            BadInput: the run is over, has no spot machines, or is moving already.
+            BudgetStop: the budget does not pay on-demand machines for so long.
         """
 
 
 def check_place(launch: Launch, folder: Path, place: str) -> None:
-    """Raise BadInput unless the run in ``folder``, recorded in ``launch``, was launched on the backend ``place``."""
+    """Refuse to resume the run in ``folder`` anywhere but on the backend ``place``.
+
+    Raises:
+        BadInput: the launch record names another backend.
+    """
     if launch.on != place:
         raise BadInput(
             f"{folder.name} was started on {launch.on}, and goes on there.",
@@ -193,25 +229,25 @@ def advances(event: LogEvent) -> bool:
 
 
 MOST_IDLE = 3
-"""Placements in a row that end with the host and without a completed step. Once is an accident; what lasts for minutes,
-such as a package index or a line that is down, is over by the third."""
+"""Placements of a host in a row, each ended by the host without a completed step, after which it is given up. Once is
+an accident; what lasts for minutes, such as a package index or a line that is down, is over by the third."""
 
 
 def is_given_up(idle: int) -> bool:
     """Return whether a host is given up: ``idle``, its count of placements without a completed step, is 3 or more.
 
     Args:
-        idle: its placements that it ended itself before a step was done: since the last completed step, or, of a rented
-            machine's host, since the run was launched or resumed.
+        idle: number of placements that the host itself ended before a step was done: since the last completed step, or,
+            of a rented machine's host, since the run was launched or resumed.
     """
     return idle >= MOST_IDLE
 
 
 def back_off_s(first_s: float, idle: int) -> float:
-    """Return the seconds until a lost host is tried again: ``first_s`` * 2^``idle`` (stays without a step), 8x at most.
+    """Return the seconds until a lost host is tried again: ``first_s`` * 2^``idle``, at most 8 times ``first_s``.
 
     Args:
-        first_s: after a placement that brought steps.
-        idle: as for `is_given_up`.
+        first_s: seconds after a placement that brought steps.
+        idle: number of placements without a step, as for `is_given_up`.
     """
     return first_s * 2.0 ** min(idle, MOST_IDLE)

@@ -23,7 +23,8 @@ from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import exit_code, failure_reason, last_log_line
 
 SURVIVORS_S = 20.0
-"""Once a host's workers have failed, those of the others end by themselves, or are ended after so long."""
+"""Seconds after which, once a host's workers have failed, those of the others are ended if they have not ended by
+themselves."""
 
 Move = Literal["go on", "place", "pause", "wait", "end", "fail"]
 
@@ -33,18 +34,18 @@ class Situation:
     """The state of a run and its hosts, from which `next_move` decides.
 
     Attributes:
-        members: hosts of the present generation.
-        there: hosts that are connected.
+        members: names of the hosts of the present generation.
+        there: names of the hosts that are connected.
+        allowed: names of the hosts that may be used now.
         fresh: hosts that came after the last placement: what they were in it is lost.
-        allowed: hosts that may be used now.
         ended: exit code of each member whose workers have ended in this generation.
         failed_for_s: seconds since the first of these failed; 0 while none has.
         pauses: whether all were told to save a checkpoint and wait.
         reduced: whether members were lost that the others go on without; where these end, too, all start again.
         over: whether the run came to an end of its own.
-        stopping: whether somebody wished its end.
-        resumes: whether it goes on from checkpoints.
-        survives: whether it goes on without a member that is lost.
+        stopping: whether somebody asked the run to end.
+        resumes: whether the run goes on from checkpoints.
+        survives: whether the run goes on without a member that is lost.
     """
 
     members: Sequence[str] = ()
@@ -62,10 +63,11 @@ class Situation:
 
 
 def next_move(now: Situation) -> Move:
-    """Return the conductor's next move for a run's situation: go on, place, pause, wait, end or fail. Pure.
+    """Return the conductor's next move for a run's situation; pure.
 
-    place: say who takes part, with all that are there and may be used. pause: have a checkpoint saved, to place after
-    it. wait: nobody is there. end: nothing is left to do. fail: no other machine would mend it.
+    ``go on``: nothing changes. ``place``: begin a generation on all hosts that are there and may be used. ``pause``:
+    have a checkpoint saved, to place after it. ``wait``: no host is there. ``end``: nothing is left to do. ``fail``: no
+    other host would mend it.
     """
     if now.over or (now.stopping and set(now.ended) >= set(now.members)):
         return "end"
@@ -90,11 +92,11 @@ class Conductor(ABC):
 
     Attributes:
         run_dir: the run's folder.
-        spec: the run.
-        stop_signal: the signal that asked this process to end, if any did.
+        spec: of the run, with all of its workers.
+        stop_signal: returns the number of the signal that asked this process to end; None: none did.
         turn_s: seconds between two decisions.
         now: the situation, on which the next decision rests.
-        reasons: what hosts of the present generation have said of their failures.
+        reasons: sentences of hosts of the present generation on why they failed.
     """
 
     run_dir: Path
@@ -116,11 +118,19 @@ class Conductor(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Connect to the hosts and start the first generation of workers on them; called once, by `conduct`."""
+        """Connect to the hosts and start the first generation of workers on them; called once, by `conduct`.
+
+        Raises:
+            HetoptError: no host can be used.
+        """
 
     @abstractmethod
     def look(self) -> None:
-        """Update `now`: connected and usable hosts, exit codes of members, and whether the user wants the end."""
+        """Update `now`: connected and usable hosts, exit codes of members, and whether the user wants the end.
+
+        Raises:
+            RunFailed: no host can be used any more.
+        """
 
     @abstractmethod
     def is_over(self) -> bool:
@@ -140,14 +150,21 @@ class Conductor(ABC):
 
     @abstractmethod
     def finish(self, *, failed: bool) -> None:
-        """Have the hosts upload their results and end; wait some seconds for it, not if the run has ``failed``."""
+        """Have the hosts upload their results and end; wait some seconds for that, not if the run has ``failed``."""
 
     @abstractmethod
     def let_go(self) -> None:
         """End what is left of the run on every host; called last, also after an error."""
 
     def conduct(self) -> int:
-        """Connect, place, pause and follow workers until the run is over; return the exit code (128 + a signal)."""
+        """Connect, place, pause and follow workers until the run is over; return hetopt's exit code.
+
+        Ended by a signal, the code is 128 and the signal's number. Whatever happens, what is left of the run on the
+        hosts is ended, and the event log is closed.
+
+        Raises:
+            HetoptError: the hosts cannot be used, or a file of the run cannot be read or written.
+        """
         try:
             self.begin()
             while self.stop_signal() is None:
@@ -186,14 +203,17 @@ class Conductor(ABC):
         self._brought, self._training = set(), ()
 
     def take(self, event: LogEvent) -> None:
-        """Note, from an event of the run's log, which hosts train, and which have done steps since the placement."""
+        """Note, from the next event of the run's log, which hosts train, and which have done steps since placement."""
         if isinstance(event, RunStarted):
             self._training = {worker.host for worker in event.workers}
         elif advances(event):
             self._brought |= set(self._training or self.now.members)
 
     def goes_on_without(self, host: str) -> bool:
-        """Drop a lost host from the members if the others can go on from memory; return whether they do."""
+        """Drop a lost host from the members if the others can go on from memory; return whether they do.
+
+        They cannot where the run is not elastic, the host is the first, or no step was done since the placement.
+        """
         others = self._hosts_begun[1:]
         if not self.spec.is_elastic or host not in others or not self._brought:
             return False
@@ -203,7 +223,10 @@ class Conductor(ABC):
         return True
 
     def takes_back(self, host: str) -> bool:
-        """Return whether a host that was not there joins those that train; it is a member of the generation then."""
+        """Return whether a host that was not there joins those that train; then it becomes a member of the generation.
+
+        False: it is a member already, or can only take part in the next generation.
+        """
         if self.now.pauses or host in self.now.members or host not in self._hosts_begun:
             return False
         self.now.members = [name for name in self._hosts_begun if name == host or name in self.now.members]
@@ -215,7 +238,7 @@ class Conductor(ABC):
         return any(self.now.ended.values())
 
     def exit_code(self, *, failed: bool) -> int:
-        """Return hetopt's exit code from the ended hosts' exit codes; ``failed`` without any: that of a lost host."""
+        """Return hetopt's exit code from the ended hosts' exit codes; with none, 6 if ``failed``, else 0."""
         return exit_code(list(self.now.ended.values()), host_died=failed and not self.now.ended)
 
     def _conclude(self, *, failed: bool) -> int:

@@ -171,17 +171,17 @@ def _restarted(spec: RunSpec, options: OnThisMachine) -> RunSpec:
 
 
 def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
-    """Return the launch record of an ended run, which ``launcher`` can resume; raise BadInput if it is not over.
+    """Return the launch record of an ended run, which ``launcher`` can resume.
 
     The run goes on from its newest checkpoint, or begins anew where it has saved none yet.
 
     Args:
-        launcher: that started it.
+        launcher: that started the run.
         folder: the run's.
-        place: where that launcher's runs are, such as ``local``.
+        place: name of the launcher's backend, such as ``local``.
 
     Raises:
-        BadInput: it was started elsewhere, or is not over.
+        BadInput: the run was started on another backend, or is not over, or its launch record cannot be read.
     """
     launch = Launch.load(folder / LAUNCH_FILE)
     check_place(launch, folder, place)
@@ -192,12 +192,17 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
 
 
 WORTH_SAYING = 0.15
+"""Part by which contention must lengthen computing for a remark about it."""
 
 
 def with_contention(plan: Plan, now: MachineReading) -> Plan:
     """Return the plan with its profile at this machine's present contention, where that is worse than the profile's.
 
     It widens the intervals of predictions: how busy others keep the processors is no speed, and changes in minutes.
+
+    Args:
+        plan: to be predicted.
+        now: contention of this machine, read now.
     """
     then = plan.profile
     busy = then.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
@@ -224,7 +229,7 @@ class OnHosts(Prepared):
     inventory: Inventory
 
     def answered(self, inventory: Inventory) -> OnHosts:
-        """Return the launch with the given inventory in place of its own, also in the run's files; asks no host."""
+        """Return the launch with the given inventory in place of its own, also in the run's files; ask no host."""
         return replace(self, inventory=inventory, files={**self.files, INVENTORY_FILE: inventory.to_json().encode()})
 
 
@@ -233,19 +238,22 @@ class SshBackend(_Led):
     """The backend of hosts of an inventory, reached by ssh; a process on this machine leads each run.
 
     That process ends with the launching process.
+
+    Attributes:
+        name: of the backend.
     """
 
     name: Place = Ssh.PLACE
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Return the program that leads a run on ssh hosts from this machine."""
+        """Return the program that leads a run on ssh hosts from this machine; the arguments are not used."""
         return Program(module="hetopt.backends.ssh.conductor", log_name="conductor.log", defaults={})
 
     def hosts_of(self, options: Any) -> tuple[Host, ...]:
         """Return the hosts that launch options name, by an inventory file or by ``hosts``, of which one is given.
 
         Raises:
-            BadInput: there are none, or two inventories.
+            BadInput: neither an inventory nor ``hosts`` is given, or both, or they cannot be read.
         """
         if (options.hosts is None) == (options.inventory is None):
             raise BadInput(
@@ -258,12 +266,24 @@ class SshBackend(_Led):
         """Ask the hosts over ssh; return the launch with their addresses, and why some hosts are left out.
 
         Raises:
-            HetoptError: no host can take part.
+            RunFailed: no host can take part.
+            BadInput: ssh is not installed here.
         """
         return prepared.answered(ready(prepared.inventory, prepared.launch.spec))
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> OnHosts:
-        """Map the plan ``wanted`` onto the hosts of the options and predict it; no host is asked anything yet."""
+        """Map the plan ``wanted`` onto the hosts of the options and predict it; no host is asked anything yet.
+
+        Hosts that the plan is not for get its workers one a device, with a note.
+
+        Args:
+            made: the plan as it was made, for the record.
+            wanted: the plan as it is to be run.
+            options: launch options, with an inventory or hosts.
+
+        Raises:
+            BadInput: the hosts cannot be read, the plan cannot run on them, or its code or data cannot be sent.
+        """
         mapped, hosts = _mapped(wanted, self.hosts_of(options))
         run = mapped.run
         bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
@@ -284,7 +304,13 @@ class SshBackend(_Led):
         )
 
     def prepare_resumed(self, folder: Path, options: Any) -> OnHosts:
-        """Prepare the ended run in ``folder`` to go on with its inventory and code; no host is asked yet."""
+        """Prepare the ended run in ``folder`` to go on with its inventory and code; no host is asked yet.
+
+        The options are not used.
+
+        Raises:
+            BadInput: the run is not over, ran on another backend, or its inventory cannot be read.
+        """
         launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
         return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_told(inventory))
@@ -298,7 +324,7 @@ class SshProbes(SshBackend):
     """The launcher of short measuring runs on hosts that were asked already, with their inventory and code.
 
     Attributes:
-        inventory: those hosts.
+        inventory: the hosts.
         bundle: the code.
     """
 
@@ -306,7 +332,16 @@ class SshProbes(SshBackend):
     bundle: Bundle
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
-        """Write the inventory of the hosts that ``spec`` names, and the code, into ``run_dir``; start the run there."""
+        """Write the inventory of the hosts that ``spec`` names, and the code, into ``run_dir``; start the run there.
+
+        Args:
+            spec: of the probe, whose hosts are those of the inventory.
+            run_dir: folder of the probe, which exists.
+            environment: variables of the process that leads the run.
+
+        Raises:
+            BadInput: the folder cannot be written, or a run is alive in it.
+        """
         names = set(host_names(spec))
         hosts = tuple(host for host in self.inventory.hosts if host.name in names)
         some = self.inventory.model_copy(update={"hosts": hosts})
@@ -363,10 +398,14 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[PlacedRun, tuple[H
 
 
 def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
-    """Ask hosts what would keep them from training together, or from running ``plan`` if given; one result a host.
+    """Ask hosts what would keep them from training together, or from running ``plan``; return one result a host.
+
+    Args:
+        hosts: to ask.
+        plan: whose run they are to take part in; None: any.
 
     Raises:
-        BadInput: the plan cannot run on them.
+        BadInput: the plan cannot run on them, or ssh is not installed here.
     """
     if plan is None:
         return check_hosts(hosts)
@@ -377,12 +416,12 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
     """Ask an inventory's hosts; return it with each reached host's address, and the reason why others are left out.
 
     Args:
-        inventory: of those to ask.
-        spec: of the run; None: they are to be measured.
+        inventory: of the hosts to ask.
+        spec: of the run that they are to take part in; None: they are only to be measured.
         link: the way to them.
 
     Raises:
-        RunFailed: none can take part.
+        RunFailed: no host can take part; the sentence says why the first cannot.
     """
     checked = check_hosts(inventory.hosts, spec, link)
     troubles = {
@@ -407,7 +446,14 @@ def _told(inventory: Inventory) -> tuple[str, ...]:
 
 
 def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | None) -> RunSpec:
-    """Return the run as hosts read it: devices, and code and data by their names there; no ``data``: as in ``spec``."""
+    """Return the run's spec as hosts read it: devices, and task, script and data by their names there.
+
+    Args:
+        spec: of the run.
+        inventory: of its hosts.
+        bundle: the code.
+        data: folder of the data on the hosts; None: as in ``spec``.
+    """
     workers = tuple(
         worker.model_copy(update={"device": "cpu" if CPU in inventory.host(worker.host).devices else "cuda"})
         for worker in spec.workers

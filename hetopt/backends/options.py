@@ -17,19 +17,23 @@ if TYPE_CHECKING:
     from hetopt.core.run_spec import RunSpec
 
 MOST_SLOWDOWN = 1e6
-"""A step of a microsecond would take a second."""
+"""Largest slowdown factor: a step of a microsecond would take a second."""
 MOST_RESTARTS = 10**6
 LEAST_JOB_S, MOST_JOB_S = 300.0, 366 * 86_400.0
 """Time limits of jobs of a cluster: workers start and save a checkpoint in the shortest."""
 IMAGE_KINDS = ("x86_64-cpu", "arm64-cpu", "x86_64-gpu", "arm64-gpu")
-"""Of machines that EC2 rents: architecture and accelerator."""
+"""Kinds of machines that EC2 rents: architecture and accelerator."""
 
 
 def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
-    """Parse the option ``name`` into a slowdown factor of 1 to 1e6 for each worker, from numbers or text ('1, 2 x2').
+    """Return a slowdown factor of 1 to 1e6 for each worker, from numbers or a text such as '1, 2 x2'.
+
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: there is no factor, or a factor is out of range.
+        BadInput: there is no factor or a single number, or a factor is out of range.
     """
     from hetopt.core.grammar import numbers
     from hetopt.core.paths import shortened
@@ -51,16 +55,16 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
 def pairs(
     given: Mapping[str, Sequence[str] | str] | Sequence[str], name: str, form: str, example: str
 ) -> dict[str, tuple[str, ...]]:
-    """Parse the option ``name`` into values by key, from a mapping or from texts ``KEY=VALUE[,VALUE]``.
+    """Return an option's values by key, from a mapping or from texts ``KEY=VALUE[,VALUE]``.
 
     Args:
-        given: of the option.
-        name: of the option.
-        form: of a text, for people.
-        example: of one.
+        given: the option's value.
+        name: of the option, for errors.
+        form: of a text, for errors, such as ``KIND=AMI``.
+        example: of a text, for the hint.
 
     Raises:
-        BadInput: a text is none of these.
+        BadInput: a text is not of that form.
     """
     from hetopt.core.grammar import arguments
 
@@ -77,10 +81,14 @@ def pairs(
 
 
 def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str]:
-    """Parse the option ``name`` into an AMI id for each kind of machine, from a mapping or texts ``KIND=AMI``.
+    """Return an AMI id for each kind of machine that is named, from a mapping or texts ``KIND=AMI``.
+
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: a text is none of these, a kind is none, or an image is none.
+        BadInput: a text is not ``KIND=AMI``, there is no such kind, or an id does not begin with ``ami-``.
     """
     by_kind = {kind: ",".join(amis) for kind, amis in pairs(given, name, "KIND=AMI", _IMAGE).items()}
     for kind, ami in by_kind.items():
@@ -96,15 +104,19 @@ _IMAGE = "x86_64-gpu=ami-0123456789abcdef0"
 
 
 def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return the option's text, or several texts, as a tuple; nothing is checked, and ``name`` is not used."""
+    """Return an option's text, or several texts, as a tuple; nothing is checked, and ``name`` is not used."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
 def proxy(given: str, name: str) -> str:
-    """Check the option ``name``, a proxy's address http://HOST:PORT without a password, and return it.
+    """Return a proxy's address http://HOST:PORT as given, once it is of that form.
+
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: it is none, or has a password.
+        BadInput: it is not, or has a user or password.
     """
     from hetopt.core.paths import PROXY_PATTERN, is_name, shown
 
@@ -117,10 +129,14 @@ def proxy(given: str, name: str) -> str:
 
 
 def text_of(given: Path | str, name: str) -> str:
-    """Return the option ``name`` if it is text, or the contents of the text file if it is a `Path`.
+    """Return an option's text as it is, or the contents of the text file if a `Path` is given.
+
+    Args:
+        given: a text, or a `Path` of a file.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: the file cannot be read.
+        BadInput: the file cannot be read or is not UTF-8.
     """
     from hetopt.core.paths import read_text
 
@@ -128,7 +144,7 @@ def text_of(given: Path | str, name: str) -> str:
 
 
 def path(given: Path | str, name: str) -> Path:
-    """Return the path that was given as the option ``name``, unchecked; text becomes a `Path`."""
+    """Return an option's path, unchecked; text becomes a `Path`, and ``name`` is not used."""
     return Path(given)
 
 
@@ -240,10 +256,14 @@ class Ssh(OnHosts):
 
 
 def time_limit(given: str | float, name: str) -> float | None:
-    """Parse the option ``name``, a Slurm job's time limit such as '4h', into seconds: from 5 minutes to 366 days.
+    """Return a Slurm job's time limit in seconds, from 5 minutes to 366 days, from a text such as '4h' or from seconds.
+
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: it is none, or too short to begin anything.
+        BadInput: the value is no length of time, a text without a unit, or out of range.
     """
     limit_s: float | None = within(duration_s(given, name), name, LEAST_JOB_S, MOST_JOB_S, example="4h")
     return limit_s

@@ -49,26 +49,33 @@ from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap, step_time
 
 AGENT_S = 1.9
-"""Processor time of torchrun's agent until it starts its workers, almost all of it importing torch."""
+"""Processor seconds of torchrun's agent until it starts its workers, almost all of it importing torch."""
 
 WORKER_S = 3.0
-"""Processor time of a worker until its first step, where the profile does not say."""
+"""Processor seconds of a worker until its first step, where the profile does not say."""
 
 STARTUP_S = AGENT_S + WORKER_S
-"""Starting processes of this machine, where the profile does not say; recorded profiles say 4.0, 4.4 and 5.4 s."""
+"""Seconds of starting processes of this machine, where the profile does not say; recorded profiles say 4.0, 4.4 and 5.4
+s."""
 
 STARTUP_LOG_SD = 0.15
 
 HOST_LINK = LinkModel(latency_s=5e-5, bytes_per_s=1e9)
-"""Workers of one host over the loopback interface, where the profile holds no measurement."""
+"""Link of workers of one host over the loopback interface, where the profile holds no measurement."""
 
 MEMORY_FRACTION = 0.9
-"""Of the machine's memory, for the workers."""
+"""Part of the machine's memory that workers may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRun:
-    """A run with the workers of one backend, its predicted time and cost there, and notes on what was assumed."""
+    """A run with the workers of one backend, and its prediction there.
+
+    Attributes:
+        run: spec of the run.
+        prediction: its time and cost.
+        notes: sentences on what was assumed; empty: nothing.
+    """
 
     run: RunSpec
     prediction: Prediction
@@ -79,12 +86,12 @@ def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tupl
     """Return the local batch sizes, by rank, that the run's batch policy begins with if ``shares`` would be best.
 
     Args:
-        run: the run that is to begin.
-        shares: the best local batch size of each worker, by rank.
+        run: spec of the run that is to begin, whose batch policy decides.
+        shares: the best local batch size of each worker, in samples, by rank.
         least: samples that a worker of the job needs in a step.
 
     Raises:
-        BadInput: the policy cannot divide the batch so.
+        BadInput: the policy cannot divide the batch among so many workers.
     """
     workers = tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
     minimum = minimum_local_batch(least, sum(shares), len(shares))
@@ -95,7 +102,11 @@ def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
     """Return the profiled device with at least ``workers`` a host (else the most), and the factor on its step times.
 
     Of the measured numbers of workers, the least that is enough serves, with a factor of 1. More workers than were ever
-    measured at a time share the cores: each gets a smaller part of them.
+    measured at a time share the cores, and the factor is their number over the measured one.
+
+    Args:
+        model: fitted to the profile.
+        workers: number of workers on the host.
     """
     alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
     fitting = [fitted for fitted in alike if fitted.device.workers_per_host >= workers]
@@ -110,11 +121,11 @@ class SmallWorkers:
     """Workers of one thread each that share a machine's processors, and how long they really compute there.
 
     Attributes:
-        model: of the job.
-        fitted: the part of the profiled host that is most like one of them.
-        cpus: processors that they share.
-        processors: where they compute: those, or one GPU.
-        workers: how many there are.
+        model: fitted to the job's profile.
+        fitted: the profiled division of the host that is most like one of them.
+        cpus: number of processors that they share.
+        processors: number of places where they compute: those processors, or 1 for one GPU.
+        workers: number of workers.
     """
 
     model: FittedModel
@@ -141,7 +152,7 @@ class SmallWorkers:
 
     @property
     def alone(self) -> WorkerTime:
-        """The computing time of one worker with a processor to itself.
+        """The computing time of one worker with a processor to itself, in seconds a step.
 
         What samples take was spread over the threads of the device that was measured; fixed work is one thread's.
         """
@@ -163,7 +174,7 @@ class SmallWorkers:
         """The samples that fit into one worker's part of the memory; None: memory was not measured or does not grow.
 
         Raises:
-            BadInput: not even one sample fits.
+            BadInput: not even one sample a worker fits into the machine's memory.
         """
         memory, total = self.fitted.memory, self.model.profile.host.memory_bytes
         if memory is None or self.on_gpu:
@@ -204,13 +215,13 @@ def predict_run(
     Args:
         model: fitted to the plan's profile.
         plan: for its goal and its global batch.
-        compute_s: of each worker in a step.
-        exchange: of each step, by which it takes more of them to a target.
-        compute_log_sd: standard deviation of the log of (true / predicted) time that computing takes.
+        compute_s: seconds that each worker computes in a step.
+        exchange: predicted exchange of each step, which may also lengthen the way to a target.
+        compute_log_sd: standard deviation of the log of (true / predicted) computing time.
         run_log_sd: the same of whole steps, from run to run.
-        jitter: of computing, from step to step.
-        evaluation_s: one evaluation by all workers.
-        startup_s: from the request to the first step, on the wall.
+        jitter: relative scatter of computing from step to step.
+        evaluation_s: seconds of one evaluation by all workers.
+        startup_s: seconds from the request to the first step, on the wall.
         exchanges_on_processors: whether exchanges were timed between workers of this machine, on the wall.
     """
     step = step_time(
@@ -268,15 +279,15 @@ class ExchangeGroup:
     """The group of workers that exchanges gradients on a backend, with timings of its links and compressors.
 
     Attributes:
-        model: of the job.
-        workers: in the group.
-        link: one hop of a primitive; None: as it was profiled between workers of the machine.
-        compressors: as timed on workers like these.
-        overlap: how computing hides an exchange with a compressor; workers whose exchange needs the very processors
-            that they compute on hide nothing.
-        crowding: how much longer a worker needs for its own work before an exchange.
-        together: the same for work that all of them do at once, between the messages of a sum by slices and after them.
-        steered_log_sd: standard deviation of the log of (true / foreseen) time where the exchange changes on the way.
+        model: fitted to the job's profile.
+        workers: number of workers in the group.
+        link: returns one hop of a primitive; None: as it was profiled between workers of the machine.
+        compressors: timings of compressors, on workers like these, by name.
+        overlap: returns how computing hides an exchange with a compressor; workers whose exchange needs the very
+            processors that they compute on hide nothing.
+        crowding: factor on a worker's own work before an exchange.
+        together: factor on work that all of them do at once, between the messages of a sum by slices and after them.
+        steered_log_sd: standard deviation of the log of (true / predicted) time where the exchange changes on the way.
     """
 
     model: FittedModel
@@ -292,15 +303,18 @@ class ExchangeGroup:
         """Return the collective operations, such as all-reduce, of one exchange with a compression, in order.
 
         Raises:
-            BadInput: so many workers cannot be served like that.
+            BadInput: the compression does not go together, or cannot serve so many workers.
         """
         job = self.model.profile.job
         return operations_of(compression, job.parameters, workers=self.workers, shapes=job.parameter_shapes or None)
 
     def exchange(self, compression: Compression) -> tuple[float, float]:
-        """Return the seconds that links need for one exchange, without waiting, and their log's standard deviation.
+        """Return the seconds that links need for one exchange, without waiting, and their relative standard deviation.
 
         What all operations have in common is wrong for all of them.
+
+        Raises:
+            BadInput: as of `operations`.
         """
         link = self.link or (lambda primitive: self.model.host_links.get(primitive, HOST_LINK))
         hops = [(link(operation.primitive), operation.terms()) for operation in self.operations(compression)]
@@ -310,7 +324,7 @@ class ExchangeGroup:
         return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
-        """Return a worker's seconds of compressing and decompressing an exchange; 0 if that was not timed."""
+        """Return a worker's seconds of compressing and decompressing in one exchange; 0 if that was not timed."""
         device, numel = self.model.reference.device, self.model.profile.job.parameters
         work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
         if work is None:
@@ -318,19 +332,19 @@ class ExchangeGroup:
         return (self.together if compression.name in ROUNDED else self.crowding) * work.time_s(self.workers)
 
     def gain(self, compression: Compression) -> float:
-        """Return the share of the gradient's squared norm that is sent; 1 if that was not measured."""
+        """Return the retained gradient energy, the share of its squared norm that is sent; 1 if not measured."""
         known = self.measured_gain(compression)
         return 1.0 if known is None else known
 
     def measured_gain(self, compression: Compression) -> float | None:
-        """Return the share of the gradient's squared norm that is sent; None if it was not measured."""
+        """Return the retained gradient energy, the share of its squared norm that is sent; None if not measured."""
         if METHODS[compression.name].by_ratio and (measured := self.model.gain.log_ratios):
             # The smallest gain that was measured counts for ratios below.
             compression = compression.model_copy(update={"ratio": max(compression.ratio, math.exp(measured[0]))})
         return gain_of(self.model, compression)
 
     def is_assumed(self, compression: Compression) -> bool:
-        """Return whether a worker's time for a compression is assumed, not profiled; False for dense gradients."""
+        """Return whether a compression's time on a worker was not profiled, so that none counts; False for dense."""
         return compression.name != IDENTITY and timed_as(compression) not in self.compressors
 
 
@@ -340,13 +354,14 @@ class PredictedExchange:
 
     Attributes:
         compression: what is sent in every step.
-        exchange_s, compress_s: of a step.
+        exchange_s: seconds that links need in a step.
+        compress_s: seconds that a worker compresses in a step.
         overlap: how computing hides the exchange.
-        gain: retained gradient energy.
-        log_sd: standard deviation of the log of (true / foreseen) time.
-        notes: what was assumed, a sentence each.
-        stretch: steps to a target over those of summing gradients in every step.
-        stretch_log_sd: spread of its log.
+        gain: retained gradient energy, 0 to 1.
+        log_sd: standard deviation of the log of (true / predicted) time.
+        notes: sentences on what was assumed.
+        stretch: factor on the steps to a target, over those of summing gradients in every step.
+        stretch_log_sd: standard deviation of its log.
     """
 
     compression: Compression
@@ -361,16 +376,16 @@ class PredictedExchange:
 
 
 def predict_exchange(run: RunSpec, meeting: ExchangeGroup, *, compute_s: float, to_target: bool) -> PredictedExchange:
-    """Predict a run's gradient exchange per step; where policies choose, the option with the quickest progress.
+    """Predict a run's gradient exchange per step; where policies choose, that of the quickest progress.
 
     Args:
-        run: as it will be started.
-        meeting: of its workers.
+        run: spec of the run, as it will be started.
+        meeting: its workers as a group.
         compute_s: seconds that the slowest worker computes in a step.
         to_target: whether the run ends at a target, so that what is held back costs steps.
 
     Raises:
-        BadInput: so many workers cannot be served like that.
+        BadInput: a compression cannot serve so many workers.
     """
 
     def time_per_progress_s(compression: Compression) -> float:
@@ -478,22 +493,22 @@ def _notes(run: RunSpec, chosen: Compression, meeting: ExchangeGroup, *, to_targ
 
 
 UNMEASURED_DIVISION_LOG_SD = 0.2
-"""Added when the host was never measured divided among so many workers."""
+"""Standard deviation of the log that is added where the host was never measured divided among so many workers."""
 
 
 def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> PlacedRun:
-    """Map a plan's run onto workers of the profiled machine and predict it; ``slowdowns`` None: all at full speed.
+    """Map a plan's run onto workers of the profiled machine and predict it; nothing is started.
 
-    Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
-    slowed down by its factor.
+    Global batch, compression, goal and seed are kept. Shares are solved anew for these workers, each slowed down by its
+    factor.
 
     Args:
         plan: what to run.
-        slowdowns: one for each worker, 1 or more: its computation takes so many times as long. Absent: as many workers
-            at full speed as the plan has, but no more than the machine has logical CPUs.
+        slowdowns: a factor of 1 or more for each worker: its computation takes so many times as long. None: as many
+            workers at full speed as the plan has, but no more than the machine has logical CPUs.
 
     Raises:
-        BadInput: more workers than samples in a batch, or a compression that cannot serve so many workers.
+        BadInput: there are more workers than samples in a batch, or a compression cannot serve so many.
     """
     model = fit(plan.profile, plan.run.precision)
     cpus = plan.profile.host.logical_cpus
@@ -573,8 +588,8 @@ def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
         f_k = f_(k-1) + (w_k - w_(k-1)) max(1, (n - k) / processors),    w ascending, k from 0
 
     Args:
-        work_s: time of each worker with a processor to itself, seconds.
-        processors: how many there are; a worker uses one at a time.
+        work_s: seconds of each worker's work with a processor to itself.
+        processors: number of processors; a worker uses one at a time.
     """
     order = sorted(range(len(work_s)), key=lambda i: work_s[i])
     finish = [0.0] * len(work_s)
@@ -593,10 +608,10 @@ def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors:
     the processors are busy until the last one ends, this also leaves ``1 - 1 / headroom`` of all processors free.
 
     Args:
-        wanted_s: how long each worker's computation shall take, before stretching.
-        work_s: how long it takes alone on a processor.
-        processors: that the workers share.
-        headroom: at least 1.
+        wanted_s: seconds that each worker's computation shall take, before stretching; above 0.
+        work_s: seconds that it takes alone on a processor.
+        processors: number of processors that the workers share.
+        headroom: factor of at least 1.
     """
     finish = finish_times_s(work_s, processors)
     return max(1.0, max(headroom * end / wanted for end, wanted in zip(finish, wanted_s, strict=True)))

@@ -55,10 +55,11 @@ PROCESS_FILE = "process.json"
 LEASE_FILE = "lease"
 
 ENDING_S = 5.0
-"""How long the process of a run that is over may take to end, and one that starts to be named in its folder."""
+"""Seconds that the process of a run that is over may take to end, and that one which starts may take to be named in its
+folder."""
 
 LONGEST_STOP_S = 600.0
-"""A run that has not ended by itself so long after somebody wished it does not hear that."""
+"""Seconds after which a run that was asked to end, and has not ended by itself, is ended: it does not hear that."""
 
 
 class _Process(Record):
@@ -95,8 +96,10 @@ class _Process(Record):
 def lease(run_dir: Path) -> Iterator[int]:
     """Lock a run's folder in a with block, waiting up to 5 s; yield the lock's descriptor, which a child may keep.
 
+    The lock lasts as long as any process has the descriptor open.
+
     Raises:
-        BadInput: somebody else has it, or the folder cannot be written.
+        BadInput: another process holds the lock, or the folder cannot be written or has no locks.
     """
     try:
         descriptor = os.open(run_dir / LEASE_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -113,6 +116,8 @@ def lease(run_dir: Path) -> Iterator[int]:
 def is_alive(run_dir: Path) -> bool:
     """Return whether the run in a folder is alive: whether any process has the folder's lease file locked.
 
+    False also where the folder has no such file.
+
     Raises:
         BadInput: the lease cannot be read, or no file can be locked there.
     """
@@ -122,7 +127,15 @@ def is_alive(run_dir: Path) -> bool:
 
 
 def locks(descriptor: int, how: int) -> bool:
-    """Try to lock an open file (``how``: ``fcntl.LOCK_EX`` or ``LOCK_SH``) at once; return whether that worked."""
+    """Try to lock an open file at once, without waiting; return whether that worked.
+
+    Args:
+        descriptor: of the file.
+        how: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,11 +159,11 @@ class Program:
 
     Attributes:
         module: started as ``python -m MODULE RUN_DIR LAUNCHER_PID``; it ends with the launcher that is named.
-        log_name: where its own output goes, in the run's log folder.
-        defaults: its environment, unless the launcher's own or the caller's says otherwise.
-        fixed: its environment, whatever they say.
-        prefix: the words of another command that starts it, such as ``("nice", "-n", "19")``. It must become the
-            process that it starts, so that ending one ends the other.
+        log_name: file for its own output, in the run's log folder.
+        defaults: environment variables that the launcher's own environment or the caller's may override.
+        fixed: environment variables that override those.
+        prefix: words of another command that starts it, such as ``("nice", "-n", "19")``; empty: none. That command
+            must become the process that it starts, so that ending one ends the other.
     """
 
     module: str
@@ -165,8 +178,8 @@ class ProcessLauncher(ABC):
     """The base of launchers whose runs are a process of this machine, which may start others.
 
     Attributes:
-        grace_s: how long `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
-        clock: seconds, monotonic.
+        grace_s: seconds that `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
+        clock: returns seconds of a monotonic clock.
         sleep: waits for so many seconds.
     """
 
@@ -177,7 +190,12 @@ class ProcessLauncher(ABC):
 
     @abstractmethod
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Prepare a run's folder, and return the program to start as the run's process; start nothing."""
+        """Prepare a run's folder, and return the program to start as the run's process; start nothing.
+
+        Args:
+            spec: of the run.
+            run_dir: the run's folder.
+        """
 
     def _check(self, spec: RunSpec) -> None:  # noqa: B027  # most runs can be done
         """Refuse a run before anything of it is in its folder.
@@ -190,12 +208,12 @@ class ProcessLauncher(ABC):
         """Start the run's process and return at once; a folder that holds a checkpoint is resumed.
 
         Args:
-            spec: every worker of it runs on this machine, whatever host it names.
-            run_dir: the run's folder; it exists.
-            environment: set on top of this process's own environment.
+            spec: of the run.
+            run_dir: the run's folder, which exists.
+            environment: variables on top of this process's own environment.
 
         Raises:
-            BadInput: the folder cannot be written, a run is alive in it, or the run cannot be done here.
+            BadInput: the folder cannot be written, a run is alive in it, or this machine cannot do the run.
         """
         run_dir = run_dir.resolve()
         self._check(spec)
@@ -224,7 +242,11 @@ class ProcessLauncher(ABC):
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """Return a run's status by the lock on its folder and the end of its event log; start nothing."""
+        """Return a run's status by the lock on its folder and the end of its event log; start nothing.
+
+        Raises:
+            BadInput: the lease or the log cannot be read.
+        """
         run_dir = handle.run_dir.resolve()
         self._reap(run_dir)
         return run_status(run_dir)
@@ -232,9 +254,11 @@ class ProcessLauncher(ABC):
     def stop(self, handle: RunHandle) -> None:
         """End the run and wait for it: first by a stop file, so that workers save, then SIGTERM, then SIGKILL.
 
+        A run that is over is left as it is.
+
         Raises:
-            BadInput: the run is alive, and what holds its lease is no process that its folder names, or one of another
-                user or machine.
+            BadInput: the run is alive, and no process that its folder names holds its lease here: it is another user's
+                or machine's.
         """
         run_dir = handle.run_dir.resolve()
         process = _Process.named_in(run_dir)
@@ -325,7 +349,10 @@ def _step_s(events: Sequence[LogEvent]) -> float:
 
 
 def saved_bytes(run_dir: Path) -> dict[Path, int]:
-    """Return the bytes of each checkpoint, model and output file in a run's folder, complete or partial, by path."""
+    """Return the bytes of each checkpoint, model and output file in a run's folder, complete or partial, by path.
+
+    Empty: nothing was saved.
+    """
     objects = (run_dir / OBJECTS_FOLDER / LATEST_OBJECT).parent
     folders = (run_dir / CHECKPOINT_FOLDER, objects, run_dir / OUTPUT_FOLDER)
     sizes: dict[Path, int] = {}
@@ -372,7 +399,11 @@ class LocalLauncher(ProcessLauncher):
     """The launcher of runs whose workers are processes of this machine, under torchrun."""
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Return the program that hosts worker processes of this machine: the torchrun agent."""
+        """Return the program that hosts worker processes of this machine, torchrun's agent; no argument is used.
+
+        Raises:
+            RunFailed: this machine has no loopback interface.
+        """
         return Program(
             module="hetopt.trainer.host.agent",
             log_name="host.log",
@@ -387,8 +418,8 @@ def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -
     A `ProcessLauncher` has started this process, which ends with the launcher. An error is written to the run's log.
 
     Args:
-        argv: of the process: its module, the run's folder, and the launcher's number.
-        conducted: conducts the run in a folder until it is over, or somebody has asked this process to end.
+        argv: command line of this process: its module, the run's folder, and the launcher's process id.
+        conducted: conducts the run in a folder until it is over or the signal says so, and returns the exit code.
     """
     run_dir, stop_signal = Path(argv[1]), StopSignal()
     stop_signal.listen()

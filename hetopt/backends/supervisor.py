@@ -19,12 +19,12 @@ from hetopt.optimizer.launch_record import Launch
 ACTED = "supervisor_acted"
 
 ENDING_S = 180.0
-"""So long before its deadline a rented run is told to save its last checkpoint and to end."""
+"""Seconds before its deadline at which a rented run is told to save its last checkpoint and to end."""
 
 ON_DEMAND = "the same machines on demand"
 
 RESERVE_S = 60.0
-"""How far ahead a deadline is looked at: the time between looks, and to stop."""
+"""Seconds by which a deadline is looked at ahead: the time between looks, and to stop."""
 
 _WEIGHT = 0.3
 """Of the newest control period in the running mean; four of them make up most of it."""
@@ -35,15 +35,15 @@ class Supervision:
     """The watch over a rented run's deadline, which moves the run to on-demand machines at the last moment.
 
     Attributes:
-        run_dir: of the run.
+        run_dir: the run's folder.
         run: its log, folded by the process that follows it.
-        steps: that the run takes.
-        step_time_s: running mean over control periods with all workers, from what was predicted on: with some of them
-            away a step takes longer, and those come back with the move.
+        steps: number of steps that the run takes, as predicted.
+        step_time_s: running mean over control periods with all workers, from the prediction on: with some of them away
+            a step takes longer, and those come back with the move.
         until_there_s: seconds from the wish to move to the first step on the new machines.
         deadline_s: by when training must end, seconds since the epoch; None: at any time.
-        renting: where it can be moved; None: nowhere, or not any more.
-        workers: how many there were when most were.
+        renting: launcher by which the run can move; None: it cannot, or has moved.
+        workers: largest number of workers so far.
     """
 
     run_dir: Path
@@ -57,13 +57,13 @@ class Supervision:
 
     @classmethod
     def of(cls, record: Launch, run_dir: Path, run: RunFold, renting: Renting | None = None) -> Supervision:
-        """Return the supervision of a launched run, whose log the caller folds into ``run``; no ``renting``: no move.
+        """Return the supervision of a launched run, whose log the caller folds into ``run``.
 
         Args:
             record: of the launch.
-            run_dir: of the run.
+            run_dir: the run's folder.
             run: its log, folded as it is read.
-            renting: where its machines are rented; None: they are not.
+            renting: launcher of its machines; None: they are not rented, so that nothing moves.
         """
         predicted, wished_s = record.prediction, record.plan.goal.deadline_s
         return cls(
@@ -80,7 +80,7 @@ class Supervision:
 
     @property
     def steps_left(self) -> float:
-        """Number of steps to the end of the run."""
+        """Number of steps to the end of the run, by the prediction; 0 beyond it."""
         return max(0.0, self.steps - self.run.planned_step) / self.run.worth
 
     def take(self, event: LogEvent) -> None:
@@ -90,7 +90,11 @@ class Supervision:
             self.step_time_s += _WEIGHT * (event.step_time_s - self.step_time_s)
 
     def look(self) -> str | None:
-        """Move the run, once, if only on-demand machines still keep its deadline; return a sentence on it or None."""
+        """Move the run, once, if only on-demand machines still keep its deadline; return a sentence on it or None.
+
+        A budget that does not pay for the move gives a sentence, too, and no later try. Without a deadline, before
+        training, or after the deadline can be kept no more, nothing happens.
+        """
         renting = self.renting
         if renting is None or self.deadline_s is None or self.run.training_started_s is None:
             return None

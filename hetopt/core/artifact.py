@@ -52,7 +52,10 @@ RunName = Annotated[str, StringConstraints(pattern=RUN_PATTERN)]
 
 
 class PlainText(BaseModel):
-    """A record that refuses, when it is made, texts that are not one line of at most 4,000 printable characters."""
+    """A record that refuses, when it is made, texts that are not one line of at most 4,000 printable characters.
+
+    Texts inside lists and mappings count, keys too; the refusal is pydantic's ValidationError.
+    """
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
@@ -71,16 +74,18 @@ DEFERS = tuple(map(int, VERSION.split(".")[:2])) >= (2, 14)
 class Record(PlainText):
     """A frozen `PlainText` that refuses unknown fields, NaN and infinity.
 
-    Its validator is built when the first record is made: a command needs a few of all kinds.
+    What it refuses raises pydantic's ValidationError. Its validator is built when the first record is made: a command
+    needs a few of all kinds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=DEFERS)
 
 
 class RecordLeavingOut(Record):
-    """A record whose JSON leaves out default values of the fields in `LEFT_OUT`, else of all not in `WRITTEN`.
+    """A record whose JSON leaves out fields that have their default values.
 
-    Left out are the fields in ``LEFT_OUT``, or, where that is empty, all but those in ``WRITTEN``.
+    Left out are the fields named in ``LEFT_OUT``, or, where that is empty, all but those named in ``WRITTEN``. Other
+    fields are always written.
     """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ()
@@ -104,7 +109,12 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 class Artifact(Record):
     """A record kept as a JSON file of its own, with its kind and schema version.
 
-    ``VERSION`` grows whenever an older reader would misread the file.
+    Attributes:
+        KIND: name of the kind of artifact, which its file states.
+        VERSION: schema version that is read and written; it grows whenever an older reader would misread the file.
+        MADE_BY: the command that makes such a file, for hints.
+        kind: the file's kind; a record made here gets ``KIND``.
+        schema_version: the file's version; a record made here gets ``VERSION``.
     """
 
     KIND: ClassVar[str]
@@ -134,7 +144,8 @@ class Artifact(Record):
         """Parse and validate the artifact from JSON ``text``; errors name ``origin``, usually the path.
 
         Raises:
-            BadInput: not JSON, another kind of artifact, a newer schema, or a field that cannot be.
+            BadInput: the text is not JSON, another kind of artifact or of another schema version, or a field is
+                missing, unknown or invalid.
         """
         again = f"make it again with `{cls.MADE_BY}`"
         is_script = Path(origin).suffix == ".py"
@@ -157,10 +168,11 @@ class Artifact(Record):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read and validate the artifact from a JSON file (see `from_json`).
+        """Read and validate the artifact from a JSON file of at most 64 MB.
 
         Raises:
-            BadInput: the file cannot be read (see `hetopt.core.paths`), or is no such artifact.
+            MissingFile: the file does not exist; the hint says how it is made.
+            BadInput: the file cannot be read, or is not such an artifact (see `from_json`).
         """
         try:
             text = read_text(Path(path))
@@ -173,10 +185,10 @@ class Artifact(Record):
         return self.model_dump_json(indent=2) + "\n"
 
     def save(self, path: Path | str) -> None:
-        """Write the artifact as JSON to ``path``, whole or not at all; refuse one of more than 64 MB.
+        """Write the artifact as JSON to ``path``, whole or not at all; a file there is replaced.
 
         Raises:
-            BadInput: it cannot be written, or is larger than what is read back.
+            BadInput: the file cannot be written, or would be larger than the 64 MB that are read back.
         """
         text = self.to_json()
         if len(text) > MOST_BYTES // 2 and len(text.encode()) > MOST_BYTES:
@@ -193,12 +205,14 @@ AnyArtifact = TypeVar("AnyArtifact", bound=Artifact)
 def update_artifact(
     kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact | None], AnyArtifact]
 ) -> AnyArtifact:
-    """Replace an artifact's file under a lock by what ``change`` makes of it (None: no file yet), and return that.
+    """Read an artifact's file under a lock, change it, write it back, and return the changed artifact.
+
+    The file's folder and a lock file beside it are made where they are not there.
 
     Args:
-        kind: of artifact.
-        path: of the file.
-        change: makes the new artifact of what is there; None: nothing.
+        kind: class of the artifact.
+        path: of the artifact's file, which need not exist.
+        change: returns the new artifact, given the one in the file; None: there is no file yet.
 
     Raises:
         BadInput: the file cannot be read or written, or holds something else.
@@ -212,7 +226,7 @@ def update_artifact(
 
 
 def kind_in(path: Path) -> str | None:
-    """Return the kind of artifact that a JSON file states, such as ``plan``; None: unreadable, or none is stated."""
+    """Return the kind of artifact that a JSON file states, such as ``plan``; None: it states none or cannot be read."""
     try:
         data = read_json(path)
     except BadInput:
@@ -224,9 +238,14 @@ def kind_in(path: Path) -> str | None:
 def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
     """Read a record of class ``kind`` from a JSON file that states no kind or version; errors end with ``hint``.
 
+    Args:
+        kind: class of the record.
+        path: of the file.
+        hint: what a person can do about an error.
+
     Raises:
-        MissingFile: there is none.
-        BadInput: it cannot be read, or holds something else; ``hint`` is what to do about it.
+        MissingFile: the file does not exist.
+        BadInput: the file cannot be read, is not JSON, or a field is missing, unknown or invalid.
     """
     return validated(kind, read_json(path, hint=hint), origin=str(path), hint=hint)
 
@@ -235,8 +254,8 @@ class ReplacedRecord(Generic[AnyRecord]):
     """A reader of a record in a small JSON file that others replace; it parses again only after a replacement.
 
     Args:
-        kind: of record.
-        path: of the file, which need not be there.
+        kind: class of the record.
+        path: of the file, which need not exist.
     """
 
     def __init__(self, kind: type[AnyRecord], path: Path) -> None:
@@ -245,7 +264,11 @@ class ReplacedRecord(Generic[AnyRecord]):
         self._record: AnyRecord | None = None
 
     def now(self) -> AnyRecord | None:
-        """Return the newest record that could be read, at one system call where nothing changed; None: none yet."""
+        """Return the newest record that could be read; None: none could be read yet.
+
+        A file that has vanished or is damaged leaves the last record in place; nothing is raised. Where nothing
+        changed, one system call is made.
+        """
         with suppress(OSError, BadInput):  # it is not there, or cannot be read as this record
             status = os.stat(self._path)
             identity = (status.st_ino, status.st_mtime_ns)
@@ -258,8 +281,14 @@ class ReplacedRecord(Generic[AnyRecord]):
 def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> AnyRecord:
     """Validate parsed JSON into a record of class ``kind``; errors name ``origin`` and end with ``hint``.
 
+    Args:
+        kind: class of the record.
+        data: plain values, as JSON gives them.
+        origin: what errors call the data, usually the path.
+        hint: what a person can do about an error.
+
     Raises:
-        BadInput: the first field that cannot be, in one sentence.
+        BadInput: a field is missing, unknown or invalid; the sentence names the first such field.
     """
     try:
         return kind.model_validate(data)
@@ -270,13 +299,13 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
 
 
 def parse_from_peer(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
-    """Parse JSON from another machine into a record of class ``kind``; raise `RunFailed` naming ``who`` if it is none.
+    """Parse JSON from another machine into a record of class ``kind``, whose name in errors is ``who``.
 
     Nothing that a peer sends is trusted: numbers are finite and within bounds, lists nested no deeper than the record
     says, texts one line each. The caller limits how many bytes are read.
 
     Raises:
-        RunFailed: it is none of this kind.
+        RunFailed: the data is not JSON, or no record of this class.
     """
     try:
         return kind.model_validate_json(data)
@@ -285,12 +314,13 @@ def parse_from_peer(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRe
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write ``content`` (text as UTF-8) whole or not at all, by a flushed file and a rename; a device directly.
+    """Write ``content`` (text as UTF-8) whole or not at all, by a flushed file and a rename.
 
-    A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced.
+    A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced. In a folder that only
+    its owner may read, only the owner may read the file.
 
     Raises:
-        BadInput: the folder is missing or cannot be written.
+        BadInput: the folder is missing or cannot be written, or the disk is full.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -325,9 +355,9 @@ def faults(
     """Return one phrase for each invalid field of a record, such as ``workers must be greater than 0, got -1``.
 
     Args:
-        error: of a record.
-        names: what its fields are called by whoever wrote the values, where that is not the record's own name.
-        texts: what was written for a field, where that is not the value that the record was given.
+        error: pydantic's error for the record.
+        names: by field, what whoever wrote the value calls the field; None or absent: the field's own name.
+        texts: by field, the text that was written for it; None or absent: the value that the record was given.
     """
     by_field: dict[tuple[str, ...], list[Any]] = {}
     for fault in error.errors(include_url=False):

@@ -36,6 +36,9 @@ class WorkerTime:
     where that is larger than ``micro_batch``, each of its k micro-batches takes that for a k-th of the samples, but for
     ``once_s``, which a step takes once: the optimizer's update. `solve_shares` goes by the lines alone, as workers that
     compute in micro-batches do so with many samples each, among which the fixed part of one more is little.
+
+    Times are in seconds; the bounds of `solve_shares` are ``min_samples`` and ``max_samples`` (None: no upper bound).
+    ``micro_batch`` None: the local batch is computed at once.
     """
 
     fixed_s: float
@@ -66,14 +69,22 @@ class WorkerTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """Local batch sizes in samples, in worker order, and the slowest worker's compute time of a step in seconds."""
+    """The division of a global batch over workers.
+
+    Attributes:
+        local_batch_sizes: samples of each worker, in worker order.
+        compute_s: seconds that the slowest worker computes in a step.
+    """
 
     local_batch_sizes: tuple[int, ...]
     compute_s: float
 
 
 def minimum_local_batch(least: int, global_batch_size: int, workers: int) -> int:
-    """Return a worker's minimum local batch size: ``least`` samples, or 1 if the global batch is too small for that."""
+    """Return a worker's minimum local batch size: ``least`` samples, or 1 if the global batch is too small for that.
+
+    Too small is a global batch of fewer than ``least`` samples for each of ``workers``.
+    """
     return least if global_batch_size >= least * workers else 1
 
 
@@ -86,8 +97,12 @@ def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Share
     Identical workers differ by at most one sample (earlier ones take the larger share); the order of the workers does
     not matter otherwise.
 
+    Args:
+        workers: compute times and bounds of the workers, in rank order.
+        global_batch_size: samples of a step, over all workers.
+
     Raises:
-        BadInput: there are fewer samples than the workers need at least, or more than they can hold.
+        BadInput: the global batch is smaller than all ``min_samples`` together, or larger than all ``max_samples``.
     """
     lines = [
         (
@@ -129,13 +144,19 @@ def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Share
 def largest_remainder(
     weights: Sequence[float], total: int, *, minimum: Sequence[int], maximum: Sequence[int | None]
 ) -> tuple[int, ...]:
-    """Return integers in proportion to positive ``weights``, summing to ``total``, each within its bounds (None: none).
+    """Return integers in proportion to positive ``weights``, summing to ``total``, each within its bounds.
 
     The real-valued quotas come from `proportional_quotas`; the samples lost by rounding them down go to the largest
     fractions (Hamilton's method), ties to the larger weight, then to the earlier position.
 
+    Args:
+        weights: one for each part, above 0.
+        total: sum of the parts.
+        minimum: least value of each part.
+        maximum: largest value of each part; None: no bound.
+
     Raises:
-        BadInput: the bounds leave no room for ``total``.
+        BadInput: the bounds together leave no room for ``total``.
     """
     quotas = proportional_quotas(weights, total, minimum=minimum, maximum=maximum)
     parts = [math.floor(quota) for quota in quotas]
@@ -155,8 +176,14 @@ def proportional_quotas(
 ) -> tuple[float, ...]:
     """Return real numbers ``clip(x * weight_i, minimum_i, maximum_i)`` summing to ``total``, by water-filling for x.
 
+    Args:
+        weights: one for each part, above 0.
+        total: sum of the parts.
+        minimum: least value of each part.
+        maximum: largest value of each part; None: no bound.
+
     Raises:
-        BadInput: the bounds leave no room for ``total``.
+        BadInput: the bounds together leave no room for ``total``.
     """
     lines = [
         (0.0, weight, low, total if high is None else high)
@@ -225,10 +252,10 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
     Args:
         spec: of the run.
         minimum: least share of a worker, in samples; the plan's shares are raised to it at the cost of larger ones.
-            The other policies' shares are not.
+            Shares by the three other policies may be smaller.
 
     Raises:
-        BadInput: there are fewer samples than workers, or the global batch is not made of micro-batches.
+        BadInput: there are fewer samples than workers need, or the global batch is not made of whole micro-batches.
     """
     shares = tuple(worker.local_batch_size for worker in spec.workers)
     match spec.batch_policy:
@@ -246,10 +273,14 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
 
 
 def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a script's batch sizes cut to each worker's memory, sum kept; a task's, or what cannot fit, unchanged.
+    """Return a script's local batch sizes cut to each worker's memory, their sum kept; unchanged for a task.
 
     A script computes what its loader gives it at once; a task cuts what does not fit into micro-batches. Unchanged,
     too, are shares that do not fit into the memory of all workers together.
+
+    Args:
+        spec: of the run, whose workers have bounds in ``max_local_batch_size``.
+        shares: local batch sizes in samples, in rank order.
     """
     limits = [worker.max_local_batch_size for worker in spec.workers]
     over = any(limit is not None and share > limit for share, limit in zip(shares, limits, strict=True))
@@ -263,7 +294,7 @@ def micro_batch_size(spec: RunSpec) -> int | None:
     """Return the run's micro-batch size in samples; None: as many as fit into a worker's memory.
 
     Raises:
-        BadInput: shares are to be whole micro-batches, and the global batch cannot be cut into such.
+        BadInput: under the batch policy ``allocation``, the global batch cannot be cut into such micro-batches.
     """
     return allocated_micro_batch_size(spec) if spec.batch_policy == "allocation" else spec.micro_batch_size
 
@@ -272,7 +303,7 @@ def allocated_micro_batch_size(spec: RunSpec) -> int:
     """Return the micro-batch size that was set, or the global batch's divisor nearest to 1/8 of an equal local batch.
 
     Raises:
-        BadInput: the size that was set does not divide the global batch, or leaves a worker none.
+        BadInput: the size that was set does not divide the global batch, or gives fewer micro-batches than workers.
     """
     total, workers = spec.global_batch_size, len(spec.workers)
     asked = AllocationSettings.model_validate(spec.batch_settings).micro or spec.micro_batch_size
@@ -289,16 +320,20 @@ def check_batch(spec: RunSpec, minimum: int) -> None:
     """Refuse a run whose global batch has fewer than ``minimum`` samples for each worker.
 
     Raises:
-        BadInput: it does not.
+        BadInput: the global batch is smaller than ``minimum`` times the number of workers.
     """
     _check_feasible([(0.0, 1.0, minimum, spec.global_batch_size)] * len(spec.workers), spec.global_batch_size)
 
 
 def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[int, ...]:
-    """Return local batch sizes in whole micro-batches nearest to ``shares``, one or more a worker; refuse a rest.
+    """Return local batch sizes, each one or more whole micro-batches, nearest to ``shares`` and with the same sum.
+
+    Args:
+        shares: wished local batch sizes, in samples.
+        micro_batch_size: samples of a micro-batch.
 
     Raises:
-        BadInput: the sum is not made of micro-batches, or of fewer than there are workers.
+        BadInput: the sum is no multiple of the micro-batch size, or has fewer micro-batches than there are workers.
     """
     count, rest = divmod(sum(shares), micro_batch_size)
     if rest or count < len(shares):
@@ -311,14 +346,26 @@ def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[i
 
 
 def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Divide ``count`` units into integers in proportion to positive weights, at least one each; refuse too few."""
+    """Divide ``count`` units into integers in proportion to positive weights, at least one each.
+
+    Raises:
+        BadInput: there are fewer units than weights.
+    """
     return largest_remainder(weights, count, minimum=(1,) * len(weights), maximum=(None,) * len(weights))
 
 
 def begun_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
-    """Return the run's spec as the hosts ``there`` begin it: others behind them if they may join later, else without.
+    """Return a run's spec as it begins on the hosts ``there``, whose workers get the first ranks.
 
-    A worker on one of them has rank 0. Others may join where workers go on from memory without lost hosts.
+    In an elastic run (`RunSpec.is_elastic`) the workers of absent hosts keep their places behind these, and may join
+    later. In any other run absent workers are left out, and the present ones take over their samples.
+
+    Args:
+        spec: of the run, with all of its workers.
+        there: names of the hosts that are present.
+
+    Raises:
+        BadInput: the run is not elastic, and too few workers are present for the global batch, or none.
     """
     if not spec.is_elastic:
         return spec_of_living(spec, [rank for rank, worker in enumerate(spec.workers) if worker.host in there], {})
@@ -337,6 +384,9 @@ def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, in
         spec: of the run, with all of its workers.
         places: indices of the present workers in ``spec.workers``, in rank order.
         shares: last local batch sizes in samples, by place, as far as they are known.
+
+    Raises:
+        BadInput: the global batch has fewer samples than there are present workers.
     """
     if len(places) == len(spec.workers) and not shares:
         return spec

@@ -24,8 +24,8 @@ Usd = TypeVar("Usd", float, "NDArray[np.float64]")
 SECONDS_PER_HOUR = 3600.0
 
 SHUTDOWN_S = 120.0
-"""From the order to shut down until EC2 has stopped the clock: services get 90 s to end, by systemd's default. Machines
-are paid for until they are off."""
+"""Seconds from the order to shut down until EC2 has stopped the clock: services get 90 s to end, by systemd's default.
+Machines are paid for until they are off."""
 
 
 def worst_usd(worst_usd_per_hour: Usd, lasts_s: float) -> Usd:
@@ -34,22 +34,31 @@ def worst_usd(worst_usd_per_hour: Usd, lasts_s: float) -> Usd:
 
 
 def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
-    """Return the seconds for which ``left_usd`` pays at the highest price; the inverse of `worst_usd`."""
+    """Return the seconds for which ``left_usd`` pays at the highest price (above 0); the inverse of `worst_usd`."""
     return left_usd / worst_usd_per_hour * SECONDS_PER_HOUR
 
 
 def end_s(now_s: float, left_usd: float, worst_usd_per_hour: float) -> float:
-    """Return when (epoch s) to order shutdown, so that ``left_usd`` pays the highest price until machines are off."""
+    """Return when (epoch s) to order shutdown, so that ``left_usd`` pays the highest price until machines are off.
+
+    Args:
+        now_s: seconds since the epoch.
+        left_usd: what is left of the budget now.
+        worst_usd_per_hour: highest price of all machines together, above 0.
+    """
     return now_s + lasts_s(left_usd, worst_usd_per_hour) - SHUTDOWN_S
 
 
 PLACEMENT_OBJECT = "placement.json"
+"""Name of the object in a run's bucket that says which machine is which host."""
 LEASE_OBJECT = "lease.json"
+"""Name of the object in a run's bucket that says until when machines may live."""
 
 READ_OFTEN = (LEASE_OBJECT, PLACEMENT_OBJECT)
+"""Names of the objects that a machine reads again and again."""
 READ_EVERY_S = 5.0
-"""How often a machine looks for news, and whether it is about to be taken back: check every 5 seconds (EC2 user guide,
-'Spot Instance interruption notices', read 2026-11-26)."""
+"""Seconds between a machine's looks for news, and whether it is about to be taken back: check every 5 seconds (EC2 user
+guide, 'Spot Instance interruption notices', read 2026-11-26)."""
 
 HEARTBEAT_S = 15.0
-"""How often a machine writes that it lives."""
+"""Seconds between a machine's reports that it lives."""

@@ -17,25 +17,32 @@ from pydantic import Field, NonNegativeFloat
 from hetopt.core.artifact import Record
 
 REPEATS = 12
-"""In one go: 30 ms, which is of the length of a step. Who computes for longer without a pause has to wait for more."""
+"""Repetitions of the arithmetic in one measurement: 30 ms together, about as long as a step. Who computes for longer
+without a pause has to wait for more."""
 
 READINGS, IN_A_READING = 5, 5
 PAUSE_S = 0.05
-"""Before each go, as steps pause for each other; and a moment in which others rest does not speak for all."""
+"""Seconds of pause before each measurement, as steps pause for each other; and a moment in which others rest does not
+speak for all."""
 
 _SIDE, _MAPS = 96, 200
 """Small enough for the cache: what other programs do to the memory says little about the processor."""
 
 
 class MachineReading(Record):
-    """How busy other programs kept a machine's processors when a run was launched."""
+    """How busy other programs kept a machine's processors when a run was launched.
+
+    Attributes:
+        contention: wall time over processor time of a fixed piece of arithmetic, at least 1; 1: nothing else computed.
+        contention_log_sd: scatter between readings: standard deviation of the log of ``contention``.
+    """
 
     contention: float = Field(ge=1, description="wall over processor time of that arithmetic")
     contention_log_sd: NonNegativeFloat = Field(description="scatter between readings: standard deviation of the log")
 
 
 def read_machine() -> MachineReading:
-    """Measure this machine's processor contention, for some two seconds."""
+    """Measure this machine's processor contention, by computing and pausing for some two seconds."""
     contention_logs = []
     for _ in range(READINGS):
         wall_s = processor_s = 0.0
@@ -58,7 +65,7 @@ def measure_yardstick_s(clock: Callable[[], float] = time.thread_time) -> float:
     Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's.
 
     Args:
-        clock: seconds of processor time of this thread.
+        clock: returns seconds of processor time of this thread; another clock measures that time instead.
     """
     matrix = np.linspace(-1.0, 1.0, _SIDE * _SIDE, dtype=np.float32).reshape(_SIDE, _SIDE)
     _work(matrix)
@@ -86,13 +93,17 @@ NOISY_SPREAD = 0.15
 
 
 def relative_spread(samples_s: Sequence[float]) -> float:
-    """Return the relative standard deviation of timings, as their scaled median absolute deviation over the median."""
+    """Return the relative standard deviation of timings, as their scaled median absolute deviation over the median.
+
+    Raises:
+        statistics.StatisticsError: there are no timings.
+    """
     median = statistics.median(samples_s)
     return NORMAL_MAD * statistics.median(abs(sample - median) for sample in samples_s) / median
 
 
 def is_noisy(samples_s: Sequence[float]) -> bool:
-    """Return whether timings scatter so much that their median has a relative standard error above 15 %."""
+    """Return whether timings (at least one) scatter so much that their median has a standard error above 15 % of it."""
     return math.sqrt(math.pi / 2 / len(samples_s)) * relative_spread(samples_s) > NOISY_SPREAD
 
 

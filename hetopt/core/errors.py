@@ -20,7 +20,15 @@ from typing import ClassVar
 
 
 class HetoptError(Exception):
-    """The base of hetopt's errors: a sentence, a hint on what to do next, and an exit code."""
+    """The base of hetopt's errors: a sentence, a hint on what to do next, and an exit code.
+
+    As text an error is the sentence and the hint.
+
+    Attributes:
+        exit_code: with which the command line ends.
+        message: one sentence on what is wrong.
+        hint: what to do next; None: nothing is known.
+    """
 
     exit_code: ClassVar[int] = 1
 
@@ -36,42 +44,63 @@ class HetoptError(Exception):
 
 
 class BadInput(HetoptError):
-    """An input, typed or read from a file, that cannot be used."""
+    """An input, typed or read from a file, that cannot be used.
+
+    The command line ends with exit code 2.
+    """
 
     exit_code = 2
 
 
 class NoFeasiblePlan(HetoptError):
-    """The failure to find a cluster in the catalogue that fits the budget and the deadline."""
+    """The failure to find a cluster in the catalogue that fits the budget and the deadline.
+
+    The command line ends with exit code 3.
+    """
 
     exit_code = 3
 
 
 class CloudRefused(HetoptError):
-    """A refusal by the cloud: credentials, permission, quota or capacity."""
+    """A refusal by the cloud: credentials, permission, quota or capacity.
+
+    The command line ends with exit code 4.
+    """
 
     exit_code = 4
 
 
 class BudgetStop(HetoptError):
-    """The stop of a run to stay inside its budget or deadline."""
+    """The stop of a run to stay inside its budget or deadline.
+
+    The command line ends with exit code 5.
+    """
 
     exit_code = 5
 
 
 class RunFailed(HetoptError):
-    """The failure of a run: a worker died, or the run could not go on."""
+    """The failure of a run: a worker died, or the run could not go on.
+
+    The command line ends with exit code 6.
+    """
 
     exit_code = 6
 
 
 class RunStopped(HetoptError):
-    """The end of a run before its planned end, stopped by a person or from outside."""
+    """The end of a run before its planned end, stopped by a person or from outside.
+
+    The command line ends with exit code 7.
+    """
 
     exit_code = 7
 
 
 def setting(name: str, value: float | str | Mapping[str, str] | None) -> str:
-    """Format a parameter with its value for a message: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
+    """Format a parameter with its value for a message: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``.
+
+    Texts are quoted; None stands as it is.
+    """
     written = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"`{name}={written}`"

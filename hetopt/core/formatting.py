@@ -15,7 +15,11 @@ Say = Callable[[float], str]
 
 
 def duration(seconds: float) -> str:
-    """Format seconds for people: '0.8 ms', '3.2 s', '4 min 10 s', '2 h 05 min', '3 d 4 h'."""
+    """Format seconds for people: '0.8 ms', '3.2 s', '4 min 10 s', '2 h 05 min', '3 d 4 h'.
+
+    Args:
+        seconds: not negative.
+    """
     if seconds == 0:
         return "0 s"
     # The unit is that of the rounded number: 999.7 µs are 1 ms, and not 1,000 µs.
@@ -76,7 +80,7 @@ def usd(amount: float) -> str:
 
 
 def round_up_usd(amount: float) -> float:
-    """Round US dollars up to the next amount that `usd` can write, so that the shown budget is enough."""
+    """Round US dollars up to the next amount that `usd` can write, so that the shown budget is enough; 0 below 0."""
     if amount <= 0:
         return 0.0
     digits = (
@@ -107,7 +111,7 @@ _ENDINGS = {
 
 
 def ending(reason: str | None) -> str:
-    """Format why a run ended as a phrase behind its state: ', all its epochs done'; empty: no reason, or stopped."""
+    """Format why a run ended as a phrase behind its state: ', all its epochs done'; empty: None or ``stopped``."""
     return _ENDINGS.get(reason, f", ended by {reason}") if reason else ""
 
 
@@ -181,12 +185,12 @@ def chance(probability: float) -> str:
 
 
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
-    """Format a cluster from pairs of count and machine type: '2 × c7i.large + 1 × g5.xlarge'."""
+    """Format a cluster from pairs of count and machine type: '2 × c7i.large + 1 × g5.xlarge'; empty of no pairs."""
     return " + ".join(f"{number} × {name}" for number, name in machines)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Format names as a list: 'a, b and c'; of more than three, 'a, b and 6 others'."""
+    """Format names as a list: 'a, b and c'; of more than three, 'a, b and 6 others'; of none, an empty text."""
     if len(names) <= 3:
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f"{', '.join(names[:2])} and {len(names) - 2} others"

@@ -32,7 +32,14 @@ _MOST = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """A parsed ``name(value, key=value)``, its values still text; error messages begin with ``where``."""
+    """A parsed ``name(value, key=value)``.
+
+    Attributes:
+        where: what error messages call it.
+        name: the name; empty: arguments alone were parsed.
+        values: texts without a key, in order.
+        pairs: texts by key.
+    """
 
     where: str
     name: str = ""
@@ -41,7 +48,12 @@ class Item:
 
 
 def split(text: str, separators: str, where: str) -> list[str]:
-    """Split a text at each of the characters ``separators`` outside parentheses; errors begin with ``where``.
+    """Split a text at each of the characters ``separators`` outside parentheses; parts are stripped, and may be empty.
+
+    Args:
+        text: to split.
+        separators: each of its characters separates.
+        where: with which errors begin.
 
     Raises:
         BadInput: a parenthesis is not closed, or closed without being opened.
@@ -70,7 +82,7 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
     """Parse a list of numbers, ``1, 1, 2`` or ``1 x2, 2``; errors begin with ``where``.
 
     Raises:
-        BadInput: one of them is no number, or there are none or too many.
+        BadInput: a part is no number, or there are none or more than 10,000.
     """
     parts = [repeated(part) for part in split(text, ",;", where)]
     if not all(times for _, times in parts) or sum(times for _, times in parts) > _MOST:
@@ -79,10 +91,17 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
 
 
 def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
-    """Parse ``value, key=value`` into an `Item` called ``name``; values stay text, errors begin with ``where``.
+    """Parse ``value, key=value`` into an `Item`; values stay text.
+
+    Args:
+        text: as written; empty parts are passed over.
+        where: with which errors begin.
+        separators: characters between the parts.
+        name: of the item.
 
     Raises:
-        BadInput: a key without a value, a value without its key, or a key twice.
+        BadInput: a key has no value or a value no key before its ``=``, a key stands twice, or a parenthesis is not
+            closed.
     """
     values: list[str] = []
     pairs: dict[str, str] = {}
@@ -103,7 +122,7 @@ def call(text: str, where: str) -> Item:
     """Parse ``name(value, key=value)``, also ``name:value,key=value``; values stay text, errors begin with ``where``.
 
     Raises:
-        BadInput: as of `arguments`, or the parentheses do not end it.
+        BadInput: as of `arguments`, or the closing parenthesis is not the end.
     """
     name = re.split(r"[(:,]", text, maxsplit=1)[0]
     rest = text[len(name) :].strip()
@@ -113,15 +132,15 @@ def call(text: str, where: str) -> Item:
 
 
 def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> dict[str, str]:
-    """Return the values of a parsed call as text, by record field; ``keys`` gives the field of each written key.
+    """Return the values of a parsed call as text, by record field.
 
     Args:
-        item: as written.
-        keys: each key that there is, with its field; where a field has several, the first is the usual one.
+        item: the parsed call.
+        keys: for each key that may be written, its field; where a field has several keys, the first is the usual one.
         first: keys whose values may stand in front without them, in this order.
 
     Raises:
-        BadInput: a key that there is not, a value too many, or a field twice.
+        BadInput: a key is unknown, there are more values without a key than ``first`` has, or a field stands twice.
     """
     left, texts = list(first), dict[str, str]()
     for key, value in [*(("", value) for value in item.values), *item.pairs.items()]:
@@ -146,10 +165,19 @@ def record(
     units: Mapping[str, Unit] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> RecordT:
-    """Make a record of class ``kind`` from a parsed call; ``keys`` and ``first`` as of `fields`, ``units`` by field.
+    """Make a record of class ``kind`` from a parsed call.
+
+    Args:
+        kind: pydantic class of the record.
+        item: the parsed call.
+        keys: as of `fields`.
+        first: as of `fields`.
+        units: by field, the unit that its text is read in; other texts go to the record as they are, as all do with
+            None.
+        defaults: by field, values in place of the record's own defaults; None: none.
 
     Raises:
-        BadInput: as of `fields`, or a value without its unit (``units``, by field) or that the record refuses.
+        BadInput: as of `fields`, a text is no quantity of its unit, or the record refuses a value.
     """
     from pydantic import ValidationError
 
@@ -169,7 +197,13 @@ def record(
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
-    """Format ``name(values, key=value)`` so that `call` reads it back, numbers exactly."""
+    """Format ``name(values, key=value)`` so that `call` reads it back, numbers exactly.
+
+    Args:
+        name: in front; alone where there are no values and pairs.
+        values: without a key, in order.
+        pairs: values by key; None: none.
+    """
     inside = [*map(_plain, values), *(f"{key}={_plain(value)}" for key, value in (pairs or {}).items())]
     return f"{name}({', '.join(inside)})" if inside else name
 
@@ -192,12 +226,12 @@ class Unit:
     """A kind of quantity that people type, such as a duration, with the units that may follow the number.
 
     Attributes:
-        what: a value "must be" this.
+        what: what a value must be, for errors, such as 'a length of time'.
         example: of how it is written.
-        scales: by suffix: how much one of it is, in the unit that the program computes in. The empty suffix is there
-            where a plain number is understood. NaN: one part in so many.
-        prefix: that may stand in front.
-        adds: parts may follow each other, as in ``1h30m``.
+        scales: by suffix, how much one of it is in the unit that the program computes in. The empty suffix is there
+            where a plain number is understood. NaN: one part in so many (100x is 0.01).
+        prefix: text that may stand in front, such as ``$``.
+        adds: whether parts may follow each other, as in ``1h30m``.
         most: largest value that makes sense.
     """
 
@@ -216,9 +250,9 @@ COUNT = Unit(
     scales={"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
     | {"thousand": 1e3, "million": 1e6, "billion": 1e9},
 )
-"""Of things that there are millions of: parameters, samples, FLOPs."""
+"""Number of things that there are millions of: parameters, samples, FLOPs."""
 WHOLE = Unit(what="a whole number", example="128, 10k or 2M", scales=COUNT.scales)
-"""Of what cannot be halved: steps, workers, samples of a batch."""
+"""Number of things that cannot be halved: steps, workers, samples of a batch."""
 DURATION = Unit(
     what="a length of time",
     example="6h or 1h30m, not a date",
@@ -245,20 +279,20 @@ SIZE = Unit(
 MONEY = Unit(
     what="an amount in USD", example="20 or $20", scales={"": 1.0, "usd": 1.0, "$": 1.0}, prefix="$", most=1e12
 )
-"""At most what all clouds together are paid in a year."""
+"""Amount in USD: at most what all clouds together are paid in a year."""
 FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, "%": 0.01, "x": math.nan})
 
 
 def quantity(text: str, unit: Unit, what: str) -> float:
-    """Parse a number with its unit into s, USD, bit/s, bytes or a fraction of 1; ``what`` names it in errors.
+    """Parse a number with its unit into s, USD, bit/s, bytes or a fraction of 1, as ``unit`` says.
 
     Args:
-        text: as written.
-        unit: of the quantity.
-        what: the parameter, for the sentence about what cannot be.
+        text: as written; thousands may be separated by commas or underscores.
+        unit: kind of quantity.
+        what: the parameter, with which errors begin.
 
     Raises:
-        BadInput: it is not written so, not finite, or more than makes sense.
+        BadInput: the text is not written so, is not finite, or is more than ``unit.most``.
     """
     typed = _THOUSANDS.sub("", text.strip().lower().removeprefix(unit.prefix))
     parts = list(_PART.finditer(typed))

@@ -28,7 +28,7 @@ from hetopt.core.paths import HOST_PATTERN, host_name, read_text, shown
 from hetopt.core.plain_text import known
 
 CPU = "cpu"
-"""The device of a host that computes on its processors."""
+"""Name of the device of a host that computes on its processors."""
 
 MOST_HOSTS = 256
 MOST_DEVICES = 64
@@ -108,7 +108,7 @@ Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 File = Annotated[str, _shaped(_PATH, "a path, such as ~/venv/bin/python")]
 Amount = Annotated[float, Field(gt=0, strict=True)]
 AddressAmongHosts = Annotated[str, AfterValidator(_address_of_one)]
-"""Of one machine: workers listen there, and meet."""
+"""IP address of one machine, at which its workers listen and by which hosts meet."""
 Device = Annotated[
     str,
     _shaped(_GPU, "the name of a GPU, such as RTX 3090, or cpu"),
@@ -126,8 +126,8 @@ class Hours(Record):
     """The hours at which a machine may be used: ``18:00-08:00``, or several with commas between them.
 
     Attributes:
-        spans: of each the first minute of the day and the minute at which it is over; where the second is not later,
-            it is of the next day.
+        spans: minutes of the day at which each span begins and ends; where the end is not later than the begin, it is
+            of the next day.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -165,24 +165,24 @@ class Host(Record):
     """A machine that the user owns: how ssh reaches it, its devices, its cost, and when it may be used.
 
     Attributes:
-        name: in plans, runs and reports.
-        address: as `ssh` takes it.
-        user: absent: as ssh's configuration says.
-        port: absent: as ssh's configuration says.
-        key: the file of a private key; absent: ssh's configuration and agent.
-        jump: hosts to go through, ``alice@gateway:22``, with commas between them.
-        private: its address among the others, where that is not the one by which ssh reaches it.
-        devices: of each worker: ``cpu``, or the name of a GPU.
-        usd_per_hour: what it costs, where that is not given by ``kw``.
-        kw: electric power that it draws while training, in kW.
-        usd_per_kwh: price of electricity.
-        hours: when it may be used; absent: always.
+        name: of the host in plans, runs and reports.
+        address: name or number that `ssh` takes.
+        user: name there; None: as ssh's configuration says.
+        port: of ssh; None: as ssh's configuration says.
+        key: file of a private key; None: ssh's configuration and agent.
+        jump: hosts to go through, ``alice@gateway:22``, with commas between them; None: none.
+        private: address among the other hosts; None: the one by which ssh reaches it.
+        devices: device of each worker: ``cpu``, or the name of a GPU.
+        usd_per_hour: cost of an hour; None: by ``kw``, or not known. One of both at most is given.
+        kw: electric power that the host draws while training, in kW; None: not known.
+        usd_per_kwh: price of electricity; ``kw`` needs it.
+        hours: when the host may be used; None: always.
         python: an interpreter there that has torch.
         install: whether each run makes an environment of its own there, from the locked packages; it goes with the run.
         folder: where a run has its files while it lasts; nothing else is written.
-        memory_gib: of the machine, for plans.
-        cpus: logical processors, for plans.
-        network_mbit: rate of its link in Mbit/s, for plans.
+        memory_gib: memory of the machine, for plans; None: not known.
+        cpus: logical processors, for plans; None: not known.
+        network_mbit: rate of its link in Mbit/s, for plans; None: not known.
     """
 
     name: Annotated[str, _shaped(HOST_PATTERN, "of letters, digits and ._-, such as box1")]
@@ -214,7 +214,7 @@ class Host(Record):
 
     @property
     def through(self) -> tuple[Host, ...]:
-        """The hosts that ssh goes through, the nearest first."""
+        """The jump hosts that ssh goes through, the nearest first; empty: none."""
         return () if self.jump is None else _hosts_at(self.jump)
 
     @property
@@ -252,7 +252,9 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     """Read the user's machines from a ``hosts.toml`` file, in its order.
 
     Raises:
-        BadInput: the file cannot be read, names no host, or says something of one that cannot be.
+        MissingFile: there is no such file.
+        BadInput: the file cannot be read or is no TOML, names no host or over 256, names one twice, or a setting is
+            unknown or invalid.
     """
     text = read_text(path, most_bytes=_MOST_BYTES, hint=_NO_FILE_HINT)
     try:
@@ -277,7 +279,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """Parse machines from ``alice@box1,bob@box2:2222``, each named after its address; other facts have defaults.
 
     Raises:
-        BadInput: it is no such text.
+        BadInput: the text is not ``USER@ADDRESS:PORT`` with commas between, or names a host twice or over 256 hosts.
     """
     return _checked(_hosts_at(text), "`hosts`")
 
@@ -308,7 +310,9 @@ _SEEN_BY_PLANS = (
 
 
 def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Group hosts that are equal to a plan, ``measured`` ones each alone; return the groups by their first host's name.
+    """Group hosts that a plan need not tell apart; return the groups by the name of their first host.
+
+    Alike are hosts with the same devices, cost, hours, memory, processors and network rate.
 
     Args:
         hosts: of an inventory.
@@ -322,9 +326,13 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
 
 
 def placeable(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Return the groups of `alike`, then hosts of mixed GPUs again with one kind of GPU alone and without that kind.
+    """Return the groups of `alike`, and hosts of mixed GPUs again with one kind of GPU alone and without that kind.
 
-    Such a host is called after the GPUs that are used: ``box.RTX-3090``. ``measured`` as of `alike`.
+    Such a host is called after the GPUs that are used: ``box.RTX-3090``.
+
+    Args:
+        hosts: of an inventory.
+        measured: as of `alike`.
     """
     kinds = alike(hosts, measured)
     for group in list(kinds.values()):

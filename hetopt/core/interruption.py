@@ -28,6 +28,9 @@ class Terminated(BaseException):
     """The exception that SIGTERM and SIGHUP raise inside `ends_by_signals`; it is no KeyboardInterrupt, on purpose.
 
     Nobody may take it for the wish to go on with less.
+
+    Args:
+        number: of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -71,14 +74,14 @@ _COMMAND = _Command()
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into an exception; signals ignored by nohup stay so.
+    """Turn the first SIGINT, SIGTERM or SIGHUP inside a with block into an exception; signals ignored by nohup stay so.
 
     After the first, further signals only print "still ending, please wait". Behind a block that a signal has ended,
-    they are ignored.
+    they are ignored; behind any other, earlier handlers are back.
 
     Raises:
         KeyboardInterrupt: SIGINT came.
-        Terminated: one of the others did.
+        Terminated: SIGTERM or SIGHUP came.
     """
     before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
     _COMMAND.is_ending, _COMMAND.in_the_way = False, ""
@@ -121,9 +124,9 @@ def ignore_signals() -> None:
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Delay SIGINT, SIGTERM and SIGHUP to the end of the block; in threads but the main one, do nothing.
+    """Delay SIGINT, SIGTERM and SIGHUP to the end of a with block; in threads but the main one, do nothing.
 
-    Such a block starts a process and records its id.
+    It is for a block that starts a process and records its id.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone hears signals
         yield
@@ -143,7 +146,7 @@ def delay_signals() -> Iterator[None]:
 
 
 def goes_on() -> None:
-    """Let the next signal interrupt again, where the command took Ctrl-C as the wish to go on with what it has."""
+    """Let the next signal interrupt again inside `ends_by_signals`, after a Ctrl-C that only meant to end a part."""
     _COMMAND.is_ending = False
 
 
@@ -155,9 +158,10 @@ def stopping(what: str, command: str | None, tell: Callable[[str], None] | None 
     standard error says what may still run and how to end it.
 
     Args:
-        what: is stopped, such as "run 2026-1-digits".
-        command: shell command that would end it; None: it ends with this process, however that ends.
-        tell: receives the line that it is being stopped.
+        what: thing that the block stops, such as "run 2026-1-digits".
+        command: shell command that would end it; None: it ends with this process, however that ends, so that nothing is
+            told.
+        tell: receives the line that it is being stopped; None: nobody.
     """
     before = _COMMAND.is_ending
     _COMMAND.is_ending = True
@@ -190,9 +194,14 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
     The kernel counts the *thread* that started this process as the parent, so start processes from a thread that lives
     as long as the run. A parent that ended before the request was made is noticed too.
 
+    A parent that has ended already counts: this process then gets the signal at once.
+
     Args:
         parent_pid: the process that this one must not outlive; it must be the direct parent.
         death_signal: SIGTERM lets this process end its own children first, SIGKILL is certain.
+
+    Raises:
+        OSError: the kernel refuses.
     """
     if sys.platform != "linux":
         return
@@ -213,11 +222,12 @@ class StopSignal:
         self._number: int | None = None
 
     def listen(self) -> None:
-        """Record SIGTERM and SIGINT from now on, instead of being ended by them."""
+        """Record SIGTERM and SIGINT from now on, instead of being ended by them; only in the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def __call__(self) -> int | None:
+        """Return the number of the first signal that came since `listen`; None: none came."""
         return self._number
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -227,9 +237,10 @@ class StopSignal:
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN = {"GOMP_SPINCOUNT": "20000"}
-"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
-processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
-0.1 ms) still bridges the gaps between operators: alone a step is as quick, beside another worker six times as quick."""
+"""OpenMP variable that keeps threads from spinning for long. OpenMP threads wait for each other by spinning, for
+milliseconds by default. Whenever something else wants a processor, they then spin where the awaited thread should
+run, and a step takes ten times as long. A short spin (some 0.1 ms) still bridges the gaps between operators: alone a
+step is as quick, beside another worker six times as quick."""
 
 _MOUNTED = Path("/sys/fs/cgroup")
 
@@ -237,8 +248,12 @@ _MOUNTED = Path("/sys/fs/cgroup")
 def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the OpenMP variables to add to ``given`` for each of ``workers`` worker processes on this machine.
 
-    The processors are shared out, because every worker would otherwise start a thread for each of them. They
-    must be set before torch is loaded. A variable that is in ``given`` is left as it is.
+    The processors are shared out equally, at least one thread a worker, because every worker would otherwise start a
+    thread for each of them. They must be set before torch is loaded. A variable that is in ``given`` is left as it is.
+
+    Args:
+        workers: number of worker processes, at least 1.
+        given: environment that the workers have already.
     """
     threads = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(max(1, usable_processors() // workers))}
     return threads if any(name in given for name in SPIN_VARIABLES) else threads | SPIN
@@ -250,7 +265,7 @@ def usable_processors(mounted: Path = _MOUNTED) -> int:
     A quota is rounded down, as by Rust's ``available_parallelism``: a team of more threads is stopped in every period.
 
     Args:
-        mounted: where control groups (version 2 or 1) are; in a container its own is the first.
+        mounted: folder of control groups (version 2 or 1); in a container its own is the first.
     """
     allowed = len(os.sched_getaffinity(0))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
@@ -263,7 +278,7 @@ def usable_processors(mounted: Path = _MOUNTED) -> int:
 
 
 PIECES = " · "
-"""Between the phrases of a progress: a line of a terminal ends there."""
+"""Separator between the phrases of a progress: a line of a terminal may break there."""
 
 
 def _silent(text: str, done: float | None = None) -> None:
@@ -275,13 +290,13 @@ class Reporter:
     """The callbacks that a long call reports its progress and remarks to; silent by default.
 
     Attributes:
-        progress: told what is going on, and the part of it that is done (0 to 1; None: nobody knows).
-        note: told a remark that is worth keeping.
+        progress: called with what is going on, and the part of it that is done (0 to 1; None: nobody knows).
+        note: called with a remark that is worth keeping.
     """
 
     progress: Callable[[str, float | None], None] = _silent
     note: Callable[[str], None] = _silent
 
     def __call__(self, text: str, done: float | None = None) -> None:
-        """Report what is going on, and the part of it that is done (0 to 1)."""
+        """Report what is going on, and the part of it that is done (0 to 1; None: nobody knows)."""
         self.progress(text, done)

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a host name's first address, or an address, is loopback; False: it is not, or does not resolve."""
+    """Return whether a host name's first address, or an address, is loopback; False also if it does not resolve."""
     try:
         ip_address = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -25,8 +25,10 @@ def is_loopback(address: str) -> bool:
 def collectives_on(address: str) -> dict[str, str]:
     """Return the environment variables that bind gloo and NCCL to the network interface with IP ``address``.
 
+    Any loopback address means 127.0.0.1.
+
     Raises:
-        RunFailed: this machine has no such address.
+        RunFailed: no network interface of this machine has that address.
     """
     wanted = LOOPBACK if address.startswith("127.") else address  # the interface has all of them, and lists one
     for name, addresses in psutil.net_if_addrs().items():
@@ -39,7 +41,7 @@ def collectives_on(address: str) -> dict[str, str]:
 
 
 SECRET_VARIABLE = "HETOPT_GROUP_SECRET"
-"""The run's secret, in the environment of the process that hosts workers; not in theirs."""
+"""Environment variable with the run's secret, of the process that hosts workers; not in theirs."""
 
 SECRET_PATTERN = r"[0-9a-f]{64}"
 
@@ -50,10 +52,13 @@ def new_secret() -> str:
 
 
 def checked_secret(secret: str | None) -> bytes:
-    """Return a run's secret as 32 bytes; refuse None and text that is not 64 hexadecimal digits.
+    """Return a run's secret as 32 bytes.
+
+    Args:
+        secret: 64 hexadecimal digits in lower case; None: the variable is not set, which is refused.
 
     Raises:
-        BadInput: there is none, or it is something that `new_secret` does not give.
+        BadInput: the secret is None or not 64 such digits.
     """
     if secret is None or not re.fullmatch(SECRET_PATTERN, secret):
         raise BadInput(

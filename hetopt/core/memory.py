@@ -36,11 +36,17 @@ if TYPE_CHECKING:  # commands that fit nothing do not wait for it
     Array: TypeAlias = NDArray[np.float64]
 
 SLOPE_POINTS = 3
-"""Beyond what was counted the slope is that of so many of the last sizes."""
+"""Number of the last counted sizes whose slope goes on beyond what was counted."""
 
 
 class StepMemory(Record):
-    """The bytes that a step of one micro-batch size takes beyond what is kept from step to step."""
+    """The bytes that a step of one micro-batch size takes beyond what is kept from step to step.
+
+    Attributes:
+        samples: of the micro-batch.
+        computing_bytes: highest sum of the batch, saved activations, and what forward and backward take for a moment.
+        updating_bytes: highest sum of what is left of that while the optimizer updates, and what the update takes.
+    """
 
     samples: PositiveInt
     computing_bytes: PositiveInt = Field(
@@ -52,22 +58,28 @@ class StepMemory(Record):
 
 
 class ExchangeMemory(NamedTuple):
-    """The bytes that the gradient exchange keeps from step to step (residuals), and takes while it runs."""
+    """The bytes of the gradient exchange on a worker.
+
+    Attributes:
+        kept_bytes: kept from step to step (residuals).
+        taken_bytes: taken while it runs.
+    """
 
     kept_bytes: int = 0
     taken_bytes: int = 0
 
 
 ALONE = ExchangeMemory()
+"""Memory of no exchange: a single worker."""
 
 
 class Blocks(NamedTuple):
     """The modules by which a model is sharded and recomputed: their number, and the bytes of its weights as multiplied.
 
     Attributes:
-        number: of blocks, one behind the other.
-        share: of all weights, that lies in the largest block.
-        weight_bytes: of all weights of a replica, as they are multiplied with.
+        number: number of blocks, one behind the other.
+        share: fraction of all weights that lies in the largest block.
+        weight_bytes: bytes of all weights of a replica, as they are multiplied with.
     """
 
     number: int
@@ -76,7 +88,17 @@ class Blocks(NamedTuple):
 
 
 class TrainingMemory(Record):
-    """The bytes of one replica's tensors in training, counted: kept from step to step, and taken by a step."""
+    """The bytes of one replica's tensors in training, counted: kept from step to step, and taken by a step.
+
+    Attributes:
+        parameter_bytes: of all parameters, trained or not.
+        buffer_bytes: of the model's buffers.
+        gradient_bytes: of the gradient.
+        optimizer_bytes: of the optimizer's state after a step.
+        evaluating_bytes: most that an evaluation takes.
+        fresh_bytes: of gradients that backward makes anew, beside the copy that is exchanged; 0: there is no copy.
+        steps: what a step takes, in increasing order of micro-batch size; at least one.
+    """
 
     parameter_bytes: PositiveInt = Field(description="of all parameters, trained or not")
     buffer_bytes: NonNegativeInt = Field(description="of the model's buffers")
@@ -98,8 +120,8 @@ class TrainingMemory(Record):
         """Return the peak bytes of a worker's tensors with micro-batches of ``samples``, gradient exchange included.
 
         Args:
-            samples: of a micro-batch.
-            exchange: see `hetopt.optimizer.step_time.device_memory`.
+            samples: of a micro-batch; other sizes than counted ones are interpolated, or go on with the last slope.
+            exchange: memory of the gradient exchange; by default none.
         """
         step = max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
@@ -126,8 +148,8 @@ class TrainingMemory(Record):
         widest layer, 34 and 8.
 
         Args:
-            blocks: that the model is gathered and recomputed by.
-            devices: that share the replica; 1: one has all of it.
+            blocks: by which the model is gathered and recomputed.
+            devices: number of devices that share the replica; 1: one has all of it.
             regathers: whether weights are freed after forward and gathered again for backward.
             recomputes: whether the activations of a block are computed again in backward.
         """
@@ -162,7 +184,14 @@ class TrainingMemory(Record):
         )
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
-        """Return the largest micro-batch, in samples, that fits into ``limit_bytes``; 0: none does; None: any does."""
+        """Return the largest micro-batch, in samples, that fits into ``limit_bytes``; 0: none does; None: any does.
+
+        Any means: up to 2^40 samples.
+
+        Args:
+            limit_bytes: memory of the worker.
+            exchange: memory of the gradient exchange; by default none.
+        """
         peak = partial(self.peak_bytes, exchange=exchange)
         beyond = next((size for power in range(MOST_DOUBLINGS) if peak(size := 2**power) > limit_bytes), None)
         if beyond is None:
@@ -195,7 +224,12 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """A worker's peak memory as a line: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
+    """A worker's peak memory as a line: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``.
+
+    Attributes:
+        fixed_bytes: peak memory without samples.
+        per_sample_bytes: growth with each sample of the local batch.
+    """
 
     fixed_bytes: float
     per_sample_bytes: float
@@ -205,7 +239,7 @@ class MemoryLine:
         return self.fixed_bytes + self.per_sample_bytes * local_batch_size
 
     def largest_batch(self, limit_bytes: float) -> int | None:
-        """Return the largest local batch size, in samples, within ``limit_bytes``; 0: none fits; None: any does."""
+        """Return the largest local batch size, in samples, within ``limit_bytes``; 0: none fits; None: any fits."""
         if self.per_sample_bytes <= 0:
             return None if self.fixed_bytes <= limit_bytes else 0
         return max(0, math.floor((limit_bytes - self.fixed_bytes) / self.per_sample_bytes))
@@ -214,7 +248,12 @@ class MemoryLine:
 def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> MemoryLine:
     """Fit a worker's peak bytes as a line in its local batch size, never sloping down, by least squares.
 
-    One batch size alone, or noise that shows no growth, gives the mean as a constant.
+    One batch size alone, or noise that shows no growth, gives the mean as a constant; a line that would start below 0
+    goes through it.
+
+    Args:
+        local_batch_sizes: samples, at least one size.
+        peak_bytes: peak memory at each size, above 0.
     """
     import numpy as np
 
@@ -230,12 +269,12 @@ def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> in
 
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-"""``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's Ampere and later, ``bf16`` and ``fp16`` its
-autocast, the latter with a loss scale."""
+"""Precision in which matrices are multiplied: ``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's
+Ampere and later, ``bf16`` and ``fp16`` its autocast, the latter with a loss scale."""
 
 Sharding = Literal["none", "grads", "full", "auto"]
-"""What the devices of a machine share of a model: nothing; gradients and optimizer state; weights as well; or all that
-where one device cannot hold a replica."""
+"""What the devices of a machine share of a model: nothing (``none``); gradients and optimizer state (``grads``);
+weights as well (``full``); or all that where one device cannot hold a replica (``auto``)."""
 
 
 _ROUNDS = 30
@@ -245,7 +284,11 @@ _COLLINEAR = 1e-12  # of the product of both squared lengths
 def non_negative(design: Array, weights: Array | None = None) -> Array:
     """Return the two coefficients ``c >= 0`` that minimise ``sum w (X c - 1)^2`` for ``design`` X [n, 2], all >= 0.
 
-    ``weights`` w [n]; None: all 1. Where the columns are collinear, the first takes all.
+    Where the columns are collinear, the first takes all.
+
+    Args:
+        design: X, at least one row, its first column not all 0.
+        weights: w [n]; None: all 1.
     """
     import numpy as np
 
@@ -264,9 +307,13 @@ def non_negative(design: Array, weights: Array | None = None) -> Array:
 
 
 def robust_non_negative(design: Array, limit: Callable[[Array], float]) -> Array:
-    """Return coefficients as of `non_negative` by Huber's loss; ``limit`` makes its threshold from residuals [n].
+    """Return the two coefficients ``c >= 0`` that fit ``X c = 1`` by Huber's loss, for ``design`` X [n, 2], all >= 0.
 
-    Residuals beyond the threshold count linearly (Huber 1964), by iterative reweighting.
+    Residuals beyond the threshold count linearly (Huber 1964), by up to 30 rounds of reweighting.
+
+    Args:
+        design: X, as of `non_negative`.
+        limit: returns the threshold, given the absolute residuals [n].
     """
     import numpy as np
 

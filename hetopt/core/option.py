@@ -46,14 +46,15 @@ class Option:
 
     Attributes:
         help: a sentence or two; other parameters stand in backticks.
-        read: makes the value of what was given, which is not None; it is called with that and the field's name.
-        flag: what it is called on a command line, without dashes in front; empty: as the field is.
-        short: a letter that is typed instead.
-        metavar: what stands for the value in a help.
-        names: values that a shell completes, as of `expanded`; without ``read`` there are no others.
-        repeats: it is typed once for each of its values.
-        is_file: a command line names a file, of which ``read`` makes the value.
-        is_fixed: it cannot change in a run that goes on.
+        read: returns the option's value, given what was passed (never None) and the field's name; None: the value is
+            taken as it is.
+        flag: name on a command line, without dashes in front; empty: the field's name.
+        short: a letter that is typed instead; empty: none.
+        metavar: what stands for the value in a help; None: by the type.
+        names: values that a shell completes, as of `expanded`; without ``read`` other values are refused.
+        repeats: whether the option is typed once for each of its values.
+        is_file: whether a command line names a file, of which ``read`` makes the value.
+        is_fixed: whether the option cannot change in a run that goes on.
     """
 
     help: str
@@ -72,7 +73,10 @@ class Option:
 
 
 class Options:
-    """The base of option records: making one parses and checks each value by its field's `Option`."""
+    """The base of option records: making one parses and checks each value by its field's `Option`.
+
+    Making a record raises BadInput for a value that its option refuses; None is never checked.
+    """
 
     def __post_init__(self) -> None:
         """Replace each value by what its option's ``read`` makes of it.
@@ -96,7 +100,11 @@ def changed(record: Options) -> tuple[str, ...]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def options(record: type) -> Any:
-    """Make a class a frozen, keyword-only dataclass with signature and docstring derived from its fields' `Option`s."""
+    """Make a class a frozen, keyword-only dataclass with signature and docstring derived from its fields' `Option`s.
+
+    Args:
+        record: subclass of `Options`, whose fields are ``Annotated`` with their `Option`.
+    """
     decorated: Any = dataclass(frozen=True, kw_only=True)(record)
     doc = inspect.cleandoc(record.__doc__ or "")
     decorated.__signature__ = _WhenAsked(lambda: _signature(decorated))
@@ -127,6 +135,8 @@ def _signature(record: Any) -> inspect.Signature:
 
 def takes(record: Any) -> Callable[[Function], Function]:
     """Return a decorator that puts a record's fields for ``**options`` into a function's signature and docstring.
+
+    The function itself still gets them as keywords, and makes the record.
 
     Args:
         record: made by `options`. A line ``**options: ...`` of the docstring gives way to its fields.
@@ -167,11 +177,14 @@ def _options_of(record: Any) -> Mapping[str, Option]:
 
 
 options_of: Callable[[Any], Mapping[str, Option]] = cache(_options_of)
-"""Return what is known of each field of a record, by name."""
+"""Return the `Option` of each field of a record class, by the field's name."""
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return the names with each ``module:NAME`` replaced by the values of the Literal or collection it refers to."""
+    """Return the names with each ``module:NAME`` replaced by the values of the Literal or collection it refers to.
+
+    The modules are imported.
+    """
     values: list[str] = []
     for name in names:
         module, colon, attribute = name.partition(":")
@@ -205,10 +218,16 @@ def _described(record: type) -> str:
 
 
 def positive(value: float | str, name: str, unit: str) -> float:
-    """Return a finite number above 0, also from a text such as '$20' or '110M'; errors name option and unit.
+    """Return a finite number above 0, also from a text such as '$20' or '110M'.
+
+    Args:
+        value: a number or its text.
+        name: of the option, for errors.
+        unit: what it counts, for errors. 'parameters', 'samples' and 'FLOPs' allow suffixes such as M, 'USD...' allows
+            $.
 
     Raises:
-        BadInput: it is not.
+        BadInput: the value is no number, not finite, or not above 0.
     """
     written = COUNT if unit in _COUNTED else MONEY if unit.startswith("USD") else NUMBER
     number = quantity(str(value), written, f"`{name}`")
@@ -219,12 +238,18 @@ def positive(value: float | str, name: str, unit: str) -> float:
 
 
 def within(value: Any, name: str, least: float, most: float, *, example: str, written: Unit | None = None) -> Any:
-    """Return a number that is from ``least`` to ``most``, a whole one where ``least`` is an int; refuse others.
+    """Return a number that is from ``least`` to ``most``, a whole one where ``least`` is an int.
 
-    A text is parsed as a quantity ``written``, by default as a whole number such as '128', '10k' or '1_000'.
+    Args:
+        value: a number or its text.
+        name: of the option, for errors.
+        least: smallest value allowed.
+        most: largest value allowed.
+        example: of a value, for the hint.
+        written: unit in which a text is read; None: a whole number such as '128', '10k' or '1_000'.
 
     Raises:
-        BadInput: it is not.
+        BadInput: the value is no such number, or outside the limits.
     """
     number = quantity(value, written or WHOLE, f"`{name}`") if isinstance(value, str) else value
     kind: Any
@@ -245,10 +270,14 @@ _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-f]|[a-z]+\d-az\d")
 
 
 def zone(given: str, name: str) -> str:
-    """Return the name or the id of an availability zone, as AWS spells it; errors name the option.
+    """Return the name or the id of an availability zone as given, if it is spelled as AWS spells them.
+
+    Args:
+        given: such as ``us-east-1a`` or ``use1-az2``; whether it exists is not checked.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: it is spelled otherwise.
+        BadInput: the text is spelled otherwise.
     """
     if _ZONE.fullmatch(given) is None:
         raise BadInput(
@@ -259,10 +288,14 @@ def zone(given: str, name: str) -> str:
 
 
 def duration_s(given: str | float, name: str) -> float:
-    """Return seconds above 0 from a text with a unit ('90s', '1h30m') or from a number; refuse a text without one.
+    """Return seconds above 0 from a text with a unit ('90s', '1h30m') or from a number of seconds.
+
+    Args:
+        given: the option's value.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: it is no length of time above 0, or a text without a unit.
+        BadInput: the value is no length of time, not above 0, over a hundred years, or a text without a unit.
     """
     if isinstance(given, str) and _NUMBER_ALONE.fullmatch(given.strip()) and float(given):
         example = setting(name, f"{given.strip()}h")
@@ -276,10 +309,15 @@ def duration_s(given: str | float, name: str) -> float:
 
 
 def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return names as a tuple, from a sequence or from a text with commas between them; errors name the option.
+    """Return names as a tuple, from a sequence or from a text with commas between them; empty names are left out.
+
+    Args:
+        given: the names; an empty sequence gives an empty tuple.
+        name: of the option, for errors.
 
     Raises:
-        BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.
+        BadInput: a text names nothing: an empty one, as of a shell's variable that is not set, would be no limit at
+            all.
     """
     parts = split(given, ",;", f"`{name}`") if isinstance(given, str) else given
     chosen = tuple(part.strip() for part in parts if part.strip())

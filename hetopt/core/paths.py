@@ -25,20 +25,20 @@ from typing import Any, BinaryIO
 from hetopt.core.errors import BadInput
 
 LONGEST_PART_BYTES = 255
-"""Of a file's name on Linux (NAME_MAX)."""
+"""Most bytes of a file's name on Linux (NAME_MAX)."""
 LONGEST_NAME_BYTES = 1024
-"""Of a whole name: what S3 allows a key to have."""
+"""Most bytes of a whole name with its slashes: what S3 allows a key to have."""
 
 HOST_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"
 RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$"
 PROXY_PATTERN = r"^http://[A-Za-z0-9.-]{1,253}:[0-9]{1,5}$"
-"""Of a proxy: no credentials, as what machines are told when they boot is no secret."""
+"""Pattern of a proxy's address: no credentials, as what machines are told when they boot is no secret."""
 
 BUCKET_PATTERN = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
-"""Of a bucket of S3 (Amazon S3 user guide, "Bucket naming rules")."""
+"""Pattern of a name of an S3 bucket (Amazon S3 user guide, "Bucket naming rules")."""
 
 ROLE_PATTERN = r"^[A-Za-z0-9_+=,.@-]{1,64}$"
-"""Of a role without its path (IAM API reference, CreateRole)."""
+"""Pattern of a role's name without its path (IAM API reference, CreateRole)."""
 
 REGION_PATTERN = r"^[a-z]{2}(-[a-z]{1,20}){1,4}-[0-9]{1,2}$"
 
@@ -47,10 +47,10 @@ _SHOWN = 80
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the path with a user's home folder in place of ``~``.
+    """Return the path with a user's home folder in place of a leading ``~``; any other path as it is.
 
     Raises:
-        BadInput: nothing says where that is: HOME is not set and the system has no such user.
+        BadInput: the home folder is not known: HOME is not set and the system has no such user.
     """
     try:
         return Path(path).expanduser()
@@ -62,7 +62,11 @@ def expanded(path: str | Path) -> Path:
 
 
 def home() -> Path:
-    """Return the folder of hetopt's own files of this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
+    """Return the folder of hetopt's own files of this user: ``$HETOPT_HOME``, else ``~/.hetopt``; it need not exist.
+
+    Raises:
+        BadInput: the home folder is not known (see `expanded`).
+    """
     base = os.environ.get("HETOPT_HOME")
     return expanded(base or "~/.hetopt")
 
@@ -71,14 +75,15 @@ def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = Fals
     """Return the path of an untrusted name below ``folder``, existing or not; refuse a name that leads out of it.
 
     Args:
-        folder: which everything must stay in.
+        folder: which everything must stay in; it need not exist.
         name: parts with slashes between them. Each begins with a letter, a digit or an underscore, and goes on with
             these or ``. - = + @ ,``.
         what: kind of thing that is named, such as ``host``, for errors.
-        any_text: allow every printable character, a dot at the start and spaces too, as people's own data have them.
+        any_text: allow every printable character but a backslash, a dot at the start and spaces too, as people's own
+            data have them.
 
     Raises:
-        BadInput: the name is no such name, or a link leads out of the folder.
+        BadInput: the name is no such name or longer than 1,024 bytes, or a link leads out of the folder.
     """
     parts = name.split("/")
     if not all(_is_part(part, any_text=any_text) for part in parts) or _bytes(name) > LONGEST_NAME_BYTES:
@@ -104,7 +109,10 @@ def is_name(pattern: str, text: object) -> bool:
 
 
 def host_name(text: str) -> str:
-    """Return a machine's own name made fit to name a host of a run: letters, digits and ``._-``, at most 64."""
+    """Return a machine's own name made fit to name a host of a run: letters, digits and ``._-``, at most 64.
+
+    A name of which nothing is left becomes ``host``.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64]
     return name or "host"
 
@@ -142,15 +150,15 @@ class MissingFile(BadInput):
 
 @contextmanager
 def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
-    """Open a regular file for reading bytes, never a device, pipe or socket; errors end with ``hint``.
+    """Open a regular file for reading bytes in a with block, never a device, pipe or socket.
 
     Args:
         path: of the file; a link is followed.
-        hint: what to do about a file that cannot be read.
+        hint: what to do about a file that cannot be read, at the end of errors.
 
     Raises:
-        MissingFile: it does not exist.
-        BadInput: it is a folder, a device or a pipe, belongs to someone else, or fails while it is read.
+        MissingFile: the file does not exist.
+        BadInput: the path is a folder, a device or a pipe or may not be read, or reading fails inside the block.
     """
     shown = shortened(str(path))
     try:
@@ -174,8 +182,8 @@ def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_AN
     """Read all bytes of a regular file of at most ``most_bytes``; errors end with ``hint``.
 
     Raises:
-        MissingFile: it does not exist.
-        BadInput: it cannot be read (see `opened_file`), or is larger than ``most_bytes``.
+        MissingFile: the file does not exist.
+        BadInput: the file cannot be read (see `opened_file`), or is larger than ``most_bytes``.
     """
     with opened_file(path, hint=hint) as stream:
         content = stream.read(most_bytes + 1)
@@ -188,8 +196,8 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
     """Read a regular file of at most ``most_bytes`` as UTF-8 text; line ends become newlines, a byte order mark goes.
 
     Raises:
-        MissingFile: it does not exist.
-        BadInput: it cannot be read (see `read_bytes`), or is not UTF-8 text.
+        MissingFile: the file does not exist.
+        BadInput: the file cannot be read (see `read_bytes`), or is not UTF-8 text.
     """
     content = read_bytes(path, most_bytes=most_bytes, hint=hint)
     return decoded(content, origin=shortened(str(path)), hint=hint)
@@ -199,18 +207,23 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
     """Read a regular file of at most ``most_bytes`` as JSON, into plain values; errors end with ``hint``.
 
     Raises:
-        MissingFile: it does not exist.
-        BadInput: it cannot be read (see `read_text`), or is not JSON (see `parse_json`).
+        MissingFile: the file does not exist.
+        BadInput: the file cannot be read (see `read_text`), or is not JSON (see `parse_json`).
     """
     text = read_text(path, most_bytes=most_bytes, hint=hint)
     return parse_json(text, origin=str(path), hint=hint)
 
 
 def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
-    """Decode bytes as UTF-8 without a byte order mark; line ends become newlines, errors name ``origin``.
+    """Decode bytes as UTF-8 without a byte order mark; line ends become newlines.
+
+    Args:
+        content: the bytes.
+        origin: what errors call them, usually the path.
+        hint: what to do about bytes that cannot be used.
 
     Raises:
-        BadInput: they are not UTF-8.
+        BadInput: the bytes are not UTF-8.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -228,8 +241,8 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
         hint: what to do about text that cannot be used.
 
     Raises:
-        BadInput: it is not complete JSON, is nested too deeply, or holds an integer beyond 64 bits or a half of a
-            surrogate pair, which no encoding can write.
+        BadInput: the text is not UTF-8 or not complete JSON, is nested too deeply, or holds an integer beyond 64 bits
+            or half of a surrogate pair, which no encoding can write.
     """
     shown = shortened(origin)
     if isinstance(text, bytes):

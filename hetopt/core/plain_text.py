@@ -61,7 +61,7 @@ def texts_in(value: object) -> Iterable[str]:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Escape the control and format characters of a text as JSON does, ``\\u001b``, but for those in ``keep``.
+    """Return a text with its control and format characters escaped as JSON does, but for those in ``keep``.
 
     Args:
         text: any.
@@ -73,7 +73,11 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text cleaned to one line that a record can hold: no colours or line breaks, at most 4,000 characters."""
+    """Return a text cleaned to one line that a record can hold: no colours, at most 4,000 characters.
+
+    Line breaks and other runs of white space become one space, control characters are escaped, and a longer text ends
+    with ``...``.
+    """
     line = escaped(" ".join(_ANSI.sub("", text).split()))
     return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 4]} ..."
 
@@ -90,7 +94,7 @@ def spelled(character: str) -> str:
 
 
 MOST_LISTED = 24
-"""Names that are told one by one; of more, the nearest are."""
+"""Number of names up to which an error lists them all; of more, it names the nearest."""
 
 _ALMOST = 0.8
 """How alike two names are (2 x what they share over what they have) of which one is the other with a slip or two."""
@@ -104,8 +108,11 @@ _INTERPRETERS = ("python", "python3")
 def typed_script(words: Sequence[str]) -> tuple[str, ...]:
     """Return the script file and arguments of a typed command, such as ``python train.py`` or ``-m package.train``.
 
+    A leading ``python`` or ``python3`` is dropped; a module becomes its file below the current folder. Other words are
+    returned as they are.
+
     Raises:
-        BadInput: there is no such module in this folder.
+        BadInput: the current folder has no such module.
     """
     command = [*words]
     if len(command) > 1 and Path(command[0]).name in _INTERPRETERS:
@@ -124,7 +131,10 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def converted_script(script: Path) -> Path:
-    """Return where `hetopt convert` writes a script's new form by default: ``train_hetopt.py`` beside ``train.py``."""
+    """Return where `hetopt convert` writes a script's new form by default: ``train_hetopt.py`` beside ``train.py``.
+
+    Nothing is written.
+    """
     return script.with_name(f"{script.stem}_hetopt.py")
 
 
@@ -135,10 +145,10 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
         name: as it was given.
         names: all that exist.
         what: kind of thing that they name, such as ``compressor``, for the error.
-        hint: what to do, where they are too many to be listed.
+        hint: what to do, where the names are too many to be listed; None: the names are listed, up to 24.
 
     Raises:
-        BadInput: it is not; the nearest one is named.
+        BadInput: the name is none of them; the nearest one is named.
     """
     every = list(names)
     if name in every:
@@ -147,7 +157,10 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 
 
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
-    """Return the error of a name that is none of ``names``, with the nearest of them; arguments as of `known`."""
+    """Return the error of a name that is none of ``names``, with the nearest of them; raise nothing.
+
+    Arguments are those of `known`.
+    """
     spelled = {other.casefold(): other for other in names}
     near = [spelled[folded] for folded in _nearest(name.casefold(), spelled)]
     if hint is None:
@@ -162,15 +175,19 @@ def meant(name: str, names: Iterable[str]) -> str | None:
     """Return the one of ``names`` of which ``name`` is a misspelling; None: none is near enough.
 
     Args:
-        name: none of these.
-        names: hashable, as answers are kept.
+        name: a name that is none of these.
+        names: of a hashable type, as answers are cached.
     """
     as_long = [candidate for candidate in names if abs(len(candidate) - len(name)) <= _SLIPS]
     return next(iter(difflib.get_close_matches(name.casefold(), as_long, n=1, cutoff=_ALMOST)), None)
 
 
 def either(names: Iterable[object]) -> str:
-    """Format one or more names as a choice: ``a, b or c``."""
+    """Format one or more names as a choice: ``a, b or c``.
+
+    Raises:
+        ValueError: there are no names.
+    """
     *most, last = map(str, names)
     return f"{', '.join(most)} or {last}" if most else last
 

@@ -23,14 +23,26 @@ from hetopt.core.step_samples import ModelKind, StepSample
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
 LearningRateRule = Literal["none", "linear", "sqrt"]
 MOST_BYTES_A_PARAMETER = 16
-"""Most bytes of a parameter's gradient: complex numbers of double precision."""
+"""Most bytes of one parameter's gradient: complex numbers of double precision."""
 
 LOCAL = "local"
 """The device type of a machine that is not in the catalogue: the one where the profile was taken."""
 
 
 class Host(Record):
-    """The machine on which a profile was measured: processors, memory, software and GPUs."""
+    """The machine on which a profile was measured: processors, memory, software and GPUs.
+
+    Attributes:
+        cpu_model: name of the processor.
+        logical_cpus: number of logical processors.
+        memory_bytes: of the machine.
+        operating_system: name and version.
+        python_version: of the interpreter.
+        torch_version: of torch.
+        accelerator: name of the GPUs; None: there is none.
+        accelerator_count: number of GPUs.
+        accelerator_memory_bytes: memory of one GPU; None: there is none.
+    """
 
     cpu_model: CleanText
     logical_cpus: PositiveInt
@@ -44,7 +56,33 @@ class Host(Record):
 
 
 class Job(RecordLeavingOut):
-    """The training job that a profile is of; a sample is an item of its data set (an image, a window of tokens)."""
+    """The training job that a profile is of; a sample is an item of its data set (an image, a window of tokens).
+
+    Attributes:
+        task: name of the task, or of the script.
+        script: a training script and its arguments; empty: the job is a task.
+        has_session: whether it can be launched; False: a script that `hetopt convert` has to write a session into.
+        converts: whether `hetopt convert` can do that.
+        resumes: whether it goes on from checkpoints.
+        parameters: number of parameters that are trained.
+        gradient_bytes: bytes of the gradient.
+        dataset_size: samples of an epoch.
+        counts_epochs: False: nothing tells a script's epoch, and ``dataset_size`` is a stand-in.
+        batch_size: global batch size in samples at which the task's defaults were tuned.
+        least_local_batch_size: samples that a worker needs in a step.
+        learning_rate_rule: how the learning rate follows the batch size.
+        target_metric: name of the metric of the target.
+        target_value: its value at the target.
+        target_higher_is_better: whether larger values of the metric are better.
+        usual_epochs: how long the task is trained where nothing is asked for; None: not known.
+        operators_per_step: kernels that one step launches.
+        flops_per_sample: operations of matrix work, forward and backward; None: not known.
+        model_kind: what most of the model is made of; None: its modules do not tell.
+        parameter_shapes: of all parameters, in the order of the gradient; empty: not known.
+        shard: what devices share of the model, as the job says; None: it says nothing.
+        blocks: number of modules by which devices can share the model; None: there are none.
+        block_share: fraction of the bytes of all weights in the largest block; None: there are none.
+    """
 
     LEFT_OUT = (
         "has_session",
@@ -127,7 +165,18 @@ class Job(RecordLeavingOut):
 
 
 class StepTime(Record):
-    """The measured times of one worker's training step at one local batch size, without exchange between workers."""
+    """The measured times of one worker's training step at one local batch size, without exchange between workers.
+
+    Attributes:
+        local_batch_size: samples of the step.
+        step_time_s: median of ``samples_s``.
+        samples_s: seconds of each timed step, warm-up discarded.
+        load_s: median seconds to fetch the batch and move it to the device.
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the backward pass.
+        optimizer_s: seconds of the optimizer's update.
+        peak_memory_bytes: highest use of memory; None: not measured.
+    """
 
     local_batch_size: PositiveInt
     step_time_s: PositiveFloat = Field(description="median of samples_s")
@@ -140,7 +189,14 @@ class StepTime(Record):
 
 
 class CompressorCost(Record):
-    """The seconds to compress and to decompress one whole gradient by one compressor at one ratio."""
+    """The seconds to compress and to decompress one whole gradient by one compressor at one ratio.
+
+    Attributes:
+        name: of the compressor.
+        ratio: fraction of the elements that is sent.
+        compress_s: seconds to compress.
+        decompress_s: seconds to decompress.
+    """
 
     name: str
     ratio: float = Field(gt=0, le=1, description="fraction of the elements that is sent")
@@ -149,7 +205,16 @@ class CompressorCost(Record):
 
 
 class Counted(RecordLeavingOut):
-    """The counted operations and memory traffic of a sample, where nothing was measured: a roofline's two terms."""
+    """The counted operations and memory traffic of a sample, where nothing was measured: a roofline's two terms.
+
+    Attributes:
+        flops: operations of a sample that take as long at the data sheet's peak rate.
+        moved_bytes: bytes of a sample through the GPU's memory; None: no data sheet relates one GPU to another.
+        layers: number of layers, one behind the other.
+        weight_bytes: of a replica's weights, as they are multiplied with.
+        log_sd: standard deviation of the log of (true / given) step time.
+        unexplained_s: seconds of a sample, on a GPU that was hardly used, that faster ones may not shorten; None: none.
+    """
 
     LEFT_OUT = ("unexplained_s",)
 
@@ -166,7 +231,22 @@ class Counted(RecordLeavingOut):
 
 
 class Device(RecordLeavingOut):
-    """The measurements of one kind of worker: a device type, a division of its host, and a precision."""
+    """The measurements of one kind of worker: a device type, a division of its host, and a precision.
+
+    Attributes:
+        type: name in the catalogue, or 'local'.
+        kind: processors, or CUDA GPUs.
+        workers_per_host: workers that computed at the same time.
+        threads_per_worker: CPU threads of each.
+        precision: that was computed in.
+        step_times: in increasing order of local batch size.
+        memory_limit_bytes: memory that one worker may use.
+        memory: counted memory of training; None: not counted.
+        compressors: timings of compressors; empty: none.
+        matmul_flops_per_s: achieved on a large fp32 product; None: not measured.
+        copy_bytes_per_s: achieved by a memory copy, read plus write; None: not measured.
+        counted: operations of the job, where nothing was measured; None: it was measured.
+    """
 
     LEFT_OUT = ("counted",)
 
@@ -194,7 +274,17 @@ class Device(RecordLeavingOut):
 
 
 class Link(Record):
-    """The measured times of one collective, and the line through them: ``latency_s + payload / bytes_per_s``."""
+    """The measured times of one collective, and the line through them: ``latency_s + payload / bytes_per_s``.
+
+    Attributes:
+        scope: workers on one ``host``, or over the ``network``.
+        collective: that was timed.
+        workers: that took part.
+        payload_bytes: bytes that one worker contributed, one timing each.
+        time_s: mean seconds that each payload adds to a step.
+        latency_s: intercept of the line: seconds of an empty payload.
+        bytes_per_s: payload bytes a second, by the slope of the line.
+    """
 
     scope: Literal["host", "network"] = Field(description="workers on one host, or on several")
     collective: Collective
@@ -212,7 +302,14 @@ class Link(Record):
 
 
 class NoiseSample(Record):
-    """The gradient's squared norm and variance, each smoothed over steps; their ratio is the noise scale."""
+    """The gradient's squared norm and variance in a pilot, smoothed over steps; their ratio is the noise scale.
+
+    Attributes:
+        step: optimizer steps before.
+        samples_seen: samples trained on before.
+        gradient_square: estimate of |G|^2, squared norm of the true gradient.
+        gradient_variance: estimate of tr(cov) of one sample's gradient.
+    """
 
     step: int = Field(ge=0)
     samples_seen: int = Field(ge=0)
@@ -221,7 +318,13 @@ class NoiseSample(Record):
 
 
 class GainPoint(Record):
-    """The gradient energy that Top-k retains at one ratio, |C(g)|^2 / |g|^2, g being gradient plus residual."""
+    """The gradient energy that Top-k retains at one ratio, |C(g)|^2 / |g|^2, g being gradient plus residual.
+
+    Attributes:
+        ratio: fraction of the elements kept.
+        gain: mean over the sampled steps.
+        gain_low: 10th percentile over the sampled steps.
+    """
 
     ratio: float = Field(gt=0, le=1, description="fraction of the elements kept")
     gain: float = Field(ge=0, le=1 + 1e-6)
@@ -229,7 +332,15 @@ class GainPoint(Record):
 
 
 class ExchangeTrial(Record):
-    """The error that a compressor of whole gradients makes in their sum, as means over pilots at the task's batch."""
+    """The error that a compressor of whole gradients makes in their sum, as means over pilots at the task's batch.
+
+    Attributes:
+        compression: as `parse_compression` reads it.
+        workers: whose gradients were summed.
+        gain: retained energy of gradient and residual; None: nothing is held back.
+        variance: energy of the error of the sum over that of all gradients; None: there is a residual.
+        signal: part of the sum that is left in its own direction.
+    """
 
     compression: CleanText = Field(description="as `parse_compression` reads it")
     workers: PositiveInt = Field(description="whose gradients were summed")
@@ -243,14 +354,20 @@ class ExchangeTrial(Record):
 
 
 class Evaluation(Record):
-    """The value of the task's target metric after ``step`` optimizer steps."""
+    """The value ``metric`` of the task's target metric after ``step`` optimizer steps."""
 
     step: int = Field(ge=0)
     metric: float
 
 
 class PilotCompression(Record):
-    """The compression that a pilot run trained with."""
+    """The compression that a pilot run trained with.
+
+    Attributes:
+        name: of the compressor.
+        ratio: fraction of the elements that was sent.
+        gain: mean retained gradient energy.
+    """
 
     name: str = Field(description="compressor")
     ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")
@@ -258,7 +375,13 @@ class PilotCompression(Record):
 
 
 class PilotSync(Record):
-    """The synchronization policy of a pilot's workers, where they did not sum gradients in every step."""
+    """The synchronization policy of a pilot's workers, where they did not sum gradients in every step.
+
+    Attributes:
+        policy: as `parse_sync` reads it, such as 'local-sgd(8)'.
+        workers: number of workers.
+        share: fraction of the steps that ended in an average of parameters.
+    """
 
     policy: str = Field(description="as `parse_sync` reads it, such as 'local-sgd(8)'")
     workers: int = Field(ge=2)
@@ -266,7 +389,17 @@ class PilotSync(Record):
 
 
 class Pilot(Record):
-    """The result of a short training run towards the target at one global batch size."""
+    """The result of a short training run towards the target at one global batch size.
+
+    Attributes:
+        global_batch_size: samples of a step.
+        learning_rate_scale: factor on the task's own learning rate.
+        seed: of weights and sample order.
+        evaluations: values of the target metric on the way.
+        steps_to_target: steps it took; None: the pilot ended before the target.
+        compression: of gradients; None: everything was sent.
+        sync: policy of synchronization; None: gradients were summed in every step.
+    """
 
     global_batch_size: PositiveInt
     learning_rate_scale: PositiveFloat
@@ -278,7 +411,15 @@ class Pilot(Record):
 
 
 class PrecisionTrial(Record):
-    """Two pilots from the same weights over the same batches, one in ``precision`` and one in the profile's first."""
+    """Two pilots from the same weights over the same batches, one in ``precision`` and one in the profile's first.
+
+    Attributes:
+        precision: the other precision.
+        global_batch_size: samples of a step.
+        seed: of weights and sample order.
+        steps: until the target metric was as good as both came to have it.
+        usual_steps: the same of the pilot in the profile's first precision.
+    """
 
     precision: Precision
     global_batch_size: PositiveInt
@@ -288,7 +429,13 @@ class PrecisionTrial(Record):
 
 
 class Provisioned(Record):
-    """The seconds that a launch of the job took from requesting its machines to the first step."""
+    """The time that one launch of the job took to begin training.
+
+    Attributes:
+        run: name of the launch's run.
+        types: instance types of its machines, or names of the user's own hosts.
+        took_s: seconds from requesting the machines to the first step.
+    """
 
     run: str
     types: tuple[str, ...] = Field(min_length=1, description="instance types of its machines, or names of one's own")
@@ -296,7 +443,33 @@ class Provisioned(Record):
 
 
 class Profile(Artifact, RecordLeavingOut):
-    """One training job as measured: throughput, network, gradient noise, compressibility and pilot runs."""
+    """One training job as measured: throughput, network, gradient noise, compressibility and pilot runs.
+
+    Attributes:
+        created: when, ISO 8601 in UTC.
+        hetopt_version: that measured.
+        seed: of weights and sample order.
+        data_dir: folder of the task's data; None: the task needs none.
+        host: machine that was measured.
+        job: that was measured.
+        devices: measurements by division of the host and precision, at least one.
+        links: timings of collectives; empty: not measured.
+        noise: samples of the gradient noise; empty: not measured.
+        gain: points of the curve of retained gradient energy; empty: not measured.
+        pilots: short training runs; empty: none.
+        precision_trials: what other precisions cost in steps; empty: not measured.
+        exchange_trials: what rounding and factoring gradients loses; empty: not measured.
+        samples: step samples of the same job, measured elsewhere; empty: none.
+        provisioned: launches of the same job; empty: none.
+        evaluation_s: seconds of one evaluation by one worker with the host to itself; None: not measured.
+        startup_s: seconds from starting the probe's processes to their first measurement; None: not measured.
+        yardstick_s: processor seconds of a fixed piece of arithmetic then; None: not measured.
+        yardstick_log_sd: standard deviation of its log; None: not measured.
+        contention: wall over processor time of its steps, at least 1; None: not measured.
+        contention_log_sd: standard deviation of its log; None: not measured.
+        profiling_s: wall seconds that measuring took.
+        profiling_usd: cost of rented machines.
+    """
 
     KIND: ClassVar[str] = "profile"
     VERSION: ClassVar[int] = 1
@@ -356,12 +529,15 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def is_counted(self) -> bool:
-        """True where operations were counted and nothing was measured, as `hetopt estimate` does it."""
+        """True where operations were counted and nothing was measured, as of `hetopt estimate`.
+
+        A plan from such a profile can be rehearsed, but not run.
+        """
         return any(device.counted is not None for device in self.devices)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions of its devices, fp32 first if measured. Pilots, noise and gains are of the first."""
+        """The precisions of its devices, fp32 first if it was measured. Pilots, noise and gains are of the first."""
         return tuple(
             sorted(
                 dict.fromkeys(device.precision for device in self.devices), key=lambda precision: precision != "fp32"
@@ -370,7 +546,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def measured_machines(self) -> frozenset[str]:
-        """The instance types, or names of one's own machines, that the step samples are of."""
+        """The instance types, or names of the user's own hosts, of the step samples; empty: there are no samples."""
         return frozenset(node.type for sample in self.samples for node in sample.nodes)
 
     def computing_in(self, precision: Precision) -> Self:

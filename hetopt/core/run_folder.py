@@ -22,26 +22,28 @@ from hetopt.core.run_spec import Conditions, RunSpec
 
 SPEC_FILE = "spec.json"
 LIVING_FILE = "living.json"
-"""The spec for the workers of the hosts that are there, while some of the run's are not. Absent: all are."""
+"""File with the spec for the workers of the present hosts, while some of the run's hosts are absent. No such file: all
+are present."""
 STOP_FILE = "stop"
 """A file whose presence asks the run to end at its next control period."""
 SPEC_VARIABLE = "HETOPT_SPEC"
-"""In the environment of a script: the file with the spec of its run."""
+"""Environment variable of a script: the file with the spec of its run."""
 RUN_VARIABLE = "HETOPT_RUN"
-"""In the environment of a script: the folder of the run, whose log a session writes and whose stop file it reads."""
+"""Environment variable of a script: the folder of the run, whose log a session writes and whose stop file it reads."""
 MODEL_FILE = "model.safetensors"
-"""The model of a run that came to its planned end."""
+"""File of the model of a run that came to its planned end."""
 UNFINISHED_MODEL_FILE = "model-unfinished.safetensors"
-"""The model of a run that was stopped before it; the last event says after how many steps. Finishing removes it."""
+"""File of the model of a run that was stopped before its end; the last event says after how many steps. Finishing
+removes it."""
 MODEL_NAMES = "model*.safetensors"
-"""A pattern that matches both, and the later models of a script that has several."""
+"""Pattern that matches `MODEL_FILE`, `UNFINISHED_MODEL_FILE`, and the later models of a script that has several."""
 MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE, "model.pt", "model-unfinished.pt")
 """All names that a run's model may have, the better first: the last two are those of hetopt 0.1, in torch's format."""
 CHECKPOINT_FOLDER = "checkpoint"
 LATEST_FILE = "LATEST"
 """The file in the checkpoint folder that names the newest complete checkpoint."""
 OBJECTS_FOLDER = "objects"
-"""What hosts of one's own have sent here, as machines that are rented send it to a bucket."""
+"""Folder of what the user's own hosts have sent here, as rented machines send it to a bucket."""
 LATEST_OBJECT = "ckpt/LATEST"
 """The object that names the newest complete checkpoint of a run whose hosts send theirs away."""
 MANIFEST_FILE = "manifest.json"
@@ -56,14 +58,18 @@ def is_unfinished(model: Path) -> bool:
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """Return the file in a run's folder that names its newest complete checkpoint; None: no checkpoint is kept here.
 
-    Those of rented machines are in their bucket.
+    Checkpoints of rented machines are in their bucket, not here.
     """
     kept = (run_dir / CHECKPOINT_FOLDER / LATEST_FILE, run_dir / OBJECTS_FOLDER / LATEST_OBJECT)
     return next((path for path in kept if path.is_file()), None)
 
 
 def checkpoint_step(run_dir: Path) -> int | None:
-    """Return the optimizer step of the newest checkpoint in a run's folder; None: none is there, or names no step."""
+    """Return the optimizer step of the newest checkpoint in a run's folder; None: there is none, or it names no step.
+
+    Raises:
+        BadInput: the file that names the checkpoint cannot be read.
+    """
     latest = latest_checkpoint(run_dir)
     named = None if latest is None else re.search(r"step-([0-9]{1,15})\b", read_text(latest))
     return None if named is None else int(named[1])
@@ -72,6 +78,13 @@ def checkpoint_step(run_dir: Path) -> int | None:
 def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
     """Write a spec into the run's folder as ``name``: the run's own, or as `LIVING_FILE` that of the present workers.
 
+    A file of that name is replaced.
+
+    Args:
+        run_dir: the run's folder, which exists.
+        spec: to write.
+        name: of the file.
+
     Raises:
         BadInput: the folder cannot be written.
     """
@@ -79,16 +92,17 @@ def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
 
 
 def living_file(run_dir: Path) -> Path:
-    """Return the file of the spec for workers that start now: of the hosts that are up, else of the whole run."""
+    """Return the file of the spec for workers that start now: of the present hosts, or of the run if all are there."""
     living = run_dir / LIVING_FILE
     return living if living.is_file() else run_dir / SPEC_FILE
 
 
 def read_living(run_dir: Path) -> RunSpec:
-    """Read the spec for workers that start now: of the hosts that are up, else of the whole run.
+    """Read the spec for workers that start now: of the present hosts if some are absent, else of the whole run.
 
     Raises:
-        BadInput: there is none, or it is not a spec.
+        MissingFile: the folder holds no spec.
+        BadInput: the file cannot be read, or is not a spec.
     """
     return read_record(RunSpec, living_file(run_dir), hint="name the folder of a run, or launch the run again")
 
@@ -97,7 +111,8 @@ def read_spec(run_dir: Path) -> RunSpec:
     """Read the spec of the whole run from its folder.
 
     Raises:
-        BadInput: there is none, or it is not a spec.
+        MissingFile: the folder holds no spec.
+        BadInput: the file cannot be read, or is not a spec.
     """
     return read_record(RunSpec, run_dir / SPEC_FILE, hint="name the folder of a run, or launch the run again")
 
@@ -109,16 +124,18 @@ def host_log_folder(run_dir: Path, host: str) -> Path:
     """Return the folder for the printed output of one host's processes; it need not exist yet.
 
     Raises:
-        BadInput: no host can be called so.
+        BadInput: ``host`` is no name that a host can have.
     """
     return inside(run_dir / LOG_FOLDER, host, what="host")
 
 
 def read_from(path: Path, offset: int) -> tuple[str, int]:
-    """Return the whole lines from byte ``offset`` to a file's end, and the offset behind them; empty: no file.
+    """Return the whole lines from byte ``offset`` to a file's end as text, and the offset behind them.
+
+    An unfinished last line is left for later; without a file the text is empty and the offset is as given.
 
     Raises:
-        BadInput: the file cannot be read.
+        BadInput: the file is there and cannot be read.
     """
     try:
         with opened_file(path, hint=ITS_OWNER) as stream:
@@ -131,14 +148,15 @@ def read_from(path: Path, offset: int) -> tuple[str, int]:
 
 
 OUTPUT_VARIABLE = "HETOPT_OUTPUT"
-"""In the environment of a script: the folder for the files that it writes for the user."""
+"""Environment variable of a script: the folder for the files that it writes for the user."""
 
 OUTPUT_FOLDER = "outputs"
-"""The name of that folder in the run's folder, and in the bucket."""
+"""Name of that folder in the run's folder, and in the bucket."""
 
 MOST_FILES = 1_000
 MOST_BYTES = 10_000_000_000
-"""Bounds of what is copied and paid for unasked: a machine sends each file by a request of its own as it ends."""
+"""Largest sum of the sizes of output files that are copied and paid for unasked, as `MOST_FILES` is their largest
+number: a machine sends each file by a request of its own as it ends."""
 
 
 @dataclass
@@ -146,23 +164,20 @@ class Outputs:
     """The files that a run's script wrote for the user, as far as they may be copied: 1,000 files and 10 GB.
 
     Attributes:
-        sizes: bytes of each, by its name with slashes, in the order in which they were added.
-        left_out: a sentence for each name that cannot be a file's, and one for what is beyond the bounds.
+        sizes: bytes of each file by its name, with slashes, in the order in which they were added.
+        left_out: a sentence for each name that no file can have, and one for what is beyond the bounds; empty: nothing.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
     def add(self, folder: Path, name: str, size: int) -> Path | None:
-        """Add a file's name and size in bytes if it may be copied, and return its path in ``folder``; None: left out.
+        """Add a file's name and size in bytes if it may be copied; return its path in ``folder``, None if left out.
 
         Args:
-            folder: that it is in, or will be.
-            name: below it.
-            size: in bytes.
-
-        Returns:
-            Its path; None: it is left out.
+            folder: in which the file is, or will be.
+            name: of the file below the folder, with slashes.
+            size: of the file, in bytes.
         """
         try:
             path = inside(folder, name, what="output", any_text=True)
@@ -185,7 +200,7 @@ class Outputs:
 
 
 def written_in(folder: Path) -> Outputs:
-    """Return the regular files in and below a folder as outputs, in the order of their names; links are left out."""
+    """Return the regular files in and below a folder as outputs, sorted by name, without links; no folder: none."""
     outputs = Outputs()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
@@ -197,13 +212,17 @@ PRESENT_FILE = "hosts.json"
 
 
 class PresentHosts(Record):
-    """The names of the run's hosts that are there, as its conductor knows; workers of others are not waited for."""
+    """The names of the run's present hosts, as its conductor knows them; workers on others are not waited for."""
 
     names: tuple[str, ...]
 
 
 def write_present(run_dir: Path, names: Iterable[str]) -> None:
-    """Replace the file that tells a machine's workers which hosts are there; a reader sees the old names or the new."""
+    """Replace the file that tells a machine's workers which hosts are present; a reader sees old or new names, whole.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
     write_atomically(run_dir / PRESENT_FILE, PresentHosts(names=tuple(names)).model_dump_json() + "\n")
 
 
@@ -211,12 +230,16 @@ CONDITIONS_FILE = "conditions.json"
 
 
 def write_conditions(run_dir: Path, conditions: Conditions) -> None:
-    """Replace the file of a rehearsal's present speeds, which its workers read; none sees a mixture."""
+    """Replace the file of a rehearsal's present speeds, which its workers read; none sees a mixture.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
     write_atomically(run_dir / CONDITIONS_FILE, conditions.model_dump_json() + "\n")
 
 
 def conditions_in(run_dir: Path) -> Callable[[], Conditions]:
-    """Return a function that returns a rehearsal's present slowdown and speed factors; without a file, all are 1.
+    """Return a function that reads a rehearsal's present slowdown and speed factors; without a file, all are 1.
 
     It parses the file again only after it was replaced.
     """
@@ -228,7 +251,7 @@ _SECRET_BYTES = 8
 
 
 def runs_home() -> Path:
-    """Return the folder that holds all runs of this user."""
+    """Return the folder that holds all runs of this user, which need not exist: ``runs`` in hetopt's home folder."""
     return home() / "runs"
 
 
@@ -237,8 +260,8 @@ class RunFolders:
     """The folders of runs under one home folder.
 
     Attributes:
-        home: the folder of their folders.
-        on_create: called with the name of each run folder that is made.
+        home: folder in which the runs' folders are; it need not exist.
+        on_create: called with the name of each run folder that is made; by default nothing.
     """
 
     home: Path
@@ -248,12 +271,13 @@ class RunFolders:
         """Make and return a new, private run folder, named after ``now``, ``label`` and random digits.
 
         Args:
-            label: what it is about.
-            now: when it begins.
-            secret: whether its name must not be guessable: machines of several runs may write to one bucket.
+            label: what the run is about, such as its task; other characters than letters, digits, ``_`` and ``-`` are
+                replaced.
+            now: when the run begins; the name starts with it.
+            secret: whether the name must not be guessable, as machines of several runs may write to one bucket.
 
         Raises:
-            BadInput: the home cannot be written.
+            BadInput: the folder cannot be made.
         """
         slug = re.sub(r"[^A-Za-z0-9_-]+", "-", label).strip("-")[:40] or "run"
         name = f"{now:%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(_SECRET_BYTES if secret else 2)}"
@@ -270,10 +294,10 @@ class RunFolders:
         return path
 
     def all(self) -> list[Path]:
-        """Return the folder of every run, oldest first (their names sort by time).
+        """Return the folder of every run, oldest first (their names sort by time); empty: there are none.
 
         Raises:
-            BadInput: their folder cannot be read.
+            BadInput: the home folder is there and cannot be read.
         """
         try:
             return sorted(path for path in self.home.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -286,10 +310,10 @@ class RunFolders:
             ) from None
 
     def find(self, name: str | None) -> Path:
-        """Return the folder of the run whose name is or contains ``name``, refusing several; None: the newest run's.
+        """Return the folder of the run whose name is or contains ``name``; None: the newest run's.
 
         Raises:
-            BadInput: there is no such run, or the name fits several.
+            BadInput: there are no runs, or none of this name, or the name fits several and is none's whole name.
         """
         runs = self.all()
         if not runs:

@@ -48,10 +48,11 @@ OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "mom
 
 
 def checked(compression: Compression) -> Combination:
-    """Return a compression's compressor, error feedback and collective, defaults filled in; refuse what does not fit.
+    """Return a compression's compressor, memory and collective, defaults filled in, once all its settings fit.
 
     Raises:
-        BadInput: an unknown name, or things that do not go together.
+        BadInput: a name is unknown; the ratio is not 1 of a compressor that sends something of every element; or
+            memory, collective or an option do not go with the compressor.
     """
     chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
     method = chosen.method
@@ -108,7 +109,7 @@ def parse_batch_policy(text: str) -> tuple[str, Settings]:
     """Parse a batch policy such as ``allocation(micro=4)`` into its name and the settings that are not its defaults.
 
     Raises:
-        BadInput: there is no such policy, or setting of it.
+        BadInput: there is no such policy or setting of it, or a value is out of its range.
     """
     return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
 
@@ -117,13 +118,17 @@ def parse_ratio_policy(text: str) -> tuple[str, Settings]:
     """Parse a ratio policy such as ``gravac(window=50)`` into its name and the settings that are not its defaults.
 
     Raises:
-        BadInput: there is no such policy, or setting of it.
+        BadInput: there is no such policy or setting of it, or a value is out of its range.
     """
     return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
 
 
 def parse_collective(text: str) -> str:
-    """Return ``text`` if it names a collective or is ``auto`` (the cheapest); else refuse it, naming the nearest."""
+    """Return ``text`` if it names a collective or is ``auto``, which stands for the cheapest.
+
+    Raises:
+        BadInput: there is no such collective; the nearest one is named.
+    """
     return known(text, (AUTO, *COLLECTIVES), "collective")
 
 
@@ -131,11 +136,11 @@ def check_ratio_controller(name: str, ratio: float) -> None:
     """Refuse a ratio outside (0, 1], and 1 where the ratio controller ``name`` would have nothing to decide.
 
     Args:
-        name: of the controller.
-        ratio: fraction of the gradient's elements that is sent, as the run was asked for.
+        name: name of the ratio policy.
+        ratio: fraction of the gradient's elements that the run was asked to send.
 
     Raises:
-        BadInput: the ratio leaves it nothing to decide.
+        BadInput: the ratio is outside (0, 1], or is 1 and the policy is not ``auto``, ``fixed`` or ``scan``.
     """
     if not 0 < ratio <= 1 or (ratio == 1 and name not in ("auto", "fixed", "scan")):
         raise BadInput(
@@ -167,8 +172,8 @@ def check_follows_noise(spec: RunSpec, *, devices: int = 1, rule: str | None = N
         rule: by which the task's learning rate follows the batch size; None: that is not known here.
 
     Raises:
-        BadInput: it is a script's, does not sum whole gradients, has samples in another order for each worker, or a
-            learning rate that does not follow the batch size.
+        BadInput: the run is a script's, averages parameters, compresses gradients or shards the model, its workers
+            read samples in orders of their own, or its learning rate does not follow the batch size.
     """
     reason = first_that_applies(
         {
@@ -216,7 +221,13 @@ def why_not_sharded(spec: RunSpec) -> str | None:
 
 
 def steps_of_epochs(epochs: float, dataset_size: int, global_batch_size: int) -> int:
-    """Return the optimizer steps of ``epochs`` passes over ``dataset_size`` samples, rounded, at least 1."""
+    """Return the optimizer steps of ``epochs`` passes over ``dataset_size`` samples, rounded, at least 1.
+
+    Args:
+        epochs: passes over the data, above 0; fractions are allowed.
+        dataset_size: samples of an epoch.
+        global_batch_size: samples of a step.
+    """
     return max(1, round(epochs * dataset_size / global_batch_size))
 
 
@@ -233,14 +244,14 @@ OF_TASKS = (
     (("evaluate_every_epochs",), "a script evaluates in its own loop", "leave it out"),
     (("probe",), "a script is measured by running it", "`hetopt profile -- SCRIPT`"),
 )
-"""Fields of `RunSpec` that the run of a script leaves at their defaults, why, and what to do instead."""
+"""Fields of `RunSpec` that a script's run must leave at their defaults, the reason, and what to do instead."""
 
 
 def check_for_script(spec: RunSpec) -> None:
     """Refuse a script's run with settings that only tasks have, such as ``precision``, or that its loop cannot keep.
 
     Raises:
-        BadInput: it has such a setting.
+        BadInput: such a setting is not at its default; the sentence says why, and what to do instead.
     """
     for names, reason, instead in OF_TASKS:
         for name in names:
@@ -261,11 +272,11 @@ def check_batch(spec: RunSpec, samples: int) -> None:
     """Refuse a script whose loader gives another number of samples a step than the plan's global batch size.
 
     Args:
-        spec: the plan's.
+        spec: of the plan's run.
         samples: of a step over all workers, as the script's loader gives them.
 
     Raises:
-        BadInput: they differ.
+        BadInput: the loader's samples and the plan's global batch size differ.
     """
     planned, name = spec.global_batch_size, Path(spec.script[0]).name
     if samples != planned:
@@ -291,8 +302,9 @@ def why_shares_differ(*, is_ddp: bool, normalises: bool) -> str:
     """Return half a sentence on why gradients of unequal local batches differ from one machine's, and what may mend it.
 
     Args:
-        is_ddp: whether it uses DistributedDataParallel; else it has a session.
-        normalises: whether BatchNorm normalises each worker's samples by themselves.
+        is_ddp: True: the script uses DistributedDataParallel; False: a session.
+        normalises: whether the model has BatchNorm in training mode, which normalises each worker's samples by
+            themselves.
     """
     as_ddp = ", as under DDP" if is_ddp else ""
     if normalises:
@@ -310,11 +322,15 @@ BUNDLED: Mapping[str, str] = MappingProxyType(
         STAND_IN: "hetopt.trainer.tasks.stand_in:stand_in",
     }
 )
-"""Name of a bundled task -> where it is defined, as ``module:attribute``. Nobody is offered the one that stands in."""
+"""Bundled tasks by name: where each is defined, as ``module:attribute``. The stand-in is not offered to people."""
 
 
 def check_found(reference: str) -> None:
     """Refuse a task reference whose bundled task, file or module does not exist; none of its code is run.
+
+    Args:
+        reference: name of a bundled task, ``file.py:attribute`` or ``module:attribute``; the attribute is not looked
+            up.
 
     Raises:
         BadInput: there is no such bundled task, file or module.
@@ -343,14 +359,14 @@ def check_data_folder(folder: Path) -> None:
     """Refuse a folder for a task's data that does not exist.
 
     Raises:
-        BadInput: it does not.
+        BadInput: the folder does not exist, or is no folder.
     """
     if not folder.is_dir():
         raise BadInput(f"there is no data folder {folder}.", hint="give the folder that holds the task's files")
 
 
 def names_no_task(reference: str) -> BadInput:
-    """Return the error of a text that names neither a task nor a script, with what to write instead."""
+    """Return the error for a text that names neither a task nor a script, with a hint on what to write instead."""
     if reference.endswith(".py"):
         return BadInput(f"'{reference}' names a file but no task in it.", hint=f"Add the attribute: {reference}:task")
     if "/" in reference or Path(reference).exists():

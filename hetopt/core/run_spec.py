@@ -48,13 +48,14 @@ from hetopt.core.plain_text import known
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 
 SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
-"""Each is explained in `hetopt.trainer.sync.synchroniser`."""
+"""Names of the synchronization policies, each explained in `hetopt.trainer.sync.synchroniser`."""
 
 Votes = Literal["any", "majority", "quantile"]
-"""How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
+"""How many workers have to ask for a synchronisation: one (``any``), more than half (``majority``), or a stated part of
+them (``quantile``)."""
 
 PartitionName = Literal["global", "shards", "seldp", "labels"]
-"""Each is explained in `hetopt.trainer.data.cursor`."""
+"""Names of the rules for which samples a worker sees, each explained in `hetopt.trainer.data.cursor`."""
 
 
 POLICIES: Mapping[SyncName, str] = MappingProxyType(
@@ -77,23 +78,24 @@ class Synchronization(_Named):
     """The synchronization of the workers' models: by gradients in every step, or by parameters now and then.
 
     Attributes:
-        name: of the policy.
+        name: name of the policy.
         every_steps: ``local-sgd``: parameters are averaged after so many steps (H).
         participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
         every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
         delta: ``selsync``: relative change of a worker's gradient norm from which it votes to synchronise; ``auto``:
             steered so that ``synchronised_share`` holds; ``never``: votes are counted in vain.
         synchronised_share: ``selsync(auto)``: part of the steps that are to end in a synchronisation.
-        votes: of whom it takes how many.
-        quorum: ``votes = quantile``: the part of the workers that has to vote for it.
-        max_local_steps: ``selsync``: no more steps in a row without a synchronisation; absent: any number.
+        votes: ``selsync``: how many workers must vote to synchronise: ``any`` one, a ``majority``, or the part
+            ``quorum`` (``quantile``).
+        quorum: ``votes = quantile``: the part of the workers that has to vote to synchronise.
+        max_local_steps: ``selsync``: most steps in a row without a synchronisation; None: any number.
         window: ``selsync`` with a fixed delta: first steps, each of which synchronises while the mean of the norm
             settles. Under ``auto`` averages become rarer from the first step on.
         smoothing: ``selsync``: weight of the newest squared norm in that moving mean.
-        vote_lag: steps between a vote and the synchronisation that it asks for. 1: votes travel while the next step is
-            computed; 0: every step waits for them, as published.
-        outer_rate: what part of the way to the average is gone at a synchronisation (r); 1: all of it.
-        outer_momentum: Nesterov's, of those steps (m): DiLoCo has 0.7 and 0.9.
+        vote_lag: ``selsync``: steps between a vote and the synchronisation that it asks for. 1: votes travel while the
+            next step is computed; 0: every step waits for them, as published.
+        outer_rate: part of the way to the average that is gone at a synchronisation (r); 1: all of it.
+        outer_momentum: Nesterov's momentum of those steps (m); 0: none; DiLoCo has rate 0.7 and momentum 0.9.
         stretch: epochs that the task's schedule of the learning rate takes for one of its own. Workers that average now
             and then need more steps than those that sum every gradient, and a rate that falls as early ends training
             before they were taken.
@@ -125,8 +127,8 @@ class Partition(_Named):
     """The rule for which of the data set's samples a worker may see.
 
     Attributes:
-        name: of the rule.
-        labels: ``labels``: how many labels a worker's samples have.
+        name: name of the rule.
+        labels: ``labels``: number of labels that a worker's samples have.
     """
 
     name: PartitionName = "global"
@@ -148,7 +150,7 @@ class Injection(Record):
 
 
 DILOCO = "diloco"
-"""Local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
+"""Name of local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
 
 _FIRST: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every",),
@@ -180,7 +182,7 @@ def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
     """Parse how workers synchronize, such as ``local-sgd(8)``; errors name ``option``.
 
     Raises:
-        BadInput: a name that is unknown, or a value that cannot be.
+        BadInput: the name or a key is unknown (the nearest is named), or a value is no number or out of its range.
     """
     item = call(text, option)
     name = known(item.name, (*POLICIES, DILOCO), "synchronisation")
@@ -196,7 +198,7 @@ def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
     """Parse the rule for which samples a worker sees, such as ``labels(1)``; errors name ``option``.
 
     Raises:
-        BadInput: a name that is unknown, or a value that cannot be.
+        BadInput: the name or a key is unknown (the nearest is named), or a value is no number or out of its range.
     """
     item = call(text, option)
     name = known(item.name, get_args(PartitionName), "partition")
@@ -207,7 +209,7 @@ def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
     """Parse ``0.25, 0.1``: the fraction of workers that pass on samples, and of their samples; errors name ``option``.
 
     Raises:
-        BadInput: not two fractions.
+        BadInput: the text is not two fractions above 0 and at most 1.
     """
     keys = {"workers": "workers", "samples": "samples"}
     return record(Injection, arguments(text, option), keys, first=keys, units=dict.fromkeys(keys, FRACTION))
@@ -236,12 +238,15 @@ def _spell(said: Record, name: str) -> str:
 
 
 EVERY_HOST = "*"
+"""Name that stands for every host in a change."""
 
 
 class DeclaredTime(Record):
     """The compute time of a rehearsed worker's step on the real machine: ``fixed_s + per_sample_s * samples``.
 
     The worker computes for real and then waits until that time is over.
+
+    Times are in seconds.
     """
 
     fixed_s: NonNegativeFloat = 0.0
@@ -251,7 +256,11 @@ class DeclaredTime(Record):
 class EmulatedHost(Record):
     """A rehearsal's emulated host: a network namespace with one link, and a number of workers.
 
-    ``speed`` is relative, in whatever unit the rehearsal was described in; changes are given in the same unit.
+    Attributes:
+        name: up to 8 small letters and digits, such as ``h0``.
+        workers: number of workers on the host.
+        speed: relative speed, in whatever unit the rehearsal was described in; changes are given in the same unit.
+        rate_bits_per_s: rate of the link in each direction; None: not limited.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]{0,7}$")
@@ -261,10 +270,22 @@ class EmulatedHost(Record):
 
 
 class Change(Record):
-    """A change of a rehearsal's host, or of every host ('*'), at a time or step of the run.
+    """A change of a rehearsal's host at a time or step of the run.
 
-    It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once. A host
-    that has died may return; one that has notice will die soon; one that is cut off reaches nobody until it heals.
+    With neither time nor step it happens at once. At most one of the five fates is True; speed or rate may change
+    instead or beside.
+
+    Attributes:
+        host: name of the host; ``*``: every host.
+        at_s: seconds after training began.
+        at_step: as soon as this step is seen.
+        speed: new relative speed; None: unchanged.
+        rate_bits_per_s: new link rate; None: unchanged.
+        dies: all of the host's processes are killed.
+        returns: a host that has died is there again.
+        notice: the host will be taken away soon.
+        cut: the host reaches nobody until it heals.
+        heals: a host that was cut off reaches the others again.
     """
 
     host: str
@@ -291,10 +312,13 @@ class Change(Record):
 
 
 class ScaledEmulation(Record):
-    """A cluster emulated on one machine: its hosts, in order of their workers' ranks, and scheduled changes.
+    """A cluster emulated on one machine.
 
-    ``time_factor`` says how many times slower links are than in the cluster that is rehearsed. Computation takes as
-    many times as long, unless something with a smaller gradient stands in for the job.
+    Attributes:
+        hosts: in the order of their workers' ranks.
+        time_factor: factor by which links are slower than in the cluster that is rehearsed. Computation takes as many
+            times as long, unless something with a smaller gradient stands in for the job.
+        changes: scheduled changes of hosts; empty: none.
     """
 
     hosts: tuple[EmulatedHost, ...] = Field(min_length=1)
@@ -306,8 +330,8 @@ class Conditions(Record):
     """The present speeds of a rehearsal, written by its conductor and read by every worker between steps.
 
     Attributes:
-        slowdown: the whole miniature runs so many times slower than was planned, because the real computation did not
-            fit into the declared time.
+        slowdown: factor by which the whole miniature runs slower than was planned, because the real computation did not
+            fit into the declared time; 1: it fits.
         speed_factors: present speed over declared speed, by host; a host that is not named is as declared.
     """
 
@@ -319,11 +343,12 @@ STAND_IN = "stand-in"
 """The bundled task that trains in the place of a job that this machine cannot train."""
 
 PARAMETERS = 250_000
-"""In single precision: a gradient of 1 MB. Links are scaled to it, so that a step exchanges as long as the job's would:
-110 million parameters over 10 Gbit/s are as slow as 1 MB over 23 Mbit/s, which a network on a few cores carries."""
+"""Parameters of the stand-in, in single precision: a gradient of 1 MB. Links are scaled to it, so that a step exchanges
+as long as the job's would: 110 million parameters over 10 Gbit/s are as slow as 1 MB over 23 Mbit/s, which a network
+on a few cores carries."""
 
 LAYERS = 10
-"""Its parameters are so many vectors of one length: a real gradient does not come at once either."""
+"""Number of vectors of one length that the stand-in's parameters are: a real gradient does not come at once either."""
 
 SHAPES = ((PARAMETERS // LAYERS,),) * LAYERS
 GRADIENT_BYTES = 4 * PARAMETERS
@@ -337,8 +362,8 @@ Part = Annotated[float, Field(ge=0, le=1)]
 
 
 BufferPolicy = Literal["persistence", "truncation", "bounded_age"]
-"""What becomes of samples that arrived and were not taken: all wait, only a batch of the newest does, or those younger
-than a set age do."""
+"""What becomes of samples that arrived and were not taken: all wait (``persistence``), only a batch of the newest does
+(``truncation``), or those younger than a set age do (``bounded_age``)."""
 
 
 class Stream(Record):
@@ -347,14 +372,14 @@ class Stream(Record):
     Attributes:
         rates: samples a second that arrive at each worker, in rank order.
         buffer: what becomes of samples that wait.
-        max_age_s: of samples that wait, under ``bounded_age``.
+        max_age_s: under ``bounded_age``: age from which a waiting sample is dropped.
         batch_interval_s: under the batch policy ``rate`` a batch is what arrives in this time. The paper's is 1 s.
-        min_batch: samples of a worker, at least.
-        max_batch: at most.
-        learning_rate: how it follows the batch: the run's is for the plan's global batch.
-        max_learning_rate_scale: it follows no further than by this factor, up or down. The paper has no cap, and loses
-            accuracy by it.
-        patience_s: a stream that gives no batch for so long ends the run.
+        min_batch: least local batch size, in samples.
+        max_batch: largest local batch size, in samples.
+        learning_rate: how the learning rate follows the batch; the run's own is for the plan's global batch.
+        max_learning_rate_scale: largest factor, up or down, by which the learning rate follows. The paper has no cap,
+            and loses accuracy by it.
+        patience_s: seconds after which a stream that gives no batch ends the run.
     """
 
     rates: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
@@ -386,11 +411,11 @@ class GravacSettings(Record):
 
     Attributes:
         window: steps for which a candidate factor is tried.
-        eps: least retained energy of what is sent.
+        eps: least retained energy of what is sent, as a fraction.
         omega: relative difference of throughputs that counts as none.
         floor: first compression factor; 10 sends a tenth.
-        raises: how the candidate factor grows.
-        smoothing: weight of the newest throughput.
+        raises: how the candidate factor grows from one to the next.
+        smoothing: weight of the newest throughput in the moving average.
     """
 
     window: PositiveInt = 500
@@ -407,11 +432,11 @@ class AccordionSettings(Record):
     The paper has threshold 0.5, smoothing 1, 10 epochs, and decay.
 
     Attributes:
-        gentle: ratio in critical regimes; absent: ten times the run's.
+        gentle: ratio in critical regimes; None: ten times the run's.
         threshold: relative change of the gradient's norm that makes a regime critical.
-        smoothing: weight of the newest norm.
-        epochs: between looks; 0: every control period.
-        decay: a learning rate that has fallen is critical too.
+        smoothing: weight of the newest norm in the moving average.
+        epochs: epochs between looks at the norm; 0: every control period.
+        decay: whether a learning rate that has fallen makes a regime critical, too.
     """
 
     gentle: Share | None = None
@@ -426,7 +451,8 @@ class ThresholdSettings(Record):
 
     Attributes:
         delta: most of the gradient's energy, as a fraction, that a worker votes to lose.
-        combine: how the workers' votes become a decision.
+        combine: how the workers' votes become a decision: by ``majority``, ``any``, ``all``, or the ``mean`` of their
+            losses.
     """
 
     delta: Part = 0.3
@@ -437,9 +463,11 @@ class ScanSettings(Record):
     """The settings of the ratio policy ``scan``, the choice of AR-Topk (arXiv 2312.02493).
 
     Attributes:
-        time, gain: weights of the two objectives.
+        time: weight of the exchange time.
+        gain: weight of the retained gradient energy.
         sensitivity: relative change of either that calls for another scan.
-        least_gain: below which nothing is chosen while there is something above it; the paper has no such floor (0).
+        least_gain: gain below which nothing is chosen while there is something above it; the paper has no such floor
+            (0).
     """
 
     time: Annotated[float, Field(ge=0)] = 0.6
@@ -452,7 +480,7 @@ class ProportionalSettings(Record):
     """The settings of the batch policy ``proportional`` (arXiv 2110.08941).
 
     Attributes:
-        every: when shares are decided anew.
+        every: when shares are decided anew: each ``epoch`` or each control ``period``.
     """
 
     every: Literal["epoch", "period"] = "epoch"
@@ -462,10 +490,11 @@ class DynamicSettings(Record):
     """The settings of the batch policy ``dynamic`` (arXiv 2305.12213).
 
     Attributes:
-        smoothing: weight of the newest time.
+        smoothing: weight of the newest time in the moving average.
         dead_band: relative change of a share below which all shares stay.
-        least, most: bounds of a share, in units of an equal share; absent: none above.
-        every: when shares are decided anew.
+        least: least share, in units of an equal share.
+        most: largest share, in units of an equal share; None: no bound.
+        every: when shares are decided anew: each ``epoch`` or each control ``period``.
     """
 
     smoothing: Share = 0.5
@@ -479,9 +508,9 @@ class AllocationSettings(Record):
     """The settings of the batch policy ``allocation`` (arXiv 2111.08272).
 
     Attributes:
-        micro: samples of a micro-batch; absent: the run's, or an eighth of an equal share.
-        tolerance: relative difference of compute times that is left alone; absent: what one micro-batch resolves.
-        every: when shares are decided anew.
+        micro: samples of a micro-batch; None: the run's, or about an eighth of an equal share.
+        tolerance: relative difference of compute times that is left alone; None: what one micro-batch resolves.
+        every: when shares are decided anew: each ``epoch`` or each control ``period``.
     """
 
     micro: PositiveInt | None = None
@@ -530,8 +559,15 @@ def parse_policy(
 ) -> tuple[str, Settings]:
     """Parse a policy, ``name(key=value)``, into its name and the settings that differ from the defaults.
 
+    Args:
+        text: as a person writes it.
+        names: all policies that exist.
+        settings: by policy, the record class of its settings; a policy that is not there has none.
+        where: with which errors about the text begin.
+        what: kind of policy, for the error about an unknown name.
+
     Raises:
-        BadInput: an unknown name or key, or a value that cannot be.
+        BadInput: the name or a key is unknown, or a value is no number or out of its range.
     """
     item = call(text.strip(), where)
     name = known(item.name, names, what)
@@ -547,10 +583,15 @@ def spell_policy(name: str, settings: Settings) -> str:
 
 
 def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
-    """Raise ValueError for settings of a policy that its record in ``kinds`` does not have or allow.
+    """Check a policy's settings against its record in ``kinds``; a policy that is not there has no settings.
+
+    Args:
+        name: of the policy.
+        settings: those that differ from its defaults.
+        kinds: record class of the settings, by policy.
 
     Raises:
-        ValueError: it has no such setting, or not with that value.
+        ValueError: the policy has no such setting, or not with that value.
     """
     try:
         kinds.get(name, Record).model_validate(settings)
@@ -559,7 +600,17 @@ def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Recor
 
 
 class Sweep(Record):
-    """A schedule for measuring step times over local batch sizes, for one division of the host's processors."""
+    """A schedule for measuring step times over local batch sizes, for one division of the host's processors.
+
+    Attributes:
+        concurrent_workers: workers that compute at the same time; the others wait.
+        threads_per_worker: CPU threads of each.
+        local_batch_sizes: samples, measured in this order.
+        warmup_steps: steps of each size that are not timed.
+        timed_steps: steps of each size that are timed.
+        time_limit_s: seconds after which larger batch sizes are left out.
+        precision: that is computed in.
+    """
 
     concurrent_workers: PositiveInt = Field(description="workers that compute at the same time; the others wait")
     threads_per_worker: PositiveInt
@@ -571,7 +622,13 @@ class Sweep(Record):
 
 
 class NetworkProbe(Record):
-    """A schedule for timing collectives between all workers of the probe."""
+    """A schedule for timing collectives between all workers of the probe.
+
+    Attributes:
+        payload_bytes: bytes that each worker contributes, one after the other.
+        warmup: rounds that are not timed.
+        most_rounds: most rounds that are timed.
+    """
 
     payload_bytes: tuple[PositiveInt, ...] = (4_096, 65_536, 1_048_576, 4_194_304)
     warmup: PositiveInt = 3
@@ -579,7 +636,14 @@ class NetworkProbe(Record):
 
 
 class CompressorProbe(Record):
-    """A schedule for timing compressors at several ratios."""
+    """A schedule for timing compressors at several ratios.
+
+    Attributes:
+        names: of the compressors.
+        ratios: at which those that send a part are timed.
+        repeats: of each timing.
+        time_limit_s: seconds after which others than the usual compressors are left out; None: no limit.
+    """
 
     names: tuple[str, ...] = ("topk", "bf16", "int8", "int4")
     ratios: tuple[float, ...] = (0.1, 0.01, 0.001)
@@ -590,7 +654,17 @@ class CompressorProbe(Record):
 
 
 class PilotProbe(Record):
-    """A schedule of one pilot: a short training run towards the target at one global batch size."""
+    """A schedule of one pilot: a short training run towards the target at one global batch size.
+
+    Attributes:
+        global_batch_size: samples of a step.
+        time_limit_s: seconds after which the pilot ends.
+        max_epochs: passes over the data after which it ends.
+        sample_every_steps: steps between samples of noise and gain, in the first pilot only.
+        repeat: added to the schedule's seed.
+        sync: synchronization, such as 'local-sgd(8)'; None: gradients are summed in every step.
+        precision: that is computed in.
+    """
 
     global_batch_size: PositiveInt
     time_limit_s: PositiveFloat
@@ -606,7 +680,22 @@ class PilotProbe(Record):
 
 
 class ProbeSchedule(Record):
-    """The schedule of a whole profiling run: sweeps of step times, collectives, compressors and pilots."""
+    """The schedule of a whole profiling run: sweeps of step times, collectives, compressors and pilots.
+
+    Attributes:
+        seed: of weights and sample order.
+        sweeps: of step times.
+        network: timing of collectives; None: none.
+        compressors: timing of compressors; None: none.
+        pilots: short training runs; empty: none.
+        gain_ratios: ratios at which retained gradient energy is measured.
+        noise_groups: micro-batches that a noise sample is estimated from.
+        memory_fraction: part of the memory that workers may use.
+        gain_residual_ratios: ratios at which error feedback is followed.
+        exchanges: compressions, as people write them, that are tried on gradients of pilots.
+        time_limit_s: seconds after which pilots are cut short; None: no limit.
+        from_checkpoint: folder of a run or checkpoint where the pilots begin; None: with new weights.
+    """
 
     seed: NonNegativeInt
     sweeps: tuple[Sweep, ...]
@@ -635,7 +724,7 @@ OWN_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
 """Pattern of the names that added batch policies and backends may have."""
 
 DATA_PLACE = "{data}"
-"""In the arguments of a script: where it is told the folder of its data, which is another on each machine."""
+"""Placeholder in the arguments of a script for the folder of its data, which is another on each machine."""
 
 BATCH_POLICIES: dict[str, str] = {
     "uniform": "equal shares",
@@ -648,13 +737,16 @@ BATCH_POLICIES: dict[str, str] = {
     "rate": "what each worker's stream brings in a set time; their sum changes",
     "critical": "as model; the batch grows while the gradient noise makes that pay",
 }
-"""Who shares the global batch, and how. `hetopt.trainer.policies.policy` makes them, and registers others."""
+"""Batch policies by name, each with how it shares the global batch. `hetopt.trainer.policies.policy` makes them, and
+registers others."""
 
 RatioPolicyName = Literal["fixed", "warm_up", "accordion", "gravac", "threshold", "scan", "auto"]
-"""Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.steps.adaptive_controller`."""
+"""Names of the policies that decide how much of the gradient is sent, each explained in
+`hetopt.trainer.steps.adaptive_controller`."""
 
 WEIGHS_WAYS: tuple[RatioPolicyName, ...] = ("scan", "auto")
-"""Those that weigh whole ways to exchange by their time, compressor and collective included, and not a ratio alone."""
+"""Ratio policies that weigh whole ways to exchange by their time, compressor and collective included, and not a ratio
+alone."""
 
 Prefetch = Literal["auto", "on", "off"]
 """Whether a worker that reads its samples itself does so ahead, in a thread; ``auto``: where reading takes long."""
@@ -663,7 +755,23 @@ Prefetch = Literal["auto", "on", "off"]
 class Compression(RecordLeavingOut):
     """The compression of gradients: the compressor, the fraction of elements it sends, and overrides of its defaults.
 
-    A file says only what differs from the defaults; what goes together is in `hetopt.core.comm.composition`.
+    A file holds only what differs from the defaults; which values go together is in `hetopt.core.comm.composition`.
+    None stands for no override.
+
+    Attributes:
+        name: of the compressor.
+        ratio: fraction of the elements that is sent.
+        collective: by which workers' payloads are combined; ``auto``: the compressor's default.
+        memory: what becomes of elements that are not sent; ``auto``: the compressor's default.
+        bits: width of a quantiser's codes on the wire.
+        levels: of a quantiser; None: as many as its codes hold.
+        rank: of PowerSGD's factors.
+        floor_ratio: select from a selection of this fraction, as GraVAC does.
+        least_gain: part of the energy that a step's payload keeps at least: the selection, else the floor's, else
+            everything.
+        coding: of selected elements; None: plain.
+        momentum: of momentum correction.
+        clip_norm: largest norm of the whole gradient; each worker clips its own part to its share.
     """
 
     WRITTEN = ("name", "ratio")
@@ -691,7 +799,18 @@ class Compression(RecordLeavingOut):
 
 
 class WorkerSpec(Record):
-    """A worker of a run (one process, one device): its host, local batch size, slowdown and memory bound."""
+    """A worker of a run (one process, one device): its host, local batch size, slowdown and memory bound.
+
+    Attributes:
+        host: name of the machine that the worker runs on.
+        type: device type that it was planned as: a catalogue name or 'local'.
+        local_batch_size: samples of a step.
+        slowdown: factor by which its compute is slowed down on purpose.
+        declared: compute time that it imitates; None: its own.
+        threads: CPU threads; None: what torch chooses.
+        device: that it computes on; ``auto``: a GPU if there is one.
+        max_local_batch_size: samples that its memory holds at once; None: not known.
+    """
 
     host: HostName = Field(description="name of the machine the worker runs on, unique in the run")
     type: str = Field(description="device type it was planned as: a catalogue name or 'local'")
@@ -707,7 +826,13 @@ class WorkerSpec(Record):
 
 
 class StopRule(Record):
-    """The end of training: the first of the limits that are given."""
+    """The end of training: the first of the limits that are given, at least one.
+
+    Attributes:
+        max_steps: optimizer steps; None: no such limit.
+        max_epochs: passes over the data; None: no such limit.
+        target: whether to stop as soon as the task's target is reached.
+    """
 
     max_steps: PositiveInt | None = None
     max_epochs: PositiveFloat | None = None
@@ -721,7 +846,40 @@ class StopRule(Record):
 
 
 class RunSpec(RecordLeavingOut):
-    """All that workers need to know of a run: task or script, workers with local batch sizes, policies, and the end."""
+    """All that workers need to know of a run: task or script, workers with local batch sizes, policies, and the end.
+
+    Attributes:
+        task: name of the task, or of the script's job.
+        script: a training script with a session, and its arguments; empty: the task runs.
+        resumes: whether it goes on from checkpoints.
+        data_dir: folder of the data; None: the task needs none.
+        seed: of weights and sample order.
+        workers: in rank order, at least one.
+        compression: of gradients; under the ratio policy 'auto' where to begin.
+        ratio_policy: what decides how much is sent.
+        ratio_settings: its settings that are not the usual ones.
+        collective_policy: whether the collective follows the network.
+        slowdown_coefficient: what compression costs in steps before that is seen.
+        sync: when workers sum gradients or average parameters.
+        partition: which samples a worker may see.
+        injection: samples that workers hand on; None: none.
+        stream: rates at which samples arrive; None: the data are read in epochs.
+        exchange_timeout_s: seconds after which a late worker is lost.
+        batch_policy: what sets local batch sizes.
+        batch_settings: its settings that are not the usual ones.
+        micro_batch_size: samples that are computed together; None: as many as fit.
+        learning_rate_scale: factor on the task's own learning rate.
+        precision: that matrices are multiplied in.
+        shard: what the devices of a machine share of the model; None: as the task says.
+        prefetch: whether samples are read ahead.
+        stop: when training ends.
+        evaluate_every_epochs: epochs between evaluations.
+        control_period_steps: steps between two decisions of all workers.
+        checkpoint_every_s: seconds between checkpoints.
+        probe: measurements in the place of training; None: the run trains.
+        max_restarts: how often a killed worker is replaced, and then how often all start again.
+        miniature: the rehearsed cluster; None: the run is no rehearsal.
+    """
 
     LEFT_OUT = ("resumes", "ratio_settings", "batch_settings", "shard")
 
@@ -797,7 +955,7 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_local(self) -> bool:
-        """True where two or more workers apply their own gradients, and average parameters, from begin to end."""
+        """True where two or more workers apply their own gradients and average parameters, in the whole run."""
         return len(self.workers) > 1 and self.sync.is_local and not self.may_average
 
     @property
@@ -818,10 +976,11 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_elastic(self) -> bool:
-        """True where workers that lose others go on with what they have in memory: on one machine only with restarts.
+        """True where workers that lose others go on with what they have in memory, without a restart from a checkpoint.
 
-        Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
-        a checkpoint.
+        That takes a task on several CPU workers that sum gradients and read one stream of samples, unsharded: on one
+        machine only with restarts. Where workers differ, or may come to differ, in more than their place in the batch,
+        all of them start again from a checkpoint.
         """
         is_summed = not self.sync.is_local
         alike = is_summed and self.partition.name == "global" and self.injection is None and self.stream is None
@@ -834,7 +993,7 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def script_command(self) -> tuple[str, ...]:
-        """The script and its arguments, with the data's folder in the place of `DATA_PLACE`."""
+        """The script and its arguments, with the data's folder in the place of `DATA_PLACE`; empty: a task runs."""
         return tuple(word.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for word in self.script)
 
     @property
@@ -844,6 +1003,7 @@ class RunSpec(RecordLeavingOut):
 
 
 MEETING_PORT = 29400
+"""Port at which the hosts of a run meet by default."""
 
 
 def _endpoint(text: str) -> str:
@@ -856,11 +1016,17 @@ def _endpoint(text: str) -> str:
 
 
 MeetingPoint = Annotated[str, AfterValidator(_endpoint)]
-"""The IP address and port where all hosts of a run meet."""
+"""IP address and port where all hosts of a run meet, such as ``10.0.0.1:29400``."""
 
 
 class Node(Record):
-    """A host of a run: its name, its address and where all hosts meet, for the process that starts its workers."""
+    """A host of a run: its name, its address and where all hosts meet, for the process that starts its workers.
+
+    Attributes:
+        host: its name in the run.
+        address: IP address by which the others reach it.
+        meeting: IP address and port, at the first host.
+    """
 
     host: HostName
     address: AddressAmongHosts = Field(description="by which the others reach it")
@@ -876,7 +1042,7 @@ def first_rank(spec: RunSpec, host: str) -> int:
     """Return the rank, from 0, of the first worker on a host.
 
     Raises:
-        BadInput: the run has no such host.
+        BadInput: the run has no worker on such a host.
     """
     for rank, worker in enumerate(spec.workers):
         if worker.host == host:

@@ -25,11 +25,11 @@ from hetopt.core.run_folder import LOG_FOLDER, SPEC_FILE, host_log_folder
 
 _TAIL_BYTES = 65_536
 LOG_ROOM_BYTES = 65_536
-"""A disk with less room than that may refuse the next line of a log: nothing large may take it."""
+"""Room on a disk below which the next line of a log may be refused: nothing large may be written then."""
 
 
 class RunState(StrEnum):
-    """The states of a run, from its launch to its end."""
+    """The states of a run: starting, running, and the three in which it is over: finished, stopped and failed."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -45,30 +45,43 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """A run's state and, where it failed, a sentence on why and a hint on what would help."""
+    """A run's state and, where it failed, a sentence on why and a hint on what would help.
+
+    Attributes:
+        state: of the run.
+        reason: why it failed; None: it did not, or nobody knows.
+        hint: what would help; None: nothing is known.
+    """
 
     state: RunState
     reason: str | None = None
     hint: str | None = None
 
     def next_step(self, reading: str) -> str:
-        """Return advice after a failure: the hint, if there is one, then ``reading``, the advice which log to read."""
+        """Return advice after a failure: the hint, if any, then ``reading``, the advice on which log to read."""
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
-    """Return why a run's latest attempt failed, the first reason since workers last started; None: it did not."""
+    """Return why a run's latest attempt failed, the first reason since workers last started; None: it did not.
+
+    Args:
+        events: of its log, or the end of them, oldest first.
+    """
     return RunFold.of(events).failure
 
 
 def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
     """Return a run's status from the end of its event log and from whether its host process lives.
 
+    A living run is starting or running; a dead one is finished, stopped or failed.
+
     Args:
-        events: the end of its log, oldest first.
+        events: end of its log, oldest first.
         alive: whether its host process lives.
         stop_wished: whether somebody asked it to stop.
-        last_line: what its processes' output says of the end, told where no event says how the run ended.
+        last_line: what the output of its processes says of the end, used where no event says how it ended; None:
+            nothing.
     """
     # What others write between the workers' events says nothing about how the run itself is.
     last = next((event for event in reversed(events) if not isinstance(event, ConditionChanged | Remarked)), None)
@@ -91,6 +104,10 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
 
     The smallest of hetopt's own is the most specific (2 bad input before 6 run failed). A host that died is a failed
     run, whatever its survivors say.
+
+    Args:
+        codes: exit codes of the run's processes; empty: 0.
+        host_died: whether a host of the run was lost.
     """
     if host_died:
         return RunFailed.exit_code
@@ -105,14 +122,14 @@ def log_bytes(run_dir: Path) -> int:
 
 
 def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
-    """Read the events in the last 64 KiB of a run's log, none before byte ``since``.
+    """Read the events in the last 64 KiB of a run's log, none before byte ``since``; empty: there is no log yet.
 
     Args:
         run_dir: the run's folder.
-        since: bytes of it that are not looked at, such as those of earlier sessions.
+        since: byte of the log before which nothing is read, such as the end of earlier sessions.
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: the log is there and cannot be read.
     """
     begin = max(since, log_bytes(run_dir) - _TAIL_BYTES)
     return EventReader(path=run_dir / EVENTS_FILE, offset=begin).read()
@@ -122,7 +139,7 @@ def read_tail(path: Path) -> str:
     """Read the last 64 KiB of a file as text, from the start of a line; empty: there is no file.
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: the file is there and cannot be read.
     """
     try:
         with opened_file(path, hint=ITS_OWNER) as stream:
@@ -134,7 +151,11 @@ def read_tail(path: Path) -> str:
 
 
 def last_words(run_dir: Path) -> str | None:
-    """Return why a run's processes ended without logging it, by its folder, disk and output; None: nothing tells."""
+    """Return why a run's processes ended without logging it, by its folder, disk and output; None: nothing tells.
+
+    Raises:
+        BadInput: a log cannot be read.
+    """
     if not (run_dir / SPEC_FILE).exists():
         return "it was never started: its folder holds no run"
     if shutil.disk_usage(run_dir).free < LOG_ROOM_BYTES:
@@ -151,8 +172,11 @@ def last_log_line(run_dir: Path, host: str | None = None) -> str | None:
     What a library logs, in the form of glog, is neither: torch tells that it ends workers, whoever wanted that.
 
     Args:
-        run_dir: of the run.
-        host: whose output; None: of all.
+        run_dir: the run's folder.
+        host: name of the host whose output is read; None: all hosts' output.
+
+    Raises:
+        BadInput: a log cannot be read, or no host can be called ``host``.
     """
     folder = run_dir / LOG_FOLDER if host is None else host_log_folder(run_dir, host)
     files = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 _VARIABLE = "PYTHONSAFEPATH"
 
 INSTALLED_ONLY = {_VARIABLE: "1"}
-"""Environment of a Python that is to look in no folder of the caller's."""
+"""Environment variables of a Python that is to look for modules in no folder of the caller's."""
 
 
 def search_first(folder: Path) -> None:
@@ -33,7 +33,10 @@ def search_first(folder: Path) -> None:
 
 
 def run_script(script: str) -> None:
-    """Run a file in this process as ``python FILE`` would, or as ``python -m`` would where it imports its package."""
+    """Run a file in this process as ``python FILE`` would, or as ``python -m`` would where it imports its package.
+
+    ``sys.path`` changes for good (see `search_first`); what the script raises goes through.
+    """
     path = Path(script).resolve()
     root = code_folder(path)
     search_first(root)
@@ -45,7 +48,7 @@ def run_script(script: str) -> None:
 
 
 def code_folder(script: Path) -> Path:
-    """Return the folder in which a script's own imports are looked for: beside it, or around the package it is in.
+    """Return the folder in which a script's own imports are looked for: the script's, or around its package.
 
     The latter is where it imports relatively, or by name a package that it is in: there ``python -m PACKAGE.SCRIPT`` is
     typed.
@@ -84,7 +87,7 @@ def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
 
 
 def begin_in(folder: str) -> None:
-    """Put ``folder`` first on ``sys.path`` in place of Python's own entry; under PYTHONSAFEPATH leave both out."""
+    """Put ``folder`` first on ``sys.path`` in place of Python's own entry; under PYTHONSAFEPATH add nothing."""
     if not sys.flags.safe_path:
         del sys.path[0]
     if not os.environ.get(_VARIABLE):
@@ -94,7 +97,7 @@ def begin_in(folder: str) -> None:
 _NAMED_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where torch is without CUDA, a tenth of what PyPI has; see `requirements/torch_index.py`."""
+"""Package index that has torch without CUDA, a tenth of the size that PyPI has; see `requirements/torch_index.py`."""
 
 
 def install_command(extra: str) -> str:
@@ -112,7 +115,7 @@ def install_command(extra: str) -> str:
 
 
 def requirement(package: str) -> str:
-    """Return the versions of a package that hetopt declares, such as ``torch<2.15,>=2.11``; else the package's name."""
+    """Return the versions of a package that hetopt declares, such as ``torch<2.15,>=2.11``; undeclared: its name."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
     return next((line for line in declared if _name(line) == package), package)
 

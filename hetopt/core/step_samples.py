@@ -31,11 +31,12 @@ HINT = "a line looks like " + (
     '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'
 )
 ModelKind = Literal["convolution", "transformer", "recurrent", "embedding"]
-"""What most of a model is made of, as far as that tells how it follows a GPU's rates."""
+"""Kinds of what most of a model is made of, as far as that tells how it follows a GPU's rates."""
 
 MOST_WORKERS = 65_536
 IN_PRECISION = " in "
-"""Between a machine type and a precision: the same machine computing in another precision is another kind of worker."""
+"""Text between a machine type and a precision: the same machine computing in another precision is another kind of
+worker."""
 MOST_SAMPLES = 20_000
 
 
@@ -55,14 +56,25 @@ class _Line(PlainText):
 
 
 class Node(_Line):
-    """One machine of a cluster, and how many workers it runs (one a GPU)."""
+    """A group of equal workers on one machine of a cluster.
+
+    Attributes:
+        type: machine type.
+        workers: number of workers that the machine runs (one a GPU).
+    """
 
     type: str = Field(min_length=1)
     workers: PositiveInt
 
 
 class Compression(_Line):
-    """The compression of a step's gradients; ``ratio`` is the fraction of the elements that is sent."""
+    """The compression of a step's gradients.
+
+    Attributes:
+        name: of the compressor.
+        ratio: fraction of the elements that is sent.
+        collective: its name; ``auto``: the compressor's default.
+    """
 
     name: str
     ratio: float = Field(default=1.0, gt=0, le=1)
@@ -70,7 +82,15 @@ class Compression(_Line):
 
 
 class Configuration(_Line):
-    """A cluster's machines and workers, with each worker's local batch size, compression, sync and precision."""
+    """A cluster's machines and workers, with each worker's local batch size, compression, sync and precision.
+
+    Attributes:
+        nodes: the machines.
+        local_batch_size: samples of every worker, or one number a worker in the order of the nodes.
+        compression: of gradients; None: everything is sent.
+        sync: synchronization, such as 'local-sgd(8)'; None: gradients are summed in every step.
+        precision: that matrices are multiplied in; None: not given.
+    """
 
     nodes: tuple[Node, ...] = Field(min_length=1)
     local_batch_size: PositiveInt | tuple[PositiveInt, ...]
@@ -103,7 +123,7 @@ class Configuration(_Line):
 
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
-        """The types and workers of the nodes in any order: what is rented and started as one job."""
+        """The kinds and workers of the nodes, sorted, so that order does not count: what one job rents and starts."""
         return tuple(sorted((self.kind(node), node.workers) for node in self.nodes))
 
     def kind(self, node: Node) -> str:
@@ -115,9 +135,11 @@ class StepSample(Configuration):
     """A cluster configuration with the measured time of its step, in seconds.
 
     Attributes:
-        step_time_s: one optimizer step, wall clock, synchronization included.
-        sync_time_s: the part of it after the last local gradient was ready: exchange that is not hidden, and waiting.
-        model_kind, flops_per_sample: of the job, so the same in all samples that say them.
+        step_time_s: seconds of one optimizer step, wall clock, synchronization included.
+        sync_time_s: the part of it after the last local gradient was ready: exchange that is not hidden, and waiting;
+            None: not known.
+        model_kind: what most of the model is made of; None: not known.
+        flops_per_sample: floating-point operations of matrix work of a sample, forward and backward; None: not known.
     """
 
     step_time_s: PositiveFloat
@@ -145,7 +167,14 @@ class StepSample(Configuration):
 
 
 class StepSamples(Artifact):
-    """Measured step times of one training job, as `hetopt predict` reads them."""
+    """Measured step times of one training job, as `hetopt predict` reads them.
+
+    Attributes:
+        created: when, ISO 8601 in UTC.
+        hetopt_version: that imported them.
+        source: file that was imported.
+        samples: at least one.
+    """
 
     KIND: ClassVar[str] = "step-samples"
     VERSION: ClassVar[int] = 1
@@ -158,10 +187,14 @@ class StepSamples(Artifact):
 
 
 def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]:
-    """Parse JSON lines into step samples, condensed to 20,000 at most; errors name ``origin`` and line.
+    """Parse JSON lines into step samples, condensed to 20,000 at most; empty lines are passed over.
+
+    Args:
+        lines: one step sample each.
+        origin: what errors call the lines, usually the path.
 
     Raises:
-        BadInput: the first line that cannot be used, or no line at all.
+        BadInput: a line is no step sample (the first such line is named), or there is no sample at all.
     """
     samples = []
     for number, line in enumerate(lines, start=1):
@@ -203,10 +236,14 @@ _AnyLine = TypeVar("_AnyLine", bound=Configuration)
 
 
 def parse_line(kind: type[_AnyLine], line: str) -> _AnyLine:
-    """Parse a JSON line into a cluster configuration or a step sample; ignore other fields, but refuse misspelled ones.
+    """Parse a JSON line into a cluster configuration or a step sample; ignore other fields, refuse misspelled ones.
+
+    Args:
+        kind: class of the record, `Configuration` or `StepSample`.
+        line: the JSON text.
 
     Raises:
-        BadInput: what is wrong with it.
+        BadInput: the line is not JSON, or a field is missing, misspelled or invalid; up to 8 faults are named.
     """
     try:
         return kind.model_validate_json(line)
@@ -217,4 +254,4 @@ def parse_line(kind: type[_AnyLine], line: str) -> _AnyLine:
 
 
 MOST_TOLD = 8
-"""Faults of one line that are named."""
+"""Number of faults of one line that are named."""

@@ -53,6 +53,11 @@ def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_siz
     - ``linear``: in proportion (Goyal et al. 2017, arXiv 1706.02677, with warm-up). As many samples move the parameters
       as far, as long as steps are small and noise dominates.
     - ``sqrt``: by the square root (Krizhevsky 2014, arXiv 1404.5997). The variance of the sum of steps stays the same.
+
+    Args:
+        rule: name of the rule.
+        batch_size: samples of a step.
+        tuned_batch_size: samples of a step at which the learning rate was tuned.
     """
     times = batch_size / tuned_batch_size
     return {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[rule]
@@ -86,8 +91,8 @@ def pooled_noise(groups: int, samples: int, weighted_square_norms: float, mean_s
     ``sum_i b_i |g_i|^2`` over its groups.
 
     Args:
-        groups: how many groups the batch was computed in, at least two.
-        samples: samples of all groups together.
+        groups: number of groups that the batch was computed in, at least two.
+        samples: number of samples of all groups together.
         weighted_square_norms: ``sum_i b_i |g_i|^2`` over all groups.
         mean_square_norm: ``|g|^2`` of the mean gradient over all samples.
     """
@@ -108,6 +113,13 @@ def step_worth(moments: Moments, batch_size: float, given: float) -> float:
 
     the gain of AdaScale SGD (Johnson et al. 2020, arXiv 2007.05105), which is also the factor on the learning rate; of
     a larger batch it is from 1 to the ratio of both sizes.
+
+    It is 1 where neither noise nor gradient shows.
+
+    Args:
+        moments: of the gradient.
+        batch_size: B, samples of the step.
+        given: B0, samples of the step that it is counted in.
     """
     square = max(0.0, moments.gradient_square)
     squares = [moments.gradient_variance / size + square for size in (given, batch_size)]
@@ -124,7 +136,8 @@ for the middle of a wide prior.
 """
 
 FEWEST_NOISE_SAMPLES = 3
-"""Below which nothing is concluded from a curve of noise: training has just begun, or has begun anew."""
+"""Number of noise samples below which nothing is concluded from a curve of noise: training has just begun, or has begun
+anew."""
 
 _LEAST_WEIGHT = 0.1
 """Of the newest sample in the moving average of a curve, which is over about the last twenty. With 0.05 and 0.2 runs
@@ -142,7 +155,7 @@ class NoiseCurve(Record):
     decline would look like an error.
 
     Attributes:
-        samples: that were added.
+        samples: number of noise estimates that were added.
         level: of ``V + |G|^2`` in the last samples; 0 before the first.
         means: of ``V``, ``|G|^2`` and their squares, weighted, over the level at their time.
         focus: sum of the squared weights: one over the number of samples that an equal average would be of.
@@ -154,7 +167,7 @@ class NoiseCurve(Record):
     focus: NonNegativeFloat = 0.0
 
     def add(self, moments: Moments) -> NoiseCurve:
-        """Return a curve with one more noise estimate; unchanged where it is zero or absurd, as of a diverging run."""
+        """Return a curve with one more noise estimate; the same where that is zero or absurd, as of a diverging run."""
         both = moments.gradient_variance, moments.gradient_square
         size = sum(map(abs, both))
         level = self.level or size
@@ -171,12 +184,15 @@ class NoiseCurve(Record):
 
     @property
     def recent(self) -> Moments:
-        """The average, at the present level; the ratio is taken last, as a mean of ratios would be wrong."""
+        """The average of variance and squared norm, at the present level; zeros before the first sample.
+
+        A ratio is taken of these averages, as a mean of ratios would be wrong.
+        """
         return Moments(gradient_variance=self.level * self.means[0], gradient_square=self.level * self.means[1])
 
     @property
     def likely(self) -> Moments | None:
-        """The average, its squared norm no less than its error; None: no noise shows yet, or there is too little of it.
+        """The average with a squared norm no less than its error; None: under 3 samples, or no noise shows in them.
 
         A mean gradient that is lost in noise may be as long as the error of its square, and no longer.
         """
@@ -200,28 +216,32 @@ def smoothed(moments: Iterable[Moments]) -> Iterator[Moments]:
 
 
 COEFFICIENT = 0.12
-"""Prior of ``a``: the upper of what was measured on two tasks, and so an assumption about any other."""
+"""Prior of ``a``, a task's sensitivity to stale gradients: the upper of what was measured on two tasks, and so an
+assumption about any other."""
 
 COEFFICIENT_SD = 0.15
-"""Its standard deviation: the next task may be three times as sensitive, or not at all."""
+"""Standard deviation of the prior of ``a``: the next task may be three times as sensitive, or not at all."""
 
 CAUTIOUS_COEFFICIENT = 0.37
-"""The upper end of the 90 % interval: what training acts by until it has seen better. Where a learning rate is as high
-as dense training bears, late gradients may cost the run."""
+"""Upper end of the 90 % interval of ``a``: what training acts by until it has seen better. Where a learning rate is as
+high as dense training bears, late gradients may cost the run."""
 
 MOST_LOST = 0.1
-"""Steps more than dense training that compression may cost where the number of steps is fixed: nothing makes up for
-what was not learned in them."""
+"""Steps, as a part of dense training's, that compression may cost where the number of steps is fixed: nothing makes up
+for what was not learned in them."""
 
 LEAST_GAIN = 0.05
-"""Below which nothing is planned or used, whatever it promises: the law was never seen to hold there."""
+"""Retained gradient energy below which nothing is planned or used, whatever it promises: the law was never seen to hold
+there."""
 
 
 NOISE_COEFFICIENT = 0.05
-"""Prior of ``c``: above what two tasks showed at their own learning rates, 0.02 to 0.04."""
+"""Prior of ``c``, what a rounding's noise costs in steps: above what two tasks showed at their own learning rates, 0.02
+to 0.04."""
 
 NOISE_COEFFICIENT_SD = 0.15
-"""Its standard deviation: the next task may be trained closer to the highest learning rate that it bears."""
+"""Standard deviation of the prior of ``c``: the next task may be trained closer to the highest learning rate that it
+bears."""
 
 
 def distance(gain: float) -> float:
@@ -234,6 +254,11 @@ def backlog_after(before: float, gain: float, steps: float) -> float:
 
     A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
     for gradients are mostly noise.
+
+    Args:
+        before: residual's energy at the beginning, over that of a gradient.
+        gain: part of the energy that each step sends, in (0, 1].
+        steps: number of steps; fractions are allowed.
     """
     settled = distance(gain) ** 2
     return settled + (before - settled) * float((1 - gain) ** steps)

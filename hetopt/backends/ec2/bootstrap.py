@@ -33,7 +33,7 @@ from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 
 UNITS_FOLDER = "/etc/systemd/system"
 UNITS_VARIABLE = "HETOPT_UNITS"
-"""Where units are, on what only imitates a machine."""
+"""Environment variable with the folder of systemd's units, on what only imitates a machine."""
 
 END_SERVICE = "hetopt-end.service"
 END_TIMER = "hetopt-end.timer"
@@ -67,7 +67,8 @@ Persistent=true
 [Install]
 WantedBy=timers.target
 """
-"""The unit that starts that at a moment: whole seconds since the epoch, or a shell variable that holds them."""
+"""The timer unit that starts END_SERVICE at ``{moment}``: whole seconds since the epoch, or a shell variable that holds
+them."""
 
 AGAIN_UNIT = f"""\
 [Unit]
@@ -88,11 +89,17 @@ def set_timer(
 ) -> None:
     """Set this machine's shutdown timer to ``end_s``, seconds since the epoch, in place of the time set before.
 
+    A time that is past shuts the machine down in a second. Where systemd refuses the timer, ``shutdown`` is scheduled
+    instead.
+
     Args:
-        end_s: when, in seconds since the epoch.
+        end_s: when to shut down, in seconds since the epoch.
         run: carries out a command; returns whether that succeeded.
-        units: where the system's units are.
-        clock: seconds since the epoch.
+        units: folder of the system's units.
+        clock: returns seconds since the epoch.
+
+    Raises:
+        BadInput: the timer's file cannot be written.
     """
     now_s = clock()
     write_atomically(units / END_TIMER, TIMER_UNIT.format(moment=math.floor(max(end_s, now_s + _SOONEST_S))))
@@ -106,15 +113,21 @@ CONFIG_FILE = "node.json"
 
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WHEELS_FOLDER = "wheels"
-"""Where machines leave what they have installed, for those that boot later."""
+"""Folder of the bucket where machines leave the packages that they have installed, for those that boot later."""
 
 
 class NodeConfig(Terms):
     """The configuration that a rented machine boots with; each value is a single word to a shell.
 
     Attributes:
-        has_gpu: whether it needs torch with CUDA.
-        proxy: by which it reaches S3 and packages; empty: directly.
+        run_id: name of the run.
+        region: AWS region of the machine.
+        bucket: S3 bucket of the run.
+        account_id: number of the account that must own the bucket.
+        bundle_sha256: hash and name of the code in the bucket.
+        has_gpu: whether the machine needs torch with CUDA.
+        version: of hetopt.
+        proxy: address of a proxy to reach S3 and packages; empty: directly.
     """
 
     run_id: RunName
@@ -128,7 +141,7 @@ class NodeConfig(Terms):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the run's objects in the bucket."""
+        """The prefix of the run's objects in the bucket, ``runs/RUN``."""
         return f"runs/{self.run_id}"
 
 

@@ -14,15 +14,16 @@ from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 
 LARGEST_READ_BYTES = 64 * 2**20
-"""Of what is read as a whole: messages, and what a log gains in seconds. Files are fetched in parts."""
+"""Largest object that is read as a whole: messages, and what a log gains in seconds. Files are fetched in parts."""
 
 AT_A_TIME = 8
-"""Objects. Each large one comes in parts itself, ten at a time."""
+"""Number of objects that are downloaded at a time. Each large one comes in parts itself, ten at a time."""
 
 READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
 
 PART_BYTES = 32 * 1024 * 1024
-"""Files that are larger travel in parts, four at a time: one PUT carries 5 GB at most, and fails as a whole."""
+"""Size above which files travel in parts of this size, four at a time: one PUT carries 5 GB at most, and fails as a
+whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,10 @@ class S3Objects(Objects):
     """The objects of one run in an S3 bucket; a failed request returns None or False, and the caller tries again.
 
     Attributes:
-        prefix: of the run, without a slash at its end.
+        client: boto3's client of S3.
+        bucket: name of the bucket.
+        prefix: of the run's objects, without a slash at its end.
+        account_id: number of the account that must own the bucket.
     """
 
     client: Any
@@ -40,7 +44,7 @@ class S3Objects(Objects):
 
     @classmethod
     def connect(cls, *, region: str, bucket: str, prefix: str, account_id: str) -> S3Objects:
-        """Return the objects under ``prefix`` in a bucket, with the credentials of the machine's role."""
+        """Return the objects under ``prefix`` in a bucket, with the credentials of the machine's role; call nothing."""
         retries = {"mode": "standard", "total_max_attempts": 4}
         client = _client("s3", region, retries=retries, connect_timeout=5, read_timeout=30)
         return cls(client=client, bucket=bucket, prefix=prefix, account_id=account_id)
@@ -67,11 +71,22 @@ class S3Objects(Objects):
             return None
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write bytes under a name; return whether that succeeded."""
+        """Write bytes under a name; return whether that succeeded.
+
+        Args:
+            name: of the object, below the prefix.
+            data: new contents.
+        """
         return self._answer("put_object", name, Body=data) is not None
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write bytes if the object's ETag is still ``version`` (None: absent); return whether they were written."""
+        """Write bytes if the object's ETag is still ``version``; return whether they were written.
+
+        Args:
+            name: of the object, below the prefix.
+            data: new contents.
+            version: ETag that the object must have; None: it must be absent.
+        """
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         return self._answer("put_object", name, Body=data, **condition) is not None
 
@@ -88,7 +103,15 @@ class S3Objects(Objects):
         return True
 
     def send(self, name: str, path: Path) -> bool:
-        """Upload a file under a name, above 32 MiB in parts, whole or not at all; return whether that succeeded."""
+        """Upload a file under a name, above 32 MiB in parts, whole or not at all; return whether that succeeded.
+
+        Args:
+            name: of the object, below the prefix.
+            path: of the file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
         return self._carry("upload_file", str(path), self.bucket, f"{self.prefix}/{name}")
 
     def size_bytes(self, name: str) -> int | None:
@@ -107,9 +130,11 @@ class S3Objects(Objects):
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
         """Download the objects under ``s3://BUCKET/PREFIX`` while ``goes_on``; return whether all are in the folder.
 
+        Arguments are those of `fetched`.
+
         Raises:
-            BadInput: there is nothing, an object has a name that no file can have, or the machine's role may not read
-                it.
+            BadInput: there is no object, an object has a name that no file can have, or the machine's role may not read
+                one.
         """
         try:
             return fetched(self.client, url, folder, goes_on)
@@ -133,7 +158,7 @@ def _client(service: str, region: str, **config: Any) -> Any:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """Return the exception types of failed boto3 calls; looked up after a failure, as boto3 is imported late."""
+    """Return the exception types of failed boto3 calls; a function, as boto3 is imported only when it is needed."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -141,20 +166,20 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_s: float = 1.0) -> bool:
-    """Download the objects under ``s3://BUCKET/PREFIX`` that a folder lacks while ``goes_on``; return if all are there.
+    """Download the objects under ``s3://BUCKET/PREFIX`` that a folder lacks; return whether all are there.
 
-    What is there already in its size is not fetched.
+    A file that is there already in its size is not fetched.
 
     Args:
-        client: of S3.
-        url: where from.
-        folder: where to.
-        goes_on: asked with the bytes that are there and all bytes; False ends the download.
-        look_every_s: seconds between two such questions, at most.
+        client: boto3's client of S3.
+        url: address of the objects.
+        folder: to download into; objects keep their paths below the prefix.
+        goes_on: called with the bytes that are there and all bytes; False ends the download.
+        look_every_s: most seconds between two such calls.
 
     Raises:
-        BadInput: there is nothing, or an object has a name that no file can have.
-        Exception: what the client raises.
+        BadInput: there is no object, or an object has a name that no file can have.
+        Exception: a call of the client failed, see `failures`.
     """
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/") + "/" if prefix else ""

@@ -81,8 +81,9 @@ class RehearsalConductor(Conductor):
     """The conductor of a rehearsal, whose hosts are network namespaces that change, die and return as ordered.
 
     Attributes:
-        miniature: of the spec.
+        miniature: the emulated cluster, as the spec describes it.
         network: its hosts, without a process yet.
+        turn_s: seconds between two decisions.
     """
 
     miniature: ScaledEmulation
@@ -110,7 +111,11 @@ class RehearsalConductor(Conductor):
         self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
 
     def begin(self) -> None:
-        """Announce speeds, set the links' rates, and start the workers of all hosts."""
+        """Announce speeds, set the links' rates, and start the workers of all hosts.
+
+        Raises:
+            NetworkRefused: a link's rate cannot be set.
+        """
         self._announce_conditions()
         self._set_rates(self._hosts)
         self.place()
@@ -133,7 +138,10 @@ class RehearsalConductor(Conductor):
             return self.network.fork(place, self._forks, program, env=environment, output=output)
 
     def look(self) -> None:
-        """Collect exit codes and events, carry out the changes that are due, and update `now`."""
+        """Collect exit codes and events, carry out the changes that are due, and update `now`.
+
+        Each change is logged, and changes the network, the announced speeds or the hosts' processes.
+        """
         self._have_ended()
         now_s = time.monotonic()
         self._read(now_s)
@@ -245,7 +253,7 @@ class RehearsalConductor(Conductor):
                 self.now.fresh.add(name)
 
     def pause(self) -> None:
-        """Tell all workers to save a checkpoint at one step and end, by the stop file."""
+        """Tell all workers to save a checkpoint at one step and end, by the run's stop file."""
         (self.run_dir / STOP_FILE).touch()
 
     def place(self) -> None:
@@ -294,14 +302,17 @@ class RehearsalConductor(Conductor):
         self.network.set_rates({place: None if rate is None else rate / slowdown for place, rate in rates.items()})
 
     def exit_code(self, *, failed: bool) -> int:
-        """Return hetopt's exit code; where workers go on without lost hosts, 0 if any ended well."""
+        """Return hetopt's exit code: 6 if a host died that the run cannot lose, or none ended; else by their codes.
+
+        Where workers go on without lost hosts and training has ended, 0 if any host ended well.
+        """
         codes = list(self.now.ended.values())
         if self.spec.is_elastic and self._run.has_ended and 0 in codes:
             return 0
         return exit_code(codes, host_died=not codes or (not self.now.survives and len(self._alive) < len(self._hosts)))
 
     def finish(self, *, failed: bool) -> None:
-        """Wait up to 20 s for the hosts to end, not if the run has ``failed``; then terminate and kill them."""
+        """Wait up to 20 s for the hosts to end, not if the run has ``failed``; then terminate or kill the rest."""
         until(self._have_ended, within_s=0.0 if failed else SURVIVORS_S)
         self._end_agents()
 
@@ -324,8 +335,14 @@ class RehearsalConductor(Conductor):
 def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
     """Rehearse the run in a folder on an emulated network, which is removed however it ends; return the exit code.
 
+    Args:
+        run_dir: the run's folder.
+        stop_signal: returns the number of the signal that asked this process to end; None: none did.
+
     Raises:
         BadInput: the folder has no usable ``spec.json``.
+        NetworkRefused: this process may not make networks, or the kernel lacks a part.
+        AssertionError: the run is no rehearsal.
     """
     spec = read_spec(run_dir)
     assert spec.miniature is not None, "it was mapped onto a cluster"
@@ -341,7 +358,13 @@ CONDITION_CHANGED = "condition_changed"
 
 
 class HostNow(EmulatedHost):
-    """The present condition of an emulated host: speed, link rate, and whether it is alive, leaving or cut off."""
+    """The present condition of an emulated host: speed, link rate, and whether it is alive, leaving or cut off.
+
+    Attributes:
+        alive: whether the host has not died, or has returned.
+        leaving: whether it has notice that it will be taken away.
+        cut: whether it reaches nobody.
+    """
 
     alive: bool = True
     leaving: bool = False
@@ -369,8 +392,9 @@ def is_due(change: Change, training_s: float | None, step: int) -> bool:
 
     Args:
         change: that was scheduled, or asked for.
-        training_s: how long training has lasted; None: it has not begun.
-        step: that it has come to.
+        training_s: seconds that training has lasted; None: it has not begun, so that only changes without a moment are
+            due.
+        step: number of steps done.
     """
     if change.at_step is not None:
         return training_s is not None and step >= change.at_step
@@ -378,7 +402,13 @@ def is_due(change: Change, training_s: float | None, step: int) -> bool:
 
 
 def split(pending: Sequence[Change], training_s: float | None, step: int) -> tuple[list[Change], list[Change]]:
-    """Return the changes that are due now, by their moments, and the others; ``training_s`` None: no training yet."""
+    """Return the changes that are due now, in the order of their moments, and the others.
+
+    Args:
+        pending: changes that were not made yet.
+        training_s: seconds that training has lasted; None: it has not begun.
+        step: number of steps done.
+    """
     due = [change for change in pending if is_due(change, training_s, step)]
     later = [change for change in pending if change not in due]
     # Several may be due when a run is resumed.
@@ -386,7 +416,12 @@ def split(pending: Sequence[Change], training_s: float | None, step: int) -> tup
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
-    """Return the scheduled changes without deaths of hosts that died in an earlier session, for a resumed run."""
+    """Return the scheduled changes of a resumed run: all but the deaths of hosts that died in an earlier session.
+
+    Args:
+        scheduled: changes of the run's spec.
+        earlier: events of its earlier sessions; empty: it is new, and all changes come.
+    """
     dead = {event.host for event in earlier if isinstance(event, ConditionChanged) and event.dies}
     return [
         change
@@ -402,12 +437,12 @@ _ROOM = 1.15
 
 @dataclass(kw_only=True)
 class FitWatch:
-    """The watch on whether real computing fits into the times that a rehearsal imitates; it slows those down if not.
+    """The watch on whether real computing fits into the times that a rehearsal imitates; it raises the slowdown if not.
 
     Follows ``pace_use`` of the run's ``step`` events: real computation over declared time, of each worker.
 
     Attributes:
-        slowdown: the present one, at least 1.
+        slowdown: present factor by which all times are longer than planned, at least 1.
         since_s: when it began to hold, by the monotonic clock; earlier periods say nothing about it.
     """
 
@@ -416,7 +451,14 @@ class FitWatch:
     _use: Sequence[float] = ()
 
     def look(self, event: LogEvent, now_s: float) -> int | None:
-        """Read a log event; if a worker's computing does not fit, raise `slowdown` and return the rank; else None."""
+        """Read a log event; if computing did not fit in three periods, raise `slowdown` and return the slowest rank.
+
+        None: all fits, or the event tells nothing.
+
+        Args:
+            event: next event of the log.
+            now_s: now, by the monotonic clock.
+        """
         if not isinstance(event, StepsLogged) or not event.pace_use:
             return None
         # A step more than the period has: what was measured may lag behind by one.
@@ -443,7 +485,10 @@ class RehearsalLauncher(ProcessLauncher):
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Remove an earlier attempt's change requests, and return the program that conducts a rehearsal."""
+        """Remove an earlier attempt's change requests, and return the program that conducts a rehearsal.
+
+        In a new run, also remove announced speeds.
+        """
         (run_dir / CHANGES_FILE).unlink(missing_ok=True)  # wishes of an earlier attempt
         if not (run_dir / EVENTS_FILE).exists():
             (run_dir / CONDITIONS_FILE).unlink(missing_ok=True)
@@ -455,7 +500,12 @@ class RehearsalLauncher(ProcessLauncher):
         )
 
     def stop(self, handle: RunHandle) -> None:
-        """End a rehearsal and wait until its processes and its network are gone."""
+        """End a rehearsal and wait until its processes and its network are gone.
+
+        Raises:
+            BadInput: the run's process is of another user or machine.
+            RunFailed: a part of the network cannot be removed.
+        """
         super().stop(handle)
         built = handle.run_dir / NETWORK_FILE
         network_id = built.read_text(encoding="ascii") if built.exists() else None
@@ -464,16 +514,20 @@ class RehearsalLauncher(ProcessLauncher):
 
 
 NETWORK_FILE = "network"
-"""In a run's folder: the id of its emulated network."""
+"""File in a run's folder with the id of its emulated network."""
 
 CHANGES_FILE = "changes.jsonl"
 
 
 def ask_for_change(run_dir: Path, change: Change) -> None:
-    """Ask a rehearsal for a change, within 0.1 s or when due; raise BadInput if it is over or would not survive that.
+    """Ask a rehearsal for a change, by a line in its folder; it is made within 0.1 s, or at its moment.
+
+    Args:
+        run_dir: the run's folder.
+        change: of a host, with link rates as in the emulation.
 
     Raises:
-        BadInput: the run is over, or the host cannot change so.
+        BadInput: the run is over, or would not survive the change.
     """
     spec = read_spec(run_dir)
     check_change(spec, change)
@@ -485,7 +539,16 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
 
 
 def check_change(spec: RunSpec, change: Change) -> None:
-    """Raise BadInput for a change that the run would not survive, such as a cut or return without restarts."""
+    """Refuse a change that the run would not survive.
+
+    Args:
+        spec: of the rehearsal.
+        change: that is scheduled or asked for.
+
+    Raises:
+        BadInput: a host returns, has notice or is cut off in a run without restarts or with one host, or a host of a
+            script's run is cut off.
+    """
     if change.cut and spec.script:
         raise BadInput(
             "a host of a script's run cannot be cut off for a while: its workers would wait for it.",

@@ -44,8 +44,9 @@ from hetopt.trainer.host.forks import ForkedProcess, ForkServer
 
 PREFIX = "hetopt-"
 LINK = "eth0"
-"""What every host calls its link."""
+"""Name that every host gives its link."""
 MOST_HOSTS = 154
+"""Most hosts of an emulated network: as many as it has addresses."""
 _FIRST_OCTET = 101  # three digits each: addresses sort as text as the hosts do, which is how torchrun ranks them
 _BRIDGE = "switch"
 _ID = re.compile(r"[0-9a-f]{4}")
@@ -64,7 +65,11 @@ def host_address(place: int) -> str:
 
 
 class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
-    """An emulated network that this process has made and removes: use it as a context manager."""
+    """An emulated network that this process has made and removes: a context manager, to be made by `create`.
+
+    Attributes:
+        id: four hexadecimal digits, in the names of its namespaces.
+    """
 
     def __init__(self, network_id: str, hosts: Sequence[EmulatedHost]) -> None:
         self.id = network_id
@@ -78,11 +83,12 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         """Build a network of these hosts, with links at their rates, and lock it as in use. Needs root.
 
         Args:
-            hosts: in order of their addresses.
+            hosts: in order of their addresses, which is that of indices from 0.
 
         Raises:
             BadInput: there are more hosts than addresses.
-            NetworkRefused: this process may not make networks, or the kernel lacks a part (see `why_not`).
+            NetworkRefused: this process may not make networks, or the kernel lacks a part (see `why_not`). Nothing is
+                left.
         """
         check_size(len(hosts))
         network = cls(secrets.token_hex(2), hosts)
@@ -113,6 +119,12 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         A smaller bucket would never let a packet pass that is larger than it, and the packets behind that one neither:
         the kernel hands on up to 64 kB at once, and keeps what is queued when a bucket is changed. So a link that
         becomes slower begins with an empty queue, and what was in it is sent again.
+
+        Args:
+            rates_bits_per_s: new rate by index of the host; hosts that are not named keep theirs.
+
+        Raises:
+            NetworkRefused: the kernel refuses.
         """
         for place, rate in rates_bits_per_s.items():
             before, self._rates[place] = self._rates.get(place), rate
@@ -125,11 +137,19 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
                     run("tc", BATCH, namespace=namespace, lines=lines)
 
     def take_down(self, place: int) -> None:
-        """Take down the link of the host at index ``place``, so that no packet reaches it."""
+        """Take down the link of the host at index ``place``, so that no packet reaches it.
+
+        Raises:
+            NetworkRefused: the kernel refuses.
+        """
         run("ip", ["link", "set", "dev", _port(place), "down"], namespace=_switch(self.id))
 
     def bring_up(self, place: int) -> None:
-        """Bring up again the link of the host at index ``place``, at the rate that it had."""
+        """Bring up again the link of the host at index ``place``, at the rate that it had.
+
+        Raises:
+            NetworkRefused: the kernel refuses.
+        """
         run("ip", ["link", "set", "dev", _port(place), "up"], namespace=_switch(self.id))
 
     def popen(
@@ -141,7 +161,15 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process on the host at index ``place``, as a direct child of this process; do not wait for it."""
+        """Start a process on the host at index ``place``, as a direct child of this process; do not wait for it.
+
+        Args:
+            place: index of the host.
+            arguments: command line.
+            env: all of its environment; None: this process's.
+            stdout: where its output goes, as of `subprocess.Popen`.
+            stderr: where its errors go, as of `subprocess.Popen`.
+        """
         inside = command("ip", ["netns", "exec", self.namespace(place), *arguments])
         process = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env)
         self._children.setdefault(place, []).append(process)
@@ -158,6 +186,13 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
     ) -> ForkedProcess:
         """Start a process on the host at index ``place`` as a fork of ``server``, which has imported what it needs.
 
+        Args:
+            place: index of the host.
+            server: that forks.
+            arguments: command line behind the interpreter.
+            env: all of its environment.
+            output: file for its output and errors.
+
         Raises:
             NoFork: it cannot be one; see `ForkServer.start`.
         """
@@ -169,7 +204,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         """Kill every process on the host at index ``place``, and wait until they are gone.
 
         Raises:
-            RunFailed: one of them cannot be killed.
+            RunFailed: a process cannot be killed within 10 s.
         """
         children = self._children.pop(place, [])
         for process in children:
@@ -179,7 +214,11 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
             process.wait()  # or it would stay in the process table as a zombie
 
     def remove(self) -> None:
-        """Remove the network and kill what still runs in it; a second call does no harm."""
+        """Remove the network and kill what still runs in it; a second call does no harm.
+
+        Raises:
+            RunFailed: a process cannot be killed, or a namespace not be removed.
+        """
         for place in list(self._children):
             self.kill(place)
         if self._lock is not None:
@@ -212,7 +251,10 @@ def find_networks() -> list[str]:
 
 
 def find_leftovers() -> list[str]:
-    """Return the ids of the emulated networks whose makers are gone, after 0.5 s if there are any; remove none."""
+    """Return the ids of the emulated networks whose makers are gone, after 0.5 s if there are any; remove none.
+
+    The wait lets a network that is being made lock itself.
+    """
     left = [id_ for id_ in find_networks() if not is_in_use(id_)]
     if left:
         time.sleep(_YOUNG_S)  # its maker may be between its first step and locking it
@@ -221,7 +263,10 @@ def find_leftovers() -> list[str]:
 
 
 def is_in_use(network_id: str) -> bool:
-    """Return whether the process that made an emulated network is running: it holds the network's lock."""
+    """Return whether the process that made an emulated network is running: it holds the network's lock.
+
+    False also if there is no such network.
+    """
     with contextlib.suppress(OSError), file_of(_switch(network_id)).open("rb") as stream:  # or it has just gone
         return not locks(stream.fileno(), fcntl.LOCK_SH)
     return False
@@ -231,7 +276,7 @@ def remove(network_id: str) -> None:
     """Remove an emulated network, whichever process made it, and kill what runs in it; an absent network is no error.
 
     Raises:
-        BadInput: that is no network's number.
+        BadInput: ``network_id`` is no id of a network.
         RunFailed: something of it stays, for lack of rights or because a process cannot be killed.
     """
     if not _ID.fullmatch(network_id):
@@ -247,7 +292,11 @@ def remove(network_id: str) -> None:
 
 
 def check_size(hosts: int) -> None:
-    """Raise BadInput for more hosts than an emulated network has addresses, 154."""
+    """Refuse more hosts than an emulated network has addresses, 154.
+
+    Raises:
+        BadInput: there are more.
+    """
     if hosts > MOST_HOSTS:
         raise BadInput(
             f"a rehearsal must have at most {MOST_HOSTS} hosts, got {hosts}.", hint="rehearse a smaller cluster"
@@ -289,11 +338,16 @@ def _lacks_rights(error: NetworkRefused) -> bool:
 
 Tool = Literal["ip", "tc"]
 BATCH = ("-batch", "-")
-"""Arguments with which a tool reads many commands, one a line without its name; the first that fails ends it."""
+"""Arguments with which a tool reads many commands from its input, one a line without its name; the first that fails
+ends it."""
 
 
 class NetworkRefused(RunFailed):
-    """The error of an `ip` or `tc` command that was refused, with the refusal's own words in ``reason``."""
+    """The error of an `ip` or `tc` command that was refused or cannot be run.
+
+    Attributes:
+        reason: the tool's own words.
+    """
 
     def __init__(self, command: str, reason: str) -> None:
         super().__init__(f"`{command}` was refused: {reason}.", hint="run `hetopt gc`, then try again")
@@ -306,7 +360,13 @@ def find_tool(tool: Tool) -> str | None:
 
 
 def command(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None) -> list[str]:
-    """Return the argument vector of an `ip` or `tc` command in a network namespace (None: this process's)."""
+    """Return the argument vector of an `ip` or `tc` command in a network namespace (None: this process's).
+
+    Args:
+        tool: ``ip`` or ``tc``.
+        arguments: of the command.
+        namespace: inside which it works; None: this process's.
+    """
     inside = [] if namespace is None else ["-n", namespace]
     return [find_tool(tool) or tool, *inside, *arguments]
 
@@ -317,11 +377,11 @@ def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, l
     Args:
         tool: that does it.
         arguments: of the command.
-        namespace: inside which; None: this process's.
-        lines: that it reads, each a command of its own.
+        namespace: inside which the command works; None: this process's.
+        lines: input of the command, each a command of its own with `BATCH`; empty: no input.
 
     Raises:
-        NetworkRefused: it failed.
+        NetworkRefused: the command failed, or cannot be run.
     """
     argv, text = command(tool, arguments, namespace=namespace), "".join(f"{line}\n" for line in lines)
     try:
@@ -345,20 +405,20 @@ def _reason(stderr: str) -> str:
 
 
 BURST_S = 0.002
-"""A link that was idle may send so long at full speed: enough that a late timer costs no throughput, and little enough
-that even small messages feel the rate. Measured from 1 Mbit/s to 2 Gbit/s: a transfer takes its bytes over the rate,
-plus 4 % for the headers of packets of 1500 bytes."""
+"""Seconds for which a link that was idle may send at full speed: enough that a late timer costs no throughput, and
+little enough that even small messages feel the rate. Measured from 1 Mbit/s to 2 Gbit/s: a transfer takes its bytes
+over the rate, plus 4 % for the headers of packets of 1500 bytes."""
 _LEAST_BURST_BYTES = 3100  # two packets
 QUEUE_S = 0.05
-"""How much a link holds back before it drops. In a long queue the acknowledgements of one direction would wait behind
-the data of the other: with 0.4 s, transfers in both directions at 5 Mbit/s took 1.3 times as long as one, with this 1.1
-times."""
+"""Seconds of traffic that a link holds back before it drops packets. In a long queue the acknowledgements of one
+direction would wait behind the data of the other: with 0.4 s, transfers in both directions at 5 Mbit/s took 1.3
+times as long as one, with this 1.1 times."""
 _LEAST_QUEUE_BYTES = 48_000
 _LEAST_RATE = 8  # the kernel counts bytes
 
 
 def limit(rate_bits_per_s: float) -> str:
-    """Return the `tc` arguments of a token bucket that limits a direction of a link to a rate in bits/s."""
+    """Return the `tc` arguments of a token bucket that limits a direction of a link to a rate, at least 8 bits/s."""
     rate = max(_LEAST_RATE, round(rate_bits_per_s))
     burst = max(_LEAST_BURST_BYTES, round(rate / 8 * BURST_S))
     queue = max(_LEAST_QUEUE_BYTES, round(rate / 8 * QUEUE_S))
@@ -380,7 +440,11 @@ def namespaces() -> list[str]:
 
 
 def pids_in(names: Iterable[str]) -> list[int]:
-    """Return the ids of the processes in the network namespaces ``names``."""
+    """Return the ids of the processes in the network namespaces ``names``.
+
+    Raises:
+        NetworkRefused: a namespace exists, and its processes cannot be listed.
+    """
     pids: list[int] = []
     for name in names:
         try:
@@ -395,7 +459,7 @@ def kill_in(names: Sequence[str]) -> None:
     """Kill every process in the network namespaces ``names``, and wait until they are gone, up to 10 s.
 
     Raises:
-        RunFailed: one of them cannot be killed.
+        RunFailed: a process cannot be killed in that time.
     """
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while pids := pids_in(names):
@@ -410,7 +474,8 @@ def kill_in(names: Sequence[str]) -> None:
 
 
 BOX_BITS_PER_S = 1e9
-"""Fastest link that is imitated. Beyond it the processors that carry the packets are the bottleneck, not the limit."""
+"""Rate of the fastest link that is imitated. Beyond it the processors that carry the packets are the bottleneck, not
+the limit."""
 
 BOX_EFFICIENCY = 0.94
 """Share of a limited link that a collective reaches. Headers take 4 %; ring all-reduces of 0.4 MB reached 0.95 of links
@@ -423,11 +488,12 @@ processors, each of the messages that gather a Top-k of 0.4 MB at 1 % took 2.1 t
 1.45 and 0.7 ms): a worker waits for the turn that the kernel gives it, and turns last as long on any machine."""
 
 RING_WAKING = 0.58
-"""The same in a ring all-reduce: of 0.4 MB, at 25, 100 and 400 Mbit/s, its messages took 34, 8.9 and 2.3 to 3.1 ms with
-four workers, and 17.4, 5.2 and 2.0 to 3.2 ms with eight, whose messages are half as large."""
+"""Factor on the time to wake a waiting worker in a ring all-reduce: of 0.4 MB, at 25, 100 and 400 Mbit/s, its messages
+took 34, 8.9 and 2.3 to 3.1 ms with four workers, and 17.4, 5.2 and 2.0 to 3.2 ms with eight, whose messages are half
+as large."""
 
 BESIDE_BYTES = 1.5
-"""The power p; the same measurements."""
+"""The power p by which waking and sending overlap; from the same measurements."""
 
 WAKING_LOG_SD, SENDING_LOG_SD = 0.15, 0.025
 """How well both are known: what of an exchange is waking was up to a sixth longer or shorter than foreseen, while rates
@@ -455,7 +521,10 @@ class BoxLink(LinkModel):
     saved_s: float
 
     def time_s(self, messages: float, traffic_bytes: float) -> float:
-        """Return the seconds of a collective that sends ``messages`` in a row, with ``traffic_bytes`` in all."""
+        """Return the seconds of a collective that sends ``messages`` in a row, with ``traffic_bytes`` in all.
+
+        0 without messages.
+        """
         if messages <= 0:
             return 0.0
         waking, sending = self._powers(messages, traffic_bytes)
@@ -479,9 +548,9 @@ def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor
     """Return the cost of an emulated link (bits/s) for a collective; workers that share processors wake more slowly.
 
     Args:
-        primitive: ``all_reduce`` has two messages on their way at any time.
-        rate_bits_per_s: of the slowest host of the group.
-        workers_per_processor: that have to be woken.
+        primitive: of the collective; ``all_reduce`` has two messages on their way at any time.
+        rate_bits_per_s: rate of the slowest host of the group.
+        workers_per_processor: workers that have to be woken, over processors.
     """
     waking_s = WAKING_S + CROWDED_WAKING_S * workers_per_processor
     ring = primitive == "all_reduce"

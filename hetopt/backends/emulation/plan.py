@@ -74,17 +74,19 @@ from hetopt.optimizer.step_time.model import learned_shape
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD
 
 HEADROOM = 1.4
-"""Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
-processes of the run, and to moments in which the machine is slower than it was."""
+"""Factor of declared time over the end of the real computation: what is left of the processors goes to the exchange, to
+the other processes of the run, and to moments in which the machine is slower than it was."""
 
 MOST_FOR_LINKS = 3.0
-"""How much larger than the computation demands the factor may become for the sake of fast links."""
+"""Largest factor on the time factor that the computation demands, to which it may be raised for the sake of fast links.
+"""
 
 BUILD_S = 1.0
-"""Until the conductor has built the network."""
+"""Seconds until the conductor has built the network."""
 
 REHEARSED_LOG_SD = 0.03
-"""Declared times are kept to the millisecond; what is left is how punctually a worker wakes up."""
+"""Standard deviation of the log of (true / predicted) computing time of a rehearsal: declared times are kept to the
+millisecond; what is left is how punctually a worker wakes up."""
 
 
 Limited = TypeVar("Limited", EmulatedHost, Change)
@@ -95,9 +97,9 @@ class Scale:
     """The factors between a cluster and its scaled emulation (miniature), for computing times and for links.
 
     Attributes:
-        time: computation takes so many times as long.
-        links: links are so many times slower.
-        fastest_bits_per_s: no link is faster than this.
+        time: factor by which computation takes longer than in the cluster.
+        links: factor by which links are slower than in the cluster.
+        fastest_bits_per_s: rate of the fastest link here; faster ones get it.
     """
 
     time: float
@@ -128,7 +130,11 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal(PlacedRun):
-    """A run mapped onto a scaled emulation of its cluster on this machine, with its prediction and scale."""
+    """A run mapped onto a scaled emulation of its cluster on this machine, with its prediction and scale.
+
+    Attributes:
+        scale: factors between the cluster and the emulation.
+    """
 
     scale: Scale
 
@@ -145,13 +151,21 @@ def rehearse(
 
     Global batch, compression, goal, policy and seed are kept. Without a description the shares are the plan's own, and
     the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
-    relative to one worker of this machine; their rates, and those of the changes, are taken as they are. Where
-    something ``stands_in`` for the job, so that it need not be trained here, only the plan's machines can be rehearsed.
-    ``processors`` are those that this machine's processes may use.
+    relative to one worker of this machine; their rates, and those of the changes, are taken as they are. Nothing is
+    started.
+
+    Args:
+        plan: to rehearse.
+        processors: that this machine's processes may use.
+        described: hosts in the place of the plan's machines; None: the plan's machines.
+        changes: scheduled changes of hosts.
+        stands_in: whether a small task stands in for the job, so that it need not be trained here; only the plan's
+            machines can be rehearsed then.
 
     Raises:
         BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, a
-            compression that cannot serve so many workers, or hosts described for a stand-in.
+            compression that cannot serve so many workers, hosts described for a stand-in, or a plan that does not say
+            how fast its machines are.
     """
     if stands_in and described is not None:
         raise BadInput(
@@ -202,7 +216,16 @@ def _workers(hosts: Sequence[WantedHost]) -> list[WantedHost]:
 def fitting_factor(
     hosts: Sequence[WantedHost], shares: Sequence[int], changes: Sequence[Change], here: SmallWorkers
 ) -> float:
-    """Return the least slowdown (>= 1) of a rehearsal at which real computing fits, also after ``changes`` of speed."""
+    """Return the least slowdown (>= 1) of a rehearsal at which real computing fits, also after ``changes`` of speed.
+
+    It is rounded up to two digits.
+
+    Args:
+        hosts: of the cluster, with their computing times.
+        shares: local batch sizes, in the order of the hosts' workers.
+        changes: scheduled changes.
+        here: the workers on this machine.
+    """
     wanted_s = []
     for host, samples in zip(_workers(hosts), shares, strict=True):
         speeds = [change.speed for change in changes if change.speed and change.host in (host.host.name, EVERY_HOST)]
@@ -251,7 +274,16 @@ def miniature_run(
     here: SmallWorkers,
     scale: Scale,
 ) -> RunSpec:
-    """Return the run specification of a rehearsal: imitated computing times, scaled link rates, scheduled changes."""
+    """Return the run specification of a rehearsal: imitated computing times, scaled link rates, scheduled changes.
+
+    Args:
+        run: of the plan.
+        hosts: of the cluster, with their computing times.
+        shares: local batch sizes, in the order of the hosts' workers.
+        changes: scheduled changes, with rates of the cluster.
+        here: the workers on this machine.
+        scale: factors between the cluster and the emulation.
+    """
     most = here.largest_batch
     return run.model_copy(
         update={
@@ -331,8 +363,8 @@ def _predict(
 
 
 STEP_S = 0.002
-"""What a worker computes of it, and takes to update it: about as long on any processor of these years. It decides
-nothing but how fast a cluster can be rehearsed: one whose steps take less is slowed down."""
+"""Seconds that a worker computes of the stand-in, and takes to update it: about as long on any processor of these
+years. It decides nothing but how fast a cluster can be rehearsed: one whose steps take less is slowed down."""
 
 
 def links_slower(plan: Plan) -> float:
@@ -342,6 +374,10 @@ def links_slower(plan: Plan) -> float:
 
 def in_its_place(plan: Plan, processors: int) -> Plan:
     """Return the plan with a small stand-in task as its job, for as many steps on the same machines.
+
+    Args:
+        plan: whose job is replaced.
+        processors: that this machine's processes may use.
 
     Raises:
         BadInput: what the plan's workers exchange depends on the shapes of the job's parameters.
@@ -442,7 +478,8 @@ def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
     """Parse a description such as 'speed=1, rate=100mbit x2; speed=0.25' into hosts named h0, h1 and so on.
 
     Raises:
-        BadInput: it cannot be read, a value is impossible, or there are more hosts than addresses.
+        BadInput: the text cannot be read or names no host, a value is impossible, or there are more hosts than
+            addresses.
     """
     hosts: list[EmulatedHost] = []
     for described, copies in map(repeated, filter(None, split(text, ";", "a description of hosts"))):
@@ -458,14 +495,14 @@ def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
 
 
 def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
-    """Parse a schedule of changes, one a line such as '30s h2 speed=0.25'; ``hosts``: all names; ``#``: a comment.
+    """Parse a schedule of changes, one a line such as '30s h2 speed=0.25'; what follows a ``#`` is a comment.
 
     Args:
-        text: the schedule.
-        hosts: names of the hosts there are.
+        text: the schedule; empty: no changes.
+        hosts: names of all hosts.
 
     Raises:
-        BadInput: a line cannot be read, has no moment, or names a host that there is not.
+        BadInput: a line cannot be read, has no moment, or names a host that does not exist.
     """
     changes: list[Change] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -481,10 +518,14 @@ def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
 
 
 def parse_change(text: str, hosts: Collection[str]) -> Change:
-    """Parse a change such as ``h2 speed=0.25``, at once if it has no moment; ``hosts``: the names that there are.
+    """Parse a change such as ``h2 speed=0.25`` or ``30s h2 dies``; without a moment it happens at once.
+
+    Args:
+        text: the change.
+        hosts: names of all hosts.
 
     Raises:
-        BadInput: as for `parse_changes`.
+        BadInput: the text cannot be read, says no change, or names a host that does not exist.
     """
     return _change(repr(text.strip()), text, hosts)
 
@@ -512,6 +553,7 @@ def _change(where: str, text: str, hosts: Collection[str]) -> Change:
 
 
 SPEED_DIGITS = 4
+"""Digits of the relative speeds of a plan's hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -520,8 +562,8 @@ class WantedHost:
 
     Attributes:
         host: its name, workers, relative speed and link.
-        type: what its workers stand for: a catalogue name, or 'local'.
-        time: computation of one of its workers in a step.
+        type: device type that its workers stand for: a catalogue name, or 'local'.
+        time: computing time of one of its workers in a step.
     """
 
     host: EmulatedHost
@@ -570,7 +612,7 @@ def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tup
 
     Args:
         described: the hosts, in order.
-        alone: computation of one worker of this machine with a processor to itself.
+        alone: computing time of one worker of this machine with a processor to itself.
     """
     return tuple(
         WantedHost(
@@ -586,7 +628,7 @@ def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
     """Return the local batch sizes, by worker host by host, that sum to ``batch`` and end the slowest worker earliest.
 
     Raises:
-        BadInput: a host is so slow that its best share is none.
+        BadInput: a host is so slow that its best share is less than one sample.
     """
     workers = _workers(hosts)
     # Allowed to take nothing, a worker that is too slow for the others does just that.

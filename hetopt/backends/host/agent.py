@@ -70,13 +70,14 @@ from hetopt.core.search_path import INSTALLED_ONLY, code_folder
 
 TURN_S = 1.0
 STUCK_S = 1800.0
-"""A run whose log has not grown for so long will not end by itself."""
+"""Seconds without a new line after which a run's log shows that the run will not end by itself."""
 PLACE_WITHIN_S = 900.0
-"""A machine that nobody gives a place for so long has nobody who follows its run, and ends what is paid for it."""
+"""Seconds after which a machine that nobody gives a place ends: nobody follows its run."""
 REPLACED_WITHIN_S = 600.0
-"""Machines that have lost others wait so long for somebody who replaces them; a notice comes two minutes early."""
+"""Seconds for which machines that have lost others wait for somebody who replaces them; a notice comes two minutes
+early."""
 LAST_UPLOADS_S = 60.0
-"""A notice comes two minutes early, and training ends in the first of them."""
+"""Seconds that last uploads may take: a notice comes two minutes early, and training ends in the first of them."""
 
 
 @dataclass(kw_only=True)
@@ -84,18 +85,20 @@ class Agent:
     """The agent of a machine in a run, which waits for its place, hosts workers, uploads, and ends in time.
 
     Attributes:
-        terms: what it was told when it began.
-        id: which of the run's machines it is.
-        is_taken: whether it was announced that the machine is taken away soon.
-        end_at: has the machine end at a time, in seconds since the epoch, whatever its agent does, and not when it was
-            said before.
-        read_every_s: between looks for news: the lease, and whether the machine is to be taken away.
-        heartbeat_s: between words that it lives, with which goes what the run has written.
-        last_uploads_s: once its workers have ended, for what the last checkpoint lacks.
-        root: where the boot script installed everything.
-        objects: of the run.
-        models: where what it trained goes.
-        clock: seconds since the epoch.
+        terms: limits that the machine was given when it began.
+        id: id of this machine in its run.
+        root: folder where the boot script installed everything.
+        objects: object store of the run.
+        models: object store for what the run leaves: models and outputs.
+        is_taken: returns whether it was announced that the machine is taken away soon.
+        end_at: has the machine end at a time, in seconds since the epoch, whatever its agent does, in place of the time
+            set before.
+        clock: returns seconds since the epoch.
+        sleep: waits for so many seconds.
+        turn_s: seconds between two looks at its workers.
+        read_every_s: seconds between looks for news: the lease, and whether the machine is to be taken away.
+        heartbeat_s: seconds between reports that it lives, with which goes what the run has written.
+        last_uploads_s: seconds, once its workers have ended, for what the last checkpoint lacks.
     """
 
     terms: Terms
@@ -123,7 +126,14 @@ class Agent:
         self._end_s = self.terms.end_s
 
     def live(self) -> int:
-        """Take part in the run, generation after generation, until its or the lease's end; return the exit code."""
+        """Take part in the run, generation after generation, until its or the lease's end; return the exit code.
+
+        6: the machine never got a place.
+
+        Raises:
+            RunFailed: the run's events or its checkpoint cannot be read.
+            BadInput: the data cannot be read, or a file of the run not be written.
+        """
         placement, code = None, RunFailed.exit_code
         # Others may be lost: those that are left go on with the next that come.
         while (placement := self._await_place(placement)) is not None:
@@ -348,9 +358,10 @@ class Checkpoints:
     """The checkpoints of a run on one machine, and which of their files are in the bucket already.
 
     Attributes:
+        objects: object store of the run.
         run_dir: the run's folder on this machine.
         leads: whether the worker of rank 0 is here.
-        generation: of the machines that train together.
+        generation: number of the generation of machines that train together.
     """
 
     objects: Objects
@@ -363,20 +374,25 @@ class Checkpoints:
     _named: str | None = None
 
     def send(self, *, ended: bool) -> bool:
-        """Upload this machine's parts of the wanted checkpoint; if it leads, name complete ones; return if all is sent.
+        """Upload this machine's parts of the wanted checkpoint; return whether nothing is left to send.
+
+        On the machine that leads, also choose the checkpoint that all send, and name one that is complete.
 
         Args:
-            ended: no worker writes any more, so that the newest one is the last.
+            ended: whether no worker writes any more, so that the newest checkpoint is the last.
         """
         return self._lead(ended=ended) if self.leads else self._follow(ended=ended)
 
     def restore(self, checkpoint: str | None) -> None:
-        """Delete this machine's checkpoints, then download ``checkpoint`` to resume from; None: only delete.
+        """Delete this machine's checkpoints, then download ``checkpoint`` to resume from.
 
         The checkpoints of this machine may be newer than what the others have.
 
+        Args:
+            checkpoint: its name, such as ``step-120``; None: only delete.
+
         Raises:
-            RunFailed: it cannot be read, or nothing of it is listed.
+            RunFailed: a file of the checkpoint cannot be read, or none is listed.
         """
         folder = self.run_dir / CHECKPOINT_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
@@ -489,8 +505,10 @@ class Checkpoints:
 class Uploads(Checkpoints):
     """The uploads of one machine (checkpoints, events, logs, outputs, model), and what is in the bucket already.
 
+    What did not arrive is sent again at the next call, if there is one.
+
     Attributes:
-        models: where what was trained goes.
+        models: object store for what was trained.
     """
 
     models: Objects
@@ -501,8 +519,7 @@ class Uploads(Checkpoints):
         """Replace this machine's event log by the bucket's, to continue it; do nothing but on the first host.
 
         Raises:
-            RunFailed: the parts cannot be listed, or one of them not be read: what is written on would take the place
-                of what is there.
+            RunFailed: the bucket's parts of the log cannot be listed or read. To write on would overwrite them.
         """
         if self.leads:
             names = self.objects.names("events/")
@@ -514,7 +531,10 @@ class Uploads(Checkpoints):
             self._events_sent = len(text)
 
     def events(self) -> bool:
-        """Upload new lines of the event log, named by offset, on the first host only; return whether any were."""
+        """Upload new whole lines of the event log, on the first host only; return whether any arrived.
+
+        An object is named by the byte at which its lines begin.
+        """
         path = self.run_dir / EVENTS_FILE
         if not self.leads or not path.exists():
             return False
@@ -541,7 +561,10 @@ class Uploads(Checkpoints):
                     self._logs_sent[name] = state
 
     def outputs(self) -> list[str]:
-        """Upload the script's output folder, on the first host only; return sentences on what is left out or failed."""
+        """Upload the script's output folder, on the first host only; return sentences on what is left out or failed.
+
+        Empty: all arrived, or this is another host.
+        """
         if not self.leads:
             return []
         folder = self.run_dir / OUTPUT_FOLDER

@@ -31,7 +31,7 @@ from hetopt.core.search_path import code_folder
 
 REQUIREMENTS = "requirements.txt"
 MOST_BYTES = 1_000_000
-"""Of a file among a script's arguments: what is larger is data, which has its own way."""
+"""Largest file among a script's arguments that travels: what is larger is data, which has its own way."""
 
 _PLACE = re.compile(r"dir|path|folder|root|data|file|cache|out|save|log|ckpt|checkpoint", re.IGNORECASE)
 _HASH = re.compile(r"\s-{2}hash=")
@@ -39,7 +39,7 @@ _DISTRIBUTION = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\
 
 
 Files = tuple[tuple[str, bytes], ...]
-"""What travels: path below the folder of the file, and content."""
+"""Files that travel: path below the folder of the script or task, and content."""
 
 
 def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
@@ -49,12 +49,13 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
     ``requirements.txt`` there with a hash for every package is installed on the machines.
 
     Args:
-        file: a task's, or a script.
-        provided: distributions that machines install anyway, in normal form (``scikit-learn``); None: nobody
-            knows what they have.
+        file: of a task, or a script.
+        provided: distributions that machines install anyway, in normal form (``scikit-learn``); None: nobody knows, so
+            that no import is refused.
 
     Raises:
-        BadInput: the file cannot be read, or imports what machines do not have.
+        BadInput: a file cannot be read or is no Python, or imports what machines do not have; the hint says how to pin
+            it.
     """
     folder = code_folder(file)
     listed = _requirements(folder)
@@ -84,15 +85,15 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
     A file in the script's folder keeps its path there. Any other is put beside the script, as ``given-N/NAME``.
 
     Args:
-        script: that they are given to.
+        script: that the arguments are given to.
         arguments: as they are typed here.
-        rented: they run on machines that are rented, else on hosts of one's own.
+        rented: True: machines are rented; False: hosts of the user's own; it changes the hint alone.
 
     Returns:
         the arguments as they are on a machine, and the files among them, which travel.
 
     Raises:
-        BadInput: one is a folder, or a large file, which no machine has.
+        BadInput: an argument is a folder, or a file of more than 1 MB, which no other machine has.
     """
     folder = code_folder(script)
     rewritten: list[str] = []
@@ -201,10 +202,11 @@ _distributions_here = cache(packages_distributions)
 
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3", "uv")
-"""What a machine installs: what training needs, the way to S3, and what installs. Versions, hashes: `make locks`."""
+"""Distributions that a machine installs: what training needs, the way to S3, and what installs. Versions, hashes: `make
+locks`."""
 
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
-"""Where what machines run of hetopt is: they plan nothing."""
+"""Packages and files of hetopt that machines run: they plan nothing."""
 
 TASK_FOLDER = "task"
 
@@ -215,7 +217,13 @@ _HERE = Path(next(iter(hetopt.core.__path__))).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An archive (tar.gz) of code, and the names inside it of the task, or of the script with its arguments."""
+    """An archive of code for machines.
+
+    Attributes:
+        data: contents of the archive, tar.gz.
+        task: name of the task inside it, or of a bundled one.
+        script: path of the script inside it, and its arguments there; empty: a task runs.
+    """
 
     data: bytes
     task: str
@@ -223,7 +231,7 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """The hash of the archive, which is also its name."""
+        """The SHA-256 of the archive in hex, which is also its name."""
         return hashlib.sha256(self.data).hexdigest()
 
 
@@ -233,12 +241,13 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
     Args:
         task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels with what it imports of its
             folder.
-        script: a training script and its arguments, in place of a task; likewise. Small files among these travel.
-        rented: the machines install what their lock names; otherwise they have what their owners installed.
+        script: a training script and its arguments, in place of a task; it travels likewise, with small files among its
+            arguments. Empty: the task.
+        rented: True: the machines install what their lock names; False: they have what their owners installed.
 
     Raises:
-        BadInput: the task is in a module of this machine's, its file is not there, imports what machines lack, or is
-            given data that they lack.
+        BadInput: the task is in a module of this machine's, its file is not there, imports what machines lack, or an
+            argument is data that machines lack.
     """
     locks = list(_locks())
     files = dict([*locks, *chain.from_iterable(map(_sources, PARTS))])

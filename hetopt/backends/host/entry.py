@@ -47,7 +47,10 @@ _GONE_S = 15.0
 
 
 def main() -> None:
-    """Read a request from standard input; report on this host and its links, or become a run's node in this process."""
+    """Read a request from standard input; report on this host and its links, or become a run's node in this process.
+
+    The report and the answer go to standard output. A node replaces this process, so that the call does not return.
+    """
     asked = json.loads(sys.stdin.buffer.readline().decode())
     if "run" in asked:
         _take_part(asked)
@@ -191,7 +194,10 @@ def _node_of(root: str) -> int | None:
 
 
 def identity() -> str:
-    """Return text that all names of this machine share: its kernel's boot and network namespace, or its host name."""
+    """Return text that tells machines apart: this one's kernel boot and network namespace, else its host name.
+
+    Two names of one machine give the same text.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"

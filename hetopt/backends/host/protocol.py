@@ -42,10 +42,10 @@ OUTCOME_OBJECT = "outcome.json"
 WANTED_OBJECT = "ckpt/WANTED"
 
 LOG_TAIL_BYTES = 256 * 1024
-"""What is kept of the end of a log."""
+"""Bytes of the end of a log that are kept."""
 
 MODELS_FOLDER = "models"
-"""Of the bucket: what was trained, a folder a run. No rule of the bucket deletes it."""
+"""Folder of the bucket for what was trained, a folder a run. No rule of the bucket deletes it."""
 
 CHECKPOINT_PATTERN = r"step-[0-9]{1,15}"
 
@@ -68,7 +68,7 @@ class Written(Record):
 
     @classmethod
     def of_json(cls, data: bytes | None) -> Self | None:
-        """Parse a record from JSON; return None if there is no data, or it is no such record."""
+        """Parse a record from JSON; None: there is no data, or it is no such record."""
         try:
             return cls.model_validate_json(data or b"", strict=True)
         except ValidationError:
@@ -76,7 +76,14 @@ class Written(Record):
 
 
 class Terms(Record):
-    """The limits that a machine is given when it boots, within which it believes later messages."""
+    """The limits that a machine is given when it boots, within which it believes later messages.
+
+    Attributes:
+        spec_sha256: digest of the run that was ordered, see `spec_digest`.
+        group_secret: secret that all machines of the run know, and nobody else.
+        end_s: when the machine ends unless the lease says otherwise, seconds since the epoch.
+        latest_end_s: moment that no lease extends its life beyond, seconds since the epoch.
+    """
 
     spec_sha256: Digest = Field(description="of the run that was ordered, see `spec_digest`")
     group_secret: str = Field(
@@ -94,7 +101,12 @@ class Terms(Record):
 
 
 class Lease(Written):
-    """The moments (seconds since the epoch) until which machines live, and train (``stop_training_s``; 0: end now)."""
+    """The moments until which the machines of a run live and train.
+
+    Attributes:
+        end_s: until when they live, seconds since the epoch.
+        stop_training_s: until when they train, seconds since the epoch; 0: they save a checkpoint and end now.
+    """
 
     end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
     stop_training_s: float = Field(ge=0, le=_LAST_MOMENT_S)
@@ -107,7 +119,12 @@ class Lease(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A machine's place in a run (host, address, meeting point), with the placements of all machines."""
+    """A machine's place in a run.
+
+    Attributes:
+        node: host, address and meeting point of this machine.
+        told: the placements of all machines, as the renter wrote them.
+    """
 
     node: Node
     told: Placements
@@ -119,14 +136,28 @@ class Placement:
 
 
 class Place(Record):
-    """A machine's place in a run: the host that it is, and its address among the other machines."""
+    """A machine's place in a run.
+
+    Attributes:
+        host: name of the host that it is.
+        address: its IP address among the other machines.
+    """
 
     host: HostName
     address: AddressAmongHosts
 
 
 class Placements(Written, RecordLeavingOut):
-    """The places of all machines of a run, the checkpoint to resume from, and the run, as the renter writes them."""
+    """The places of all machines of a run, the checkpoint to resume from, and the run, as the renter writes them.
+
+    Attributes:
+        generation: number that grows when machines are replaced.
+        resume_from: name of the checkpoint that all machines go on from; None: from the start.
+        pauses: whether this generation saves a checkpoint and waits for the next: machines join.
+        meeting: IP address and port where all machines meet.
+        hosts: places by machine id.
+        spec: of the run, with its workers.
+    """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("pauses",)
 
@@ -145,17 +176,17 @@ class Placements(Written, RecordLeavingOut):
 
     @property
     def present(self) -> list[str]:
-        """The names of the hosts that are there."""
+        """The names of the hosts that have a machine, which are not waited for."""
         return [place.host for place in self.hosts.values()]
 
 
 def placement_of(data: bytes | None, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
-    """Return a machine's placement parsed from ``data``; None: it has none, or it is of another run.
+    """Return a machine's placement parsed from ``data``; None: it has none, or the data are of another run or damaged.
 
     Args:
         data: JSON of the placements; None: there are none yet.
-        instance_id: of the machine.
-        spec_sha256: of the run that was ordered, see `spec_digest`; None: any run will do.
+        instance_id: id of the machine.
+        spec_sha256: digest of the run that was ordered, see `spec_digest`; None: any run will do.
     """
     placements = Placements.of_json(data)
     mine = None if placements is None else placements.hosts.get(instance_id)
@@ -178,7 +209,14 @@ def spec_digest(spec: RunSpec) -> str:
 
 
 class State(Record):
-    """A machine's report of what it does, by its clock; after its workers' end with their generation and reason."""
+    """A machine's report of what it does.
+
+    Attributes:
+        time_s: when, by its own clock, seconds since the epoch.
+        does: a few words, or 'ended with N', the exit code of its workers.
+        generation: in which its workers ended; None: they have not.
+        reason: why they failed; None: they did not, or nobody knows.
+    """
 
     time_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
     does: str = Field(pattern=r"^([a-z ]{1,80}|ended with -?[0-9]{1,3})$")
@@ -192,20 +230,34 @@ def checkpoint_name(found: object) -> str | None:
 
 
 class Latest(Written):
-    """The name of the newest complete checkpoint, which a run resumes from, and the generation that named it."""
+    """The name of the newest complete checkpoint, which a run resumes from.
+
+    Attributes:
+        checkpoint: its name, such as ``step-120``.
+        generation: of the machines that named it.
+    """
 
     checkpoint: str = Field(pattern=rf"^{CHECKPOINT_PATTERN}$")
     generation: Generation = 0
 
 
 class Outcome(Written):
-    """The first host's message that its generation ended the run for good: no machine needs to be replaced."""
+    """The first host's message that its generation ended the run for good: no machine needs to be replaced.
+
+    Attributes:
+        generation: number of that generation.
+    """
 
     generation: Generation
 
 
 def is_over(data: bytes | None, generation: int) -> bool:
-    """Return whether an outcome's JSON (None: absent) says that the run ended for good in ``generation`` or later."""
+    """Return whether a run ended for good in ``generation`` or later, by the JSON of its outcome.
+
+    Args:
+        data: JSON of the `Outcome`; None: there is none, so that the run goes on.
+        generation: of the machines that ask.
+    """
     outcome = Outcome.of_json(data)
     return outcome is not None and outcome.generation >= generation
 
@@ -214,7 +266,8 @@ def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
     """Return the run without the hosts ``lost``, at the same global batch: other local batch sizes grow in proportion.
 
     Raises:
-        CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
+        CloudRefused: no machine is left, or a worker of a script would get more samples than its memory holds.
+        BadInput: the global batch has fewer samples than there are workers left.
     """
     places = [place for place, worker in enumerate(spec.workers) if worker.host not in lost]
     if not places:
@@ -232,10 +285,18 @@ def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
 
 
 def placed_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
-    """Return the run as the hosts ``there`` begin it; where others may join from memory, these are in it, too.
+    """Return the run's spec as the hosts ``there`` begin it.
+
+    In an elastic run, the workers of absent hosts keep their places behind, and may join from memory; else they are
+    left out.
+
+    Args:
+        spec: of the run, with all of its workers.
+        there: names of the hosts that are present.
 
     Raises:
-        CloudRefused: nobody is there, or the workers that are cannot hold the batch.
+        CloudRefused: no host is present, or a worker of a script would get more samples than its memory holds.
+        BadInput: the global batch has fewer samples than there are workers left.
     """
     absent = [worker.host for worker in spec.workers if worker.host not in there]
     return begun_on(spec, there) if spec.is_elastic and there else without(spec, absent)
@@ -249,7 +310,18 @@ def placement_json(
     *,
     pauses: bool = False,
 ) -> bytes:
-    """Return the placements in JSON, ``places`` by machine id; ``pauses``: save a checkpoint, and wait for the next."""
+    """Return the JSON of the placements that machines read.
+
+    Args:
+        spec: of the run, whose first worker's host is where all meet.
+        places: by machine id.
+        generation: number of this generation.
+        resume_from: name of the checkpoint to go on from; None: from the start.
+        pauses: whether machines save a checkpoint and wait for the next placements.
+
+    Raises:
+        StopIteration: the first worker's host has no place.
+    """
     first = next(place for place in places.values() if place.host == spec.workers[0].host)
     placements = Placements(
         generation=generation,
@@ -264,7 +336,7 @@ def placement_json(
 
 
 GoesOn = Callable[[int, int], bool]
-"""Is told the bytes that are there, and all; says whether to go on."""
+"""Callback of a download: given the bytes that are there and all bytes, it returns whether to go on."""
 
 
 class Objects(Protocol):
@@ -282,7 +354,7 @@ class Objects(Protocol):
         """Write a file under a name, in parts if it is large; return whether that succeeded.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
 
     def fetch(self, name: str, path: Path) -> bool:
@@ -292,7 +364,13 @@ class Objects(Protocol):
         """Return the bytes under a name, with their version; None if there are none or the store cannot be reached."""
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write bytes if the object's version is still ``version`` (None: absent); return whether they were written."""
+        """Write bytes if the object's version is still ``version``; return whether they were written.
+
+        Args:
+            name: of the object.
+            data: new contents.
+            version: version that the object must have, as of `versioned`; None: it must be absent.
+        """
 
     def names(self, prefix: str) -> Sequence[str] | None:
         """Return the sorted names of all objects with a prefix; None if the store does not answer."""
@@ -301,12 +379,26 @@ class Objects(Protocol):
         """Try to remove the object under a name; report no failure."""
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Download the objects below a bucket's URL into a folder while ``goes_on()``; return whether all are there."""
+        """Download the objects below a bucket's URL into a folder while ``goes_on``; return whether all are there.
+
+        Args:
+            url: address of the objects, ``s3://BUCKET/PREFIX``.
+            folder: to download into.
+            goes_on: called with the bytes that are there and all bytes; False ends the download.
+
+        Raises:
+            BadInput: there are no such objects, or this store does not read them.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versioned:
-    """The bytes of an object, and the version that names just these bytes."""
+    """The bytes of an object, and the version that names just these bytes.
+
+    Attributes:
+        data: the bytes.
+        version: text that differs for other bytes, such as an ETag.
+    """
 
     data: bytes
     version: str

@@ -36,21 +36,29 @@ from hetopt.optimizer.plan import Plan
 
 ORDER_FILE = "slurm.json"
 GATHER_S = 30.0
-"""Once the first job runs, a run waits so long for the others before it begins; whose job starts later joins."""
+"""Seconds that a run waits for other jobs once the first job runs; a host whose job starts later joins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmBackend(SshBackend):
-    """The backend of an inventory's nodes in a Slurm cluster, reached inside a job of the run on each."""
+    """The backend of an inventory's nodes in a Slurm cluster, reached inside a job of the run on each.
+
+    Attributes:
+        name: of the backend.
+    """
 
     name: Place = Slurm.PLACE
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """Return the program that leads a run on Slurm nodes from this machine."""
+        """Return the program that leads a run on Slurm nodes from this machine; the arguments are not used."""
         return replace(super().program(spec, run_dir), module="hetopt.backends.slurm.backend")
 
     def hosts_of(self, options: Slurm) -> tuple[Host, ...]:
-        """Return the hosts of the inventory file that launch options name; raise BadInput if they name none."""
+        """Return the hosts of the inventory file that launch options name.
+
+        Raises:
+            BadInput: the options name no inventory, or it cannot be read.
+        """
         if options.inventory is None:
             raise BadInput(
                 "a launch on Slurm needs to know which nodes: `inventory`.",
@@ -59,7 +67,17 @@ class SlurmBackend(SshBackend):
         return read_hosts(options.inventory)
 
     def prepare(self, made: Plan, wanted: Plan, options: Slurm) -> OnHosts:
-        """Map the plan ``wanted`` onto the inventory's nodes and predict it; raise if jobs' time limit is too short."""
+        """Map the plan ``wanted`` onto the inventory's nodes and predict it; Slurm is not asked yet.
+
+        Args:
+            made: the plan as it was made, for the record.
+            wanted: the plan as it is to be run.
+            options: launch options, with an inventory.
+
+        Raises:
+            BadInput: as of `SshBackend.prepare`, or the jobs' time limit is shorter than a run that saves no checkpoint
+                may take.
+        """
         prepared = super().prepare(made, wanted, options)
         takes_s, limit_s = prepared.launch.prediction.total_s.high, options.time_limit
         if limit_s is not None and limit_s < takes_s and not prepared.launch.spec.resumes:
@@ -71,21 +89,31 @@ class SlurmBackend(SshBackend):
         return _ordered(prepared, {}, options)
 
     def prepare_resumed(self, folder: Path, options: Slurm) -> OnHosts:
-        """Prepare the ended run in ``folder`` to go on in new jobs; ``options`` that are given replace earlier ones."""
+        """Prepare the ended run in ``folder`` to go on in new jobs; ``options`` that are given replace earlier ones.
+
+        Raises:
+            BadInput: the run is not over, ran on another backend, or its inventory cannot be read.
+        """
         prepared = super().prepare_resumed(folder, options)
         before = json.loads((folder / ORDER_FILE).read_text(encoding="utf-8"))
         return _ordered(prepared, before, options)
 
     def check_ready(self, prepared: Any) -> None:
-        """Raise BadInput if Slurm would not take the run's jobs now; submit none.
+        """Refuse a launch whose jobs Slurm would not take now; submit none.
 
         Raises:
-            BadInput: it would not, or there is no Slurm here.
+            BadInput: Slurm would refuse a job or has no usable node, or there is no Slurm here.
+            RunFailed: Slurm does not answer.
         """
         self._nodes(prepared)
 
     def asked(self, prepared: OnHosts) -> OnHosts:
-        """Ask Slurm whether it would take the jobs; return the launch with addresses. Nodes are asked later."""
+        """Ask Slurm whether it would take the jobs; return the launch with addresses. Nodes are asked later.
+
+        Raises:
+            BadInput: as of `check_ready`.
+            RunFailed: Slurm does not answer.
+        """
         nodes, addresses = self._nodes(prepared), dict[str, str]()
         for host in prepared.inventory.hosts:
             with suppress(OSError):
@@ -99,7 +127,11 @@ class SlurmBackend(SshBackend):
         return nodes
 
     def stop(self, handle: RunHandle) -> None:
-        """End a run as `ProcessLauncher.stop` does, then cancel its Slurm jobs."""
+        """End a run as `ProcessLauncher.stop` does, then cancel its Slurm jobs.
+
+        Raises:
+            BadInput: the run's process is of another user or machine, or there is no Slurm here.
+        """
         super().stop(handle)
         give_back(handle.run_dir.resolve().name)
 
@@ -124,8 +156,12 @@ def _ordered(prepared: OnHosts, before: Mapping[str, object], options: Slurm) ->
 def train_on_slurm(run_dir: Path, stop_signal: StopSignal) -> int:
     """Submit the jobs of the run in a folder, lead the run until it is over, cancel them; return hetopt's exit code.
 
+    Args:
+        run_dir: the run's folder.
+        stop_signal: returns the number of the signal that asked this process to end; None: none did.
+
     Raises:
-        HetoptError: Slurm takes none of them, or no node can take part.
+        HetoptError: Slurm takes no job, no node can take part, or the run cannot go on.
     """
     options = Slurm(**json.loads((run_dir / ORDER_FILE).read_text(encoding="utf-8")))
     link, path = SlurmLink(run=run_dir.name, options=options), run_dir / INVENTORY_FILE
@@ -144,12 +180,19 @@ def train_on_slurm(run_dir: Path, stop_signal: StopSignal) -> int:
 
 
 def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: StopSignal) -> list[Host]:
-    """Submit all hosts' jobs; wait for them, up to 30 s after the first runs; return running hosts, none if stopped.
+    """Submit all hosts' jobs, and wait for them up to 30 s after the first runs; return the hosts whose jobs run.
 
-    A run begins when all jobs run, or a while after the first: those that wait take part once they run.
+    Those that still wait are noted in the event log, and take part once they run.
+
+    Args:
+        hosts: of the run.
+        link: that submits the jobs.
+        run_dir: the run's folder.
+        stop_signal: returns the number of the signal that asked this process to end; None: none did. After one, no host
+            is returned.
 
     Raises:
-        HetoptError: Slurm takes no job.
+        RunFailed: Slurm takes no job.
     """
     told, log = set[str](), EventLog(run_dir / EVENTS_FILE)
     begun_s = first_s = time.monotonic()

@@ -27,11 +27,11 @@ from hetopt.optimizer.market.catalog_filter import is_called
 from hetopt.optimizer.market.instance_type import known_gpus
 
 LOOK_S = 5.0
-"""Between two looks at the queue."""
+"""Seconds between two looks at the queue."""
 ASK_AGAIN_S = 30.0
-"""Between two jobs that are asked for in the place of one that has ended."""
+"""Seconds between two jobs that are asked for in the place of one that has ended."""
 NOTICE_S = 90.0
-"""A job that ends so soon is left before: time for a look and a checkpoint."""
+"""Seconds before its time limit at which a job is left: time for a look and a checkpoint."""
 ANSWER_WITHIN_S = 60.0
 JOB_PREFIX = "hetopt-"
 RUNNING = "RUNNING"
@@ -47,11 +47,15 @@ done
 exit 0
 """
 TURNS = 40
-"""Of a quarter of a minute, in which the first process of a run must be there."""
+"""Quarters of a minute within which the first process of a run must be on the node."""
 
 
 def slurm(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command with ``text`` as its input; return its exit code (1 after 60 s without an end) and output.
+    """Run a Slurm command and return its exit code and output; exit code 1 where it has not ended after 60 s.
+
+    Args:
+        command: its words.
+        text: its standard input; None: empty.
 
     Raises:
         BadInput: Slurm is not installed here.
@@ -67,7 +71,16 @@ def slurm(*command: str, text: str | None = None) -> subprocess.CompletedProcess
 
 
 class Node(NamedTuple):
-    """A node as `sinfo` lists it: CPUs, memory in MiB, GPUs, address, and why no job can start there (None: may)."""
+    """A node as `sinfo` lists it.
+
+    Attributes:
+        name: of the node.
+        cpus: number of processors.
+        memory_mib: memory in MiB.
+        gres: what Slurm calls generic resources, such as GPUs.
+        address: name or address of the node.
+        trouble: its state, where no job can start there; None: one may.
+    """
 
     name: str
     cpus: int
@@ -81,7 +94,10 @@ NODE_FORMAT = "%N|%c|%m|%G|%o|%T|%E"
 
 
 def read_nodes(text: str) -> dict[str, Node]:
-    """Parse the output of `sinfo` in `NODE_FORMAT`, with a line for each partition of a node, into nodes by name."""
+    """Parse the output of `sinfo` in `NODE_FORMAT` into nodes by name; lines of another form are skipped.
+
+    A node has a line for each of its partitions; the last one counts.
+    """
     nodes = {}
     for line in (line for line in text.splitlines() if line.count("|") >= 6):
         name, cpus, memory, gres, address, state, reason = line.split("|", 6)
@@ -92,11 +108,14 @@ def read_nodes(text: str) -> dict[str, Node]:
 
 
 def ask_nodes(partition: str | None = None) -> dict[str, Node]:
-    """Ask `sinfo` for the nodes of a partition, or (None) of the whole cluster; return them by name.
+    """Ask `sinfo` for the nodes of a partition, and return them by name, at least one.
+
+    Args:
+        partition: its name; None: the whole cluster.
 
     Raises:
-        BadInput: there is no Slurm here, or no node.
-        RunFailed: it does not answer.
+        BadInput: Slurm is not installed here, or there is no such node.
+        RunFailed: `sinfo` fails or does not answer.
     """
     only = [] if partition is None else [f"--partition={partition}"]
     done = slurm("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}", *only)
@@ -110,7 +129,10 @@ def ask_nodes(partition: str | None = None) -> dict[str, Node]:
 
 
 def device_of(kind: str) -> str | None:
-    """Return the registry's name of a GPU that Slurm calls ``kind``, such as ``tesla_v100-sxm2-32gb``, or None."""
+    """Return the registry's name of a GPU that Slurm calls ``kind``, such as ``tesla_v100-sxm2-32gb``, or None.
+
+    None: no known GPU is called so.
+    """
     words = re.split(r"[^A-Za-z0-9]+", kind)
     spans = [" ".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
     found = [(len(span), gpu.name) for gpu in known_gpus() for span in spans if is_called(gpu, span)]
@@ -118,7 +140,10 @@ def device_of(kind: str) -> str | None:
 
 
 def as_inventory(nodes: Iterable[Node]) -> str:
-    """Return an inventory in TOML of the nodes as Slurm lists them: CPUs, GPUs, and memory in tenths of a GiB."""
+    """Return an inventory in TOML of the nodes as Slurm lists them: CPUs, GPUs, and memory in tenths of a GiB.
+
+    GPUs whose kind is unknown become a comment, for a person to name.
+    """
     lines = []
     for node in nodes:
         name, memory_gib = f'"{node.name}"' if "." in node.name else node.name, 10 * node.memory_mib // 1024 / 10
@@ -133,7 +158,14 @@ def as_inventory(nodes: Iterable[Node]) -> str:
 
 
 class Job(NamedTuple):
-    """A run's Slurm job by `squeue`: number, state, reason, and seconds left to its time limit (inf: no limit)."""
+    """A run's Slurm job as `squeue` lists it.
+
+    Attributes:
+        number: of the job.
+        state: such as ``RUNNING`` or ``PENDING``.
+        reason: why it waits.
+        left_s: seconds left to its time limit; inf: no limit.
+    """
 
     number: str
     state: str
@@ -145,7 +177,7 @@ JOB_FORMAT = "%i|%k|%T|%L|%r"
 
 
 def read_jobs(text: str) -> dict[str, Job]:
-    """Parse the output of `squeue` in `JOB_FORMAT` into a job by host name; a running job goes before a waiting job."""
+    """Parse the output of `squeue` in `JOB_FORMAT` into a job by host name; a running job goes before a waiting one."""
     jobs: dict[str, Job] = {}
     for number, host, state, left, reason in (line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4):
         if host not in jobs or state == RUNNING:
@@ -205,9 +237,9 @@ class SlurmLink(Link):
     """The way to run commands on a node: as steps of the run's job there, which is submitted if there is none.
 
     Attributes:
-        run: its name, which is its jobs', too.
+        run: name of the run, which its jobs have, too.
         options: of the launch.
-        clock: seconds, monotonic.
+        clock: returns seconds of a monotonic clock.
     """
 
     RETURN_WITHIN_S: ClassVar[float] = math.inf
@@ -241,21 +273,40 @@ class SlurmLink(Link):
         """Return the shell script of a host's job, which only holds the node while processes of the run are there.
 
         Raises:
-            BadInput: the run's name is one that a shell would read.
+            BadInput: the run's name has other characters than letters, digits, ``_`` and ``-``, which a shell would
+                read.
         """
         if not is_name(RUN_PATTERN, self.run):
             raise BadInput(f"a run has a name of letters, digits, _ and -, not {shown(self.run)}.", hint="rename it")
         return HOLDER.format(run=self.run, host=host.name, turns=TURNS)
 
     def refusal(self, host: Host, *, ask: bool) -> str | None:
-        """Submit a host's job, or, without ``ask``, only test whether Slurm would take it; return why not, or None."""
+        """Submit a host's job, or only test whether Slurm would take it; return why it does not, or None.
+
+        Args:
+            host: to get a job on.
+            ask: True: submit it; False: test.
+
+        Raises:
+            BadInput: Slurm is not installed here.
+        """
         test = [] if ask else ["--test-only"]
         sbatch, *words = self.words(host)
         done = slurm(sbatch, *test, *words, text=self.holder(host))
         return None if done.returncode == 0 else _last(done.stderr)
 
     def check(self, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> None:
-        """Raise BadInput if Slurm would refuse a job on any host that is up, or if all hosts are down; submit none."""
+        """Refuse hosts on which Slurm would take no job now; submit none.
+
+        Hosts that are down are passed over, as long as one is up.
+
+        Args:
+            hosts: of the run.
+            nodes: of the cluster, by name.
+
+        Raises:
+            BadInput: a host is no node, all hosts are down, or Slurm would refuse a job on one that is up.
+        """
         lacks = [host.name for host in hosts if host.address not in nodes]
         if lacks:
             raise BadInput(f"Slurm knows no node {', '.join(lacks)}.", hint="`hetopt hosts slurm` lists those it knows")
@@ -269,7 +320,10 @@ class SlurmLink(Link):
                 raise BadInput(f"Slurm takes no job on {host.name}: {refusal}.", hint=_advice(refusal))
 
     def job(self, host: Host) -> Job | None:
-        """Return a host's job (None: it has none), from `squeue` every 5 s at most; unchanged if Slurm is silent."""
+        """Return a host's job, from `squeue` every 5 s at most; None: it has none.
+
+        While Slurm does not answer, the job is as it was seen last.
+        """
         with self._lock:
             if self.clock() - self._looked_s >= LOOK_S:
                 asked = slurm("squeue", "--noheader", f"--name={JOB_PREFIX}{self.run}", f"--format={JOB_FORMAT}")
@@ -278,10 +332,10 @@ class SlurmLink(Link):
             return self._jobs.get(host.name)
 
     def running(self, host: Host) -> Job:
-        """Return the running job of a host; if there is no job, submit one, every 30 s at most, and raise till it runs.
+        """Return the running job of a host; where there is no job, submit one, every 30 s at most.
 
         Raises:
-            RunFailed: it waits, or Slurm takes none.
+            RunFailed: the job waits in the queue, or Slurm takes none.
         """
         job, (asked_s, refusal) = self.job(host), self._asked.get(host.name, (-math.inf, None))
         if job is None and not self._is_silent and self.clock() - asked_s >= ASK_AGAIN_S:
@@ -295,7 +349,13 @@ class SlurmLink(Link):
         return job
 
     def argv(self, host: Host, command: str) -> list[str]:
-        """Return the `srun` command line that runs a shell command on a host; submit a job and raise if none runs."""
+        """Return the `srun` command line that runs a shell command on a host, inside its job; start nothing.
+
+        A host without a job gets one.
+
+        Raises:
+            RunFailed: no job of the host runs yet.
+        """
         cpus = [] if host.cpus is None else [f"--cpus-per-task={host.cpus}"]
         return [
             "srun", "--quiet", f"--jobid={self.running(host).number}", "--overlap", "--nodes=1", "--ntasks=1", *cpus,
@@ -303,7 +363,13 @@ class SlurmLink(Link):
         ]  # fmt: skip
 
     def why_unreached(self, host: Host, code: int, complaint: str) -> RunFailed | None:
-        """Return the error if a command never ran on a host, by what `srun` complains of; None: it ran."""
+        """Return the error if a command never ran on a host, by what `srun` complains of; None: it ran.
+
+        Args:
+            host: of the command.
+            code: exit code of `srun`; not used.
+            complaint: what `srun` wrote to its standard error.
+        """
         never = _NEVER_RAN.search(complaint)
         lost = self.why_lost(host, complaint)
         if never is None and lost is None:
@@ -322,7 +388,7 @@ class SlurmLink(Link):
         return None if ended is None else _WHY_ENDED.get(ended[1] or "", "its job was cancelled")
 
     def may_be_used(self, host: Host) -> bool:
-        """Return whether a host's job has more than 90 s left before its time limit; True if none runs yet."""
+        """Return whether a host's job has more than 90 s left before its time limit; True also if none runs yet."""
         job = self.job(host)
         return job is None or job.state != RUNNING or job.left_s > NOTICE_S
 
@@ -333,10 +399,10 @@ def give_back(run: str) -> None:
 
 
 def runs_with_jobs() -> list[str]:
-    """Return the sorted names of the runs that this user has Slurm jobs of, waiting or running.
+    """Return the sorted names of the runs that this user has Slurm jobs of, waiting or running; empty: none.
 
     Raises:
-        BadInput: there is no Slurm here.
+        BadInput: Slurm is not installed here.
     """
     names = set(slurm("squeue", "--me", "--noheader", "--format=%j").stdout.split())
     return sorted(name.removeprefix(JOB_PREFIX) for name in names if name.startswith(JOB_PREFIX))

@@ -37,17 +37,37 @@ AMPERE = (8, 0)
 CPU_PACKAGES_BYTES, GPU_PACKAGES_BYTES = 1.5e9, 8e9
 """Of the locked packages once they are installed; `catalogs/aws/provisioning.json` has what was measured of each."""
 LEAST_FREE_BYTES = 2e9
-"""What a run keeps on a host: the code, a few megabytes, and two checkpoints of a model of a hundred megabytes."""
+"""Bytes that a run needs on a host's disk: the code, a few megabytes, and two checkpoints of a model of a hundred
+megabytes."""
 
 
 Count = Annotated[int, Field(ge=0, le=2**60)]
-"""Of bytes, files or processors."""
+"""A number of bytes, files or processors."""
 Rate = Annotated[float, Field(ge=0, le=2**64)]
-"""Bits a second."""
+"""A rate in bits a second."""
 
 
 class Seen(Record):
-    """A host's report on itself: Python and packages, processors, memory and disk, GPUs and driver, and its address."""
+    """A host's report on itself.
+
+    Attributes:
+        python: major and minor version of its interpreter.
+        executable: path of the interpreter.
+        identity: text that all names of the machine share.
+        cpus: processors that its processes may use.
+        memory_bytes: of the machine; None: not known.
+        writable: whether its folder can be written.
+        there: the nearest existing folder at or above the host's folder.
+        free_bytes: free on the disk of that folder.
+        packages: versions of the packages that training needs; None: not installed.
+        installs: why no environment can be made there; None: one can, or none is wanted.
+        gpus: rows of `nvidia-smi` (name, memory, driver, compute capability); or its error as a text.
+        torch_trouble: why its torch cannot use its GPUs; None: it can, or none are used.
+        left: folders that earlier runs left there.
+        address: IP address that the other hosts use; None: not known.
+        port: on which it listens for them; None: it cannot.
+        listen_trouble: why it cannot listen; None: it can.
+    """
 
     python: tuple[Count, Count]
     executable: CleanText
@@ -68,7 +88,12 @@ class Seen(Record):
 
 
 class Ways(Record):
-    """A host's links to other hosts: `yes` or why not, and bits a second to and from any that were measured."""
+    """A host's links to other hosts, by their names.
+
+    Attributes:
+        reached: 'yes', or why the other host was not reached.
+        rates: bits a second to the other host, and back, where that was measured.
+    """
 
     reached: dict[CleanText, CleanText]
     rates: dict[CleanText, tuple[Rate, Rate]]
@@ -79,9 +104,10 @@ class Suggested:
     """A setting of a host that plans need and the inventory lacks, with the value measured there.
 
     Attributes:
-        setting: of `Host`.
-        value: whole megabits or tenths of a GiB, rounded down: a plan that counts on more than there is would be late.
-        source: what says so.
+        setting: name of the field of `Host`.
+        value: whole megabits a second, tenths of a GiB or a number, rounded down: a plan that counts on more than there
+            is would be late.
+        source: phrase on where the value comes from.
     """
 
     setting: str
@@ -91,7 +117,13 @@ class Suggested:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A trouble of a host in a sentence, with a hint: ``bad`` keeps it from training, ``unknown`` does not."""
+    """A trouble of a host.
+
+    Attributes:
+        said: sentence without its full stop.
+        hint: what mends it.
+        verdict: ``bad``: it keeps the host from training; ``unknown``: it does not.
+    """
 
     said: str
     hint: str
@@ -104,10 +136,10 @@ class HostFound:
 
     Attributes:
         name: of the host.
-        seen: what it says of itself; None: it could not be asked.
-        troubles: the worst first.
-        rates: bits a second to another host, and back.
-        for_plans: what plans have to know of it and the inventory does not say; what nobody knows is not there.
+        seen: its report on itself; None: it could not be asked.
+        troubles: the worst first; empty: none.
+        rates: bits a second to another host, and back, by its name; empty: not measured.
+        for_plans: settings that plans need and its inventory lacks, as far as they were measured.
     """
 
     name: str
@@ -118,17 +150,22 @@ class HostFound:
 
     @property
     def verdict(self) -> Literal["good", "bad", "unknown"]:
-        """The worst verdict on the host."""
+        """The worst verdict on the host; good: it has no troubles."""
         return self.troubles[0].verdict if self.troubles else "good"
 
 
 def check_hosts(hosts: Sequence[Host], spec: RunSpec | None = None, link: Link = SSH) -> tuple[HostFound, ...]:
     """Ask all hosts at once about themselves and their links to each other; return a result for each, in order.
 
+    Nothing is written on them. A host that cannot be reached has that as its trouble.
+
     Args:
-        hosts: to ask.
-        spec: of the run that they are to take part in; None: none yet.
+        hosts: to ask, at least one.
+        spec: of the run that they are to take part in, whose precision their GPUs must have; None: none yet.
         link: the way to them.
+
+    Raises:
+        BadInput: the command that reaches them (ssh) cannot be started here.
     """
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
         talks = [Conversation(host=host, link=link) for host in hosts]
@@ -169,8 +206,8 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
 
     Args:
         host: as its owner describes it.
-        seen: as it is.
-        rates: bits a second to another host, and back.
+        seen: its report on itself.
+        rates: bits a second to another host, and back, by its name.
     """
     if host.cpus is None:
         yield Suggested(setting="cpus", value=seen.cpus, source="read there: what its processes may use")
@@ -222,7 +259,7 @@ def alone(host: Host, seen: Seen) -> Iterator[Trouble]:
 
     Args:
         host: as its owner describes it.
-        seen: as it is.
+        seen: its report on itself.
     """
     if seen.installs is not None:
         hint = "name an interpreter that has torch, without `install`"
@@ -299,10 +336,12 @@ def _version(text: str) -> tuple[int, ...]:
 def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]) -> dict[str, list[Trouble]]:
     """Return the troubles between hosts by host name: two names of a machine, unequal torch, blocked links.
 
+    Hosts without such a trouble have an empty list.
+
     Args:
         hosts: in order.
-        seen: what they say of themselves.
-        ways: how they reach each other.
+        seen: reports of those that answered, by name.
+        ways: links of those that tried them, by name.
     """
     troubles: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
     first: dict[str, str] = {}
@@ -362,7 +401,14 @@ INVENTORY_FILE = "inventory.json"
 
 
 class Inventory(Artifact):
-    """The hosts of a run, the address by which each was reached, and why some hosts are left out."""
+    """The hosts of a run, the address by which each was reached, and why some hosts are left out.
+
+    Attributes:
+        hosts: as their owner describes them.
+        addresses: address by which each was reached, by name.
+        left_out: sentence on why a host takes no part, by name.
+        bundle_sha256: hash of the code of the run.
+    """
 
     KIND: ClassVar[str] = "inventory"
     VERSION: ClassVar[int] = 1
@@ -377,20 +423,20 @@ class Inventory(Artifact):
         """Return the host with a name.
 
         Raises:
-            BadInput: there is none.
+            BadInput: the inventory has no such host; the nearest name is told.
         """
         by_name = {host.name: host for host in self.hosts}
         return by_name[known(name, by_name, "host")]
 
     def fit(self) -> tuple[Host, ...]:
-        """Return the hosts that can take part: all but those left out."""
+        """Return the hosts that can take part: all but those left out; empty: none can."""
         return tuple(host for host in self.hosts if host.name not in self.left_out)
 
     def address(self, name: str) -> str:
         """Return a host's address among the others: the inventory's, or else that by which it was reached.
 
         Raises:
-            BadInput: nobody knows.
+            BadInput: there is no such host, or neither the inventory nor a connection tells its address.
         """
         address = self.host(name).private or self.addresses.get(name)
         if address is None:

@@ -51,21 +51,22 @@ from hetopt.core.run_status import last_log_line
 
 BUNDLE_FILE = "bundle.tar.gz"
 AGAIN_S = 5.0
-"""Between tries to reach a host that is away."""
+"""Seconds between tries to reach a host that is away."""
 SILENT_S = 45.0
-"""A host that asks for nothing for so long is lost: it asks several times a second."""
+"""Seconds after which a host that asks for nothing is lost: it asks several times a second."""
 MOST_SKEW_S = 2.0
-"""Between the clocks of two machines: answers take part of it, and no figure of a run is finer."""
+"""Difference in seconds between the clocks of two machines up to which log times stay: answers take part of it, and no
+figure of a run is finer."""
 _LATER = Lease(end_s=1e11, stop_training_s=1e11)
 _NOW = Lease(end_s=1e11, stop_training_s=0.0)
 
 
 def in_our_time(lines: bytes, ahead_s: float) -> bytes:
-    """Return log lines with ``time_s`` less ``ahead_s``, the lead of a host's clock in seconds; up to 2 s unchanged.
+    """Return log lines with the lead of a host's clock taken off their ``time_s``.
 
     Args:
         lines: of a log, as a host wrote them.
-        ahead_s: of its clock; up to `MOST_SKEW_S` nothing is changed.
+        ahead_s: seconds that its clock is ahead of this machine's; up to 2 s nothing is changed.
     """
     if abs(ahead_s) <= MOST_SKEW_S:
         return lines
@@ -114,7 +115,8 @@ class HostsConductor(Conductor):
         """Connect to all usable hosts, wait for each of them, and place the first generation.
 
         Raises:
-            HetoptError: none was reached.
+            HetoptError: no host was reached; it is the first host's error.
+            RunFailed: no host may be used now.
         """
         self._objects.put(LEASE_OBJECT, _LATER.model_dump_json().encode())
         self._objects.delete(OUTCOME_OBJECT)
@@ -136,7 +138,11 @@ class HostsConductor(Conductor):
         self.log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
 
     def look(self) -> None:
-        """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`."""
+        """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`.
+
+        Raises:
+            RunFailed: every host was placed three times and ended each time before a step was done.
+        """
         now_s = time.monotonic()
         for event in self.reader.read():
             self.take(event)
@@ -211,8 +217,10 @@ class HostsConductor(Conductor):
     def awaits(self) -> bool:
         """Return True: a host may come back; raise once none has been there for too long (10 minutes by ssh).
 
+        Inside Slurm there is no such limit.
+
         Raises:
-            RunFailed: all are gone for too long.
+            RunFailed: all hosts have been gone for too long.
         """
         if time.monotonic() - self._there_s > self.link.RETURN_WITHIN_S:
             raise RunFailed("all hosts are gone, and none has come back.", hint="go on with `hetopt launch`")
@@ -234,8 +242,11 @@ class HostsConductor(Conductor):
     def place(self) -> None:
         """Place all usable connected hosts as the next generation, to resume from the newest checkpoint.
 
+        Where none is usable now, but the run has begun, nothing happens.
+
         Raises:
-            RunFailed: none may be used, and the run has not begun.
+            RunFailed: no host may be used, and the run has not begun.
+            CloudRefused: the workers of the hosts cannot hold the batch.
         """
         allowed = self._allowed()
         members = [name for name in self._names if name in self._links and name in allowed]
@@ -341,8 +352,14 @@ class HostsConductor(Conductor):
 def train(run_dir: Path, stop_signal: StopSignal, link: Link = SSH) -> int:
     """Lead the run in a folder on the hosts of its inventory until it is over; return hetopt's exit code.
 
+    Args:
+        run_dir: the run's folder.
+        stop_signal: returns the number of the signal that asked this process to end; None: none did.
+        link: the way to the hosts.
+
     Raises:
-        BadInput: the folder has no run on hosts of one's own.
+        BadInput: the folder holds no spec or no inventory of the user's hosts.
+        HetoptError: no host can take part, or the run cannot go on.
     """
     spec, inventory = read_spec(run_dir), Inventory.load(run_dir / INVENTORY_FILE)
     conductor = HostsConductor(run_dir=run_dir, spec=spec, inventory=inventory, link=link, stop_signal=stop_signal)

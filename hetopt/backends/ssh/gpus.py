@@ -44,7 +44,13 @@ def _words(name: str) -> list[str]:
 
 
 def environment(devices: Sequence[str]) -> dict[str, str]:
-    """Return CUDA's variables that number a host's GPUs as in ``devices``; empty on CPUs, or if no driver answers."""
+    """Return CUDA's variables that number a host's GPUs as in ``devices``.
+
+    Empty: the devices are CPUs, no driver answers, or the host lacks such GPUs.
+
+    Args:
+        devices: names of GPUs as an inventory has them, one for each worker, or ``cpu``.
+    """
     if CPU in devices:
         return {}
     if "SLURM_STEP_GPUS" in os.environ:  # what is visible is the job's own already

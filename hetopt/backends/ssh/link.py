@@ -45,7 +45,7 @@ from hetopt.core.plain_text import one_line
 from hetopt.core.search_path import INSTALLED_ONLY
 
 SSH_VARIABLE = "HETOPT_SSH"
-"""Another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
+"""Environment variable with another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
 
 CONNECT_S = 6
 READ_BY_SHELL = "what its shell runs first reads the standard input, which is the program's"
@@ -53,7 +53,7 @@ READ_BY_SHELL = "what its shell runs first reads the standard input, which is th
 OLDEST_PYTHON = "it is Python %d.%d, and training needs 3.11 or newer"
 
 UNREACHED = 255
-"""ssh's own exit code where it never came to run the command (ssh(1), exit status)."""
+"""Exit code of ssh where it never came to run the command (ssh(1), exit status)."""
 
 _OPTIONS = {
     "BatchMode": "yes",
@@ -77,9 +77,12 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
     It has the same options at each host on the way: of ssh's own ``-J`` they would hold for the last alone.
 
     Args:
-        host: of whose fields none can be an option.
+        host: of which no field can be an option of ssh.
         command: for the user's shell there.
-        environment: of this process.
+        environment: of this process, which may name another command than ``ssh``.
+
+    Raises:
+        BadInput: the home folder of the private key is not known.
     """
     way: list[str] = []
     for hop in host.through:
@@ -111,8 +114,8 @@ def python_command(python: str, code: bytes) -> str:
     the user begins in (`hetopt.core.search_path`).
 
     Args:
-        python: interpreter; a ``~/`` is the user's home there.
-        code: of the program; another than this is not run.
+        python: path of the interpreter; a ``~/`` is the user's home there.
+        code: program that will be sent; another than this is not run.
     """
     path = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
     first = (
@@ -183,7 +186,7 @@ class Link:
     """The way to run commands on hosts: by ssh here, and by subclasses for other machines.
 
     Attributes:
-        RETURN_WITHIN_S: how long a run without any host waits for one.
+        RETURN_WITHIN_S: seconds that a run without any host waits for one.
         MISSING: what to do where the command is not installed here.
     """
 
@@ -201,7 +204,13 @@ class Link:
         return ssh_argv(host, command)
 
     def why_unreached(self, host: Host, code: int, complaint: str) -> RunFailed | None:
-        """Return the error if a command never ran on a host, by exit code and standard error; None: it ran."""
+        """Return the error if a command never ran on a host; None: it ran.
+
+        Args:
+            host: of the command.
+            code: exit code of ssh.
+            complaint: what ssh wrote to its standard error.
+        """
         reached = code != UNREACHED and not re.search("password", complaint, re.IGNORECASE)
         return None if reached else why_unreached(host, complaint)
 
@@ -222,13 +231,18 @@ SSH = Link()
 
 
 BEGIN_WITHIN_S = 120.0
-"""Connecting, and sending the code."""
+"""Seconds that connecting and sending the code may take."""
 INSTALL_WITHIN_S = 1800.0
-"""Some gigabytes over a slow line, and their files."""
+"""Seconds that installing packages may take: some gigabytes over a slow line, and their files."""
 
 
 class Begun(Record):
-    """A host's answer once it has the code: the folder that it runs in, or why it refuses."""
+    """A host's answer once it has the code.
+
+    Attributes:
+        ready: folder that it runs in; None: it refuses.
+        refused: why it refuses; None: it does not.
+    """
 
     ready: CleanText | None = None
     refused: CleanText | None = None
@@ -247,10 +261,12 @@ def _program() -> bytes:
 class Conversation:
     """The connection to the program on a host (`hetopt.backends.host.entry`), with questions and answers.
 
+    Making one starts the connecting command, and raises BadInput where that cannot be started here.
+
     Attributes:
-        host: which.
+        host: at the other end.
         link: the way to it.
-        errors: the file for its standard error, in a folder that exists; None: a temporary file.
+        errors: file for the connection's standard error, in a folder that exists; None: a temporary file.
         end_s: seconds that the program may take to end once its input is closed.
     """
 
@@ -288,15 +304,23 @@ class Conversation:
             patience_s: seconds to wait for it; then the connection is cut.
 
         Raises:
-            HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
+            RunFailed: the host is not reached, has no Python that can run the program, is too late, or answers
+                something else.
         """
         return self.ask(_program() + question, kind, patience_s)
 
     def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
         """Send the program a question; return its answer, a record ``kind``, within ``patience_s`` seconds.
 
+        Later, the connection is cut.
+
+        Args:
+            question: bytes for the program.
+            kind: record class of the answer.
+            patience_s: seconds to wait for it.
+
         Raises:
-            HetoptError: it ended, says nothing in time, or says what cannot be.
+            RunFailed: the connection ended or was cut, or the answer is no such record.
         """
         begun_s, timer = time.monotonic(), threading.Timer(patience_s, self.cut)
         timer.start()
@@ -376,11 +400,12 @@ class Part(Conversation):
     """The connection to a host that takes part in a run, and the answers to its requests for objects.
 
     Attributes:
+        end_s: seconds that the host's node may take to end once the connection is closed.
         objects: what it may read and write of the run.
-        models: what it may leave for the user.
+        models: where it may leave models and outputs for the user.
         lock: held while an object is read or written: hosts ask at the same time.
-        wrote: told the name and the bytes of every whole object that it has written.
-        heard_s: when the host last sent something, by the monotonic clock.
+        wrote: called with the name and the bytes of every whole object that it has written.
+        heard_s: when the host last sent something, by the monotonic clock; 0: never.
     """
 
     end_s: float = 20.0
@@ -394,13 +419,13 @@ class Part(Conversation):
         """Connect and send the code; return once the host has begun, whose requests a thread answers from then on.
 
         Args:
-            run: the run's name.
-            code: the archive that it runs.
-            sha256: of that.
-            config: for its node.
+            run: name of the run.
+            code: archive of the code that it runs.
+            sha256: hash of that archive.
+            config: settings for its node, as JSON takes them.
 
         Raises:
-            HetoptError: the host is not reached, or does not take part.
+            RunFailed: the host is not reached, is too late (2 minutes, or 30 where it installs), or refuses.
         """
         header = {
             "folder": self.host.folder,

@@ -27,13 +27,13 @@ TURN_S = 0.1
 READ_EVERY_S = 0.3
 HEARTBEAT_S = 0.5
 END_S = 1e11
-"""In the year 5138: an own machine has no budget, and its part ends with the connection."""
+"""Moment in the year 5138: an own machine has no budget, and its part ends with the connection."""
 
 
 def main(arguments: list[str]) -> int:
     """Run this host's agent in the folder ``arguments[0]`` until the run or the connection ends; return the exit code.
 
-    The folder is removed then.
+    The folder is removed then, and so are its parents that this run made.
     """
     root = Path(arguments[0])
     # What is printed here must not be taken for a frame.

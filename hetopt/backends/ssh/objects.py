@@ -31,21 +31,25 @@ from hetopt.core.run_folder import LOG_FOLDER, MODEL_NAMES, OUTPUT_FOLDER
 Place = Literal["objects", "models"]
 OBJECTS: Place = "objects"
 MODELS: Place = "models"
-"""The two places: what steers the run, and what it leaves."""
+"""Names of the two places of a run's objects: `OBJECTS`, what steers the run, and this one, what the run leaves."""
 
 SILENCE_S = 60.0
-"""A host that is not answered for so long is cut off: the launching machine answers at once, or is gone."""
+"""Seconds after which a host that gets no answer is cut off: the launching machine answers at once, or is gone."""
 
 PART_BYTES = 4 * 2**20
 MOST_HEADER = 2**16
 MOST_BODY = 2**28
-"""Of a frame; the largest are events that a host could not send for a while, as files go in parts."""
+"""Largest body of a frame in bytes; the largest are events that a host could not send for a while, as files go in
+parts."""
 _LENGTHS = struct.Struct("!IQ")
 _PARTIAL = ".partial"
 
 
 class Cut(SystemExit):
-    """The exit of a host's process whose connection to the launching machine is cut: nothing is left to do."""
+    """The exit of a host's process whose connection to the launching machine is cut: nothing is left to do.
+
+    As a SystemExit it ends the process where nobody catches it.
+    """
 
 
 class ObjectsInParts(Objects, ABC):
@@ -57,7 +61,14 @@ class ObjectsInParts(Objects, ABC):
 
     @abstractmethod
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Write an object's part at byte ``offset``; the ``last`` makes it appear. Return whether that succeeded."""
+        """Write an object's part at byte ``offset``; return whether that succeeded.
+
+        Args:
+            name: of the object.
+            offset: bytes that were written before; parts come in order, from 0.
+            data: the part.
+            last: whether it is the last, which makes the object appear.
+        """
 
     def versioned(self, name: str) -> Versioned | None:
         """Return the bytes under a name with their SHA-256 as version; None: there are none."""
@@ -71,7 +82,11 @@ class ObjectsInParts(Objects, ABC):
         return self.put_part(name, 0, data, last=True)
 
     def send(self, name: str, path: Path) -> bool:
-        """Write a file under a name, in parts of 4 MiB; return whether that succeeded."""
+        """Write a file under a name, in parts of 4 MiB; return whether that succeeded.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             return all(
@@ -91,7 +106,11 @@ class ObjectsInParts(Objects, ABC):
         return is_whole
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Raise BadInput: a host of the user's reads no bucket."""
+        """Refuse to download: a host of the user's own reads no bucket.
+
+        Raises:
+            BadInput: always.
+        """
         raise BadInput(
             f"{url} is in a bucket, which hosts of your own do not read.", hint="give a folder that they have"
         )
@@ -106,7 +125,11 @@ class ObjectsInParts(Objects, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderObjects(ObjectsInParts):
-    """The objects of a run as files of a folder on the launching machine."""
+    """The objects of a run as files of a folder on the launching machine.
+
+    Attributes:
+        folder: in which an object's name is a file's path; files that end in ``.partial`` are no objects yet.
+    """
 
     folder: Path
 
@@ -114,12 +137,23 @@ class FolderObjects(ObjectsInParts):
         """Return the path of the file of the object ``name``, which must lie inside the folder.
 
         Raises:
-            BadInput: it is no name of a file in the folder.
+            BadInput: the name is no name of a file in the folder.
         """
         return inside(self.folder, name, what="object", any_text=True)
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write bytes if the version is still ``version`` (None: absent); not atomic, so the caller holds a lock."""
+        """Write bytes if the object's version is still ``version``; return whether they were written.
+
+        It is not atomic, so the caller holds a lock.
+
+        Args:
+            name: of the object.
+            data: new contents.
+            version: SHA-256 that the object must have, as of `versioned`; None: it must be absent.
+
+        Raises:
+            BadInput: the name is no name of a file in the folder.
+        """
         there = self.versioned(name)
         return (None if there is None else there.version) == version and self.put(name, data)
 
@@ -129,11 +163,27 @@ class FolderObjects(ObjectsInParts):
         return sorted(name for name in every if name.startswith(prefix) and not name.endswith(_PARTIAL))
 
     def delete(self, name: str) -> None:
-        """Remove an object; an absent object is no error."""
+        """Remove an object; an absent object is no error.
+
+        Raises:
+            BadInput: the name is no name of a file in the folder.
+        """
         self.path(name).unlink(missing_ok=True)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Append a part at byte ``offset`` to an object's partial file, which gets its name with the ``last``."""
+        """Append a part to an object's partial file, which gets its name with the ``last``; return whether it worked.
+
+        False: ``offset`` is not the size of the partial file.
+
+        Args:
+            name: of the object.
+            offset: bytes that were written before; 0 begins anew.
+            data: the part.
+            last: whether it is the last, which makes the object appear.
+
+        Raises:
+            BadInput: the name is no name of a file in the folder.
+        """
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _partial(path).open("ab" if offset else "wb") as stream:
@@ -166,7 +216,16 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME_BYTES)]
 
 
 class Request(Record):
-    """A host's request about an object; each kind (``what``) needs some of the fields."""
+    """A host's request about an object; each kind (``what``) needs some of the fields.
+
+    Attributes:
+        what: the method of `Objects` or `ObjectsInParts` that is asked for.
+        place: `OBJECTS` or `MODELS`.
+        name: of the object; of ``names``, the prefix.
+        version: of ``put_over``; None: the object must be absent.
+        offset: byte of a part.
+        last: of ``put_part``: whether the part is the last.
+    """
 
     what: What
     place: Place = OBJECTS
@@ -177,7 +236,13 @@ class Request(Record):
 
 
 class Answer(Record):
-    """The launching machine's answer to a request; empty where it was refused."""
+    """The launching machine's answer to a request; empty where it was refused.
+
+    Attributes:
+        done: whether it was carried out.
+        names: of ``names``; None: another request.
+        size: of ``part``: bytes of the object; None: it is absent, or another request.
+    """
 
     done: bool = False
     names: tuple[Name, ...] | None = None
@@ -185,7 +250,11 @@ class Answer(Record):
 
 
 def check_allowed(request: Request) -> None:
-    """Raise BadInput for a host's request that would steer the run, or touch objects that are not its to touch."""
+    """Refuse a host's request that would steer the run, or touch objects that are not its to touch.
+
+    Raises:
+        BadInput: the request is such a one.
+    """
     writes = request.what not in ("names", "part")
     if request.place == MODELS:
         fine = writes and any(fnmatchcase(request.name, pattern) for pattern in (MODEL_NAMES, f"{OUTPUT_FOLDER}/*"))
@@ -198,8 +267,13 @@ def check_allowed(request: Request) -> None:
 def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answer, bytes]:
     """Carry out a host's allowed request on a folder of objects; return the answer, and the bytes read, if any.
 
+    Args:
+        objects: the folder.
+        request: to carry out.
+        body: bytes to write, of a request that writes.
+
     Raises:
-        BadInput: a name is none.
+        BadInput: the name is no name of a file in the folder.
     """
     name = request.name
     match request.what:
@@ -218,10 +292,13 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
-    """Read the next frame by ``read(count)``; return its header, a record in JSON, and body, or None at the end.
+    """Read the next frame; return its header, a record in JSON, and its body; None: the connection ended.
+
+    Args:
+        read: returns so many bytes, fewer at the end.
 
     Raises:
-        ValueError: it is larger than any frame.
+        ValueError: the frame is larger than any may be.
     """
     lengths = read(_LENGTHS.size)
     if len(lengths) < _LENGTHS.size:
@@ -244,8 +321,9 @@ class Connection:
     """A host's end of the connection to the launching machine, for a request at a time.
 
     Attributes:
-        incoming, outgoing: open files, as their numbers.
-        silence_s: after so long without an answer nobody is there.
+        incoming: descriptor of the open file to read from.
+        outgoing: descriptor of the open file to write to.
+        silence_s: seconds without an answer after which nobody is there.
     """
 
     incoming: int
@@ -253,10 +331,11 @@ class Connection:
     silence_s: float = SILENCE_S
 
     def ask(self, request: Request, body: bytes = b"") -> tuple[Answer, bytes]:
-        """Send a request with a ``body``, wait for the answer, and return it with its body; exit by `Cut` after 60 s.
+        """Send a request with a ``body``, wait for the answer, and return it with its body.
 
         Raises:
-            Cut: there is none.
+            Cut: no answer came in time, or the connection ended: the process is to exit.
+            RunFailed: the answer is none.
         """
         try:
             with os.fdopen(self.outgoing, "wb", closefd=False) as stream:
@@ -283,7 +362,10 @@ class Connection:
 class RemoteObjects(ObjectsInParts):
     """The launching machine's objects as a host reaches them: each call is a request by the connection.
 
+    Every call may exit the process by `Cut`.
+
     Attributes:
+        connection: to the launching machine.
         place: `OBJECTS` or `MODELS`.
     """
 
@@ -299,15 +381,28 @@ class RemoteObjects(ObjectsInParts):
         return None if reply.size is None else (data, reply.size)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Have the launching machine write a part at byte ``offset`` (``last``: it appears); return whether it did."""
+        """Have the launching machine write a part of an object; return whether it did.
+
+        Args:
+            name: of the object.
+            offset: bytes that were written before; 0 begins anew.
+            data: the part.
+            last: whether it is the last, which makes the object appear.
+        """
         return self._ask("put_part", name, data, offset=offset, last=last)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Have the launching machine write bytes if the version is still ``version``; return whether it did."""
+        """Have the launching machine write bytes if the version is still ``version``; return whether it did.
+
+        Args:
+            name: of the object.
+            data: new contents.
+            version: SHA-256 that the object must have; None: it must be absent.
+        """
         return self._ask("put_over", name, data, version=version)[0].done
 
     def names(self, prefix: str) -> Sequence[str] | None:
-        """Ask the launching machine for the sorted names of all objects with a prefix; None if it refuses."""
+        """Ask the launching machine for the sorted names of all objects with a prefix; None: it refuses."""
         return self._ask("names", prefix)[0].names
 
     def delete(self, name: str) -> None:

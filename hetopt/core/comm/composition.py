@@ -15,6 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import either, known
 
 AUTO = "auto"
+"""The name that stands for the compressor's default memory or collective."""
 
 DENSE = "all_reduce"
 GATHER = "all_gather"
@@ -33,6 +34,7 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
         VAR: "the same, the worker chooses whose choice holds most energy",
     }
 )
+"""Every collective that carries payloads, with what it does."""
 
 MEMORIES: Mapping[str, str] = MappingProxyType(
     {
@@ -41,6 +43,7 @@ MEMORIES: Mapping[str, str] = MappingProxyType(
         CORRECTION: "the same for the momentum, which the workers keep themselves (DGC)",
     }
 )
+"""Every gradient memory, with what becomes of elements that are not sent."""
 
 CODINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -49,6 +52,7 @@ CODINGS: Mapping[str, str] = MappingProxyType(
         PACKED_BF16: "the same, and values are rounded to bf16; the rounding is remembered with the rest",
     }
 )
+"""Every coding of selected elements, with the bytes that it takes."""
 
 LOW_PRECISION = ("identity", "fp16", "bf16", "int8", "int4")
 """Compressors that send every element in 32 bits or fewer: parameters can be averaged by them."""
@@ -59,15 +63,17 @@ class Method:
     """The properties of a compressor, and the collectives, memories and options that go with it.
 
     Attributes:
-        about: what it sends, in a few words.
-        collectives: that can carry it; the first is the default.
-        memories: that go with it; the first is the default.
-        by_ratio: ``ratio`` decides how much is sent.
-        same_size: every worker's payload has the same size, known beforehand.
-        nested: selecting from a selection gives what selecting at once would (up to how exact the selection is).
-        by_shape: needs the shapes of the parameters, and so the whole gradient at once.
-        options: further fields of `Compression` that mean something to it.
-        wire_bytes: that a worker contributes for so many elements at a ratio; None: `payload_bytes.operations` knows.
+        about: what the compressor sends, in a few words.
+        collectives: names of collectives that can carry it; the first is the default.
+        memories: names of gradient memories that go with it; the first is the default.
+        by_ratio: whether ``ratio`` decides how much is sent.
+        same_size: whether every worker's payload has the same size, known beforehand.
+        nested: whether selecting from a selection gives what selecting at once would (up to how exact the selection
+            is).
+        by_shape: whether it needs the shapes of the parameters, and so the whole gradient at once.
+        options: further fields of `Compression` that have an effect.
+        wire_bytes: returns a worker's payload bytes, given the number of elements and the ratio; None:
+            `payload_bytes.operations` computes them.
     """
 
     about: str
@@ -163,8 +169,12 @@ def register(name: str, method: Method) -> None:
 
     How it is computed is registered by `hetopt.trainer.comm.methods.register`.
 
+    Args:
+        name: of the compressor.
+        method: its properties.
+
     Raises:
-        ValueError: there is one of this name.
+        ValueError: the table has a compressor of this name already.
     """
     if name in _METHODS:
         raise ValueError(f"a compression method must have a name of its own, and there is one called {name!r}")
@@ -173,7 +183,13 @@ def register(name: str, method: Method) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combination:
-    """A compressor with the memory and the collective that it is used with."""
+    """A compressor with the memory and the collective that it is used with.
+
+    Attributes:
+        name: of the compressor.
+        memory: name of the gradient memory.
+        collective: name of the collective.
+    """
 
     name: str
     memory: str
@@ -188,8 +204,13 @@ class Combination:
 def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combination:
     """Return a compressor with its memory and collective, ``auto`` replaced by the compressor's defaults.
 
+    Args:
+        name: of the compressor.
+        memory: name of the gradient memory, or ``auto``.
+        collective: name of the collective, or ``auto``.
+
     Raises:
-        BadInput: an unknown name, or a combination that does not work.
+        BadInput: a name is unknown (the nearest is named), or memory or collective do not go with the compressor.
     """
     method = METHODS[known(name, METHODS, "compressor")]
     chosen = Combination(
@@ -214,7 +235,16 @@ def combinations() -> tuple[Combination, ...]:
 
 
 def why_not(name: str, memory: str, collective: str) -> str | None:
-    """Return a sentence on why a compressor, memory and collective do not go together; None: they do."""
+    """Return a sentence on why a compressor, memory and collective do not go together; None: they do.
+
+    Args:
+        name: of the compressor.
+        memory: name of the gradient memory, not ``auto``.
+        collective: name of the collective, not ``auto``.
+
+    Raises:
+        KeyError: there is no such compressor.
+    """
     method = METHODS[name]
     return first_that_applies(
         {
@@ -225,7 +255,7 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
 
 
 def first_that_applies(rules: Mapping[str, bool]) -> str | None:
-    """Return the first sentence of a table of rules that applies; None: none does."""
+    """Return the first sentence in ``rules`` whose value is True; None: every value is False."""
     return next((sentence for sentence, applies in rules.items() if applies), None)
 
 
@@ -240,7 +270,13 @@ def why_not_averaged(name: str) -> str | None:
 
 
 def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> str | None:
-    """Return a sentence on why a ratio controller cannot steer a compressor by a collective; None: it can."""
+    """Return a sentence on why a ratio controller cannot steer a compressor by a collective; None: it can.
+
+    Args:
+        name: of the compressor.
+        controller: name of the ratio policy, such as ``gravac``.
+        collective: name of the collective, or ``auto``.
+    """
     method, seeks = METHODS[name], controller == "gravac"
     return first_that_applies(
         {
@@ -256,7 +292,12 @@ def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> st
 
 
 def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
-    """Return a sentence on why a gradient memory does not go with an optimizer's momentum (0: none); None: it does."""
+    """Return a sentence on why a gradient memory does not go with an optimizer's momentum; None: it does.
+
+    Args:
+        memory: name of the gradient memory.
+        optimizer_momentum: the optimizer's own momentum; 0: it has none.
+    """
     if memory == CORRECTION and optimizer_momentum != 0:
         return (
             "Momentum correction keeps the momentum in the workers; with momentum in the optimizer as well it would "

@@ -19,19 +19,21 @@ NONE = "none"
 IDENTITY = "identity"
 
 USUAL_RATIO = 0.01
-"""Where a compressor that sends a part is named without saying how much: 100x, in the middle of the published range."""
+"""The ratio of a compressor that sends a part where none is named: 100x, in the middle of the published range."""
 
 _KEYS = {field: field for field in Compression.model_fields if field != "name"}
 _UNITS = {"ratio": FRACTION, "floor_ratio": FRACTION}
 
 
 def parse_compression(text: str, *, option: str = "`compression`") -> Compression:
-    """Parse a compression, ``NAME(RATIO, key=value)``; a compressor that sends a part sends 1 % if no ratio is given.
+    """Parse a compression, ``NAME(RATIO, key=value)``; keys are fields of `Compression`.
 
-    Keys are fields of `Compression`; without a ratio, a compressor that sends a part sends 1 %.
+    Args:
+        text: as a person writes it. Without a ratio, a compressor that sends a part sends 1 %.
+        option: what errors call the text.
 
     Raises:
-        BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
+        BadInput: a name or key is unknown (the nearest is named), or a value is no number or out of its range.
     """
     item = call(text, option)
     name = compressor(item.name)
@@ -42,15 +44,19 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
 
 
 def parse_wish(text: str) -> Compression | str:
-    """Parse a compression as `parse_compression`, or return ``auto`` as it is: the run chooses."""
+    """Parse a compression as `parse_compression`, or return the text ``auto`` as it is: then the run chooses.
+
+    Raises:
+        BadInput: the text is neither ``auto`` nor a compression.
+    """
     return text if text == AUTO else parse_compression(text)
 
 
 def compressor(name: str) -> str:
-    """Return the registry's name of a typed compressor: ``none`` and ``dense`` are ``identity``; refuse ``auto``.
+    """Return the registry's name of a typed compressor: ``none`` and ``dense`` are ``identity``.
 
     Raises:
-        BadInput: there is none, or it is ``auto``, which stands alone.
+        BadInput: there is no such compressor, or the name is ``auto``, which takes no ratio and no options.
     """
     chosen = known(DENSE if name == NONE else name, (AUTO, DENSE, *METHODS), "compressor")
     if chosen == AUTO:
@@ -76,5 +82,5 @@ def _options(compression: Compression) -> dict[str, object]:
 
 
 def way_in_words(key: str) -> str:
-    """Format an exchange's key of the event log for people: 'uncompressed by all-reduce', 'topk 0.01 by all-gather'."""
+    """Format an exchange's name in the event log for people: 'uncompressed by all-reduce', 'topk 0.01 by ...'."""
     return key.replace("identity by", "uncompressed by").replace("all_", "all-")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Primitive = Literal["all_reduce", "all_gather", "broadcast"]
 DIRECT_BYTES = 65_536
-"""What a worker may send in all for the workers to exchange a vector directly instead of around the ring.
+"""The most bytes that a worker may send in all for the workers to exchange a vector directly, not around the ring.
 
 A ring of N takes 2 (N - 1) messages one after the other, however small; if everyone sends everything to everyone, there
 is one to wait for. Measured with gloo between 4 and 8 rehearsed hosts (2026-11-20): a third of the ring's time at 4 kB,
@@ -51,23 +51,30 @@ still less than the ring at this bound over links of 100 Mbit/s and more. Betwee
 (2026-11-26): 0.36 to 0.45 of its time from 2.6 to 64 kB."""
 
 DIRECTLY_GATHERED_BYTES = 16_384
-"""The same for a gather, whose ring has half as many messages to save: less, as flows that share a link finish unevenly
-(over 25 Mbit/s half as much again as they would one after the other)."""
+"""The most bytes that a worker may send in all to gather a vector directly. The ring of a gather has half as many
+messages to save, so the bound is lower than `DIRECT_BYTES`: flows that share a link finish unevenly (over 25 Mbit/s
+half as much again as they would one after the other)."""
 
 DEALT_BYTES = 65_536
-"""What a vector has to weigh to be dealt out in parts instead of sent down a tree.
+"""The payload in bytes above which a vector is broadcast in parts dealt out to all instead of sent down a tree.
 
 Between 4 and 8 rehearsed hosts of 100 Mbit/s half the tree's time at this bound, more at a quarter of it; at 1 Gbit/s
 the forms break even at two to four times as much."""
 
 
 def reduces_directly(payload_bytes: float, members: int) -> bool:
-    """Return whether ``members`` workers sum a payload by all sending it to each other, as it is so small."""
+    """Return whether ``members`` workers sum a payload by all sending it to each other, as it is so small.
+
+    True with 2 members or more, if no worker sends more than `DIRECT_BYTES` in all.
+    """
     return members > 1 and (members - 1) * payload_bytes <= DIRECT_BYTES
 
 
 def gathers_directly(payload_bytes: float, members: int) -> bool:
-    """Return whether ``members`` workers, if above 2, gather a payload by all sending it to all, as it is small."""
+    """Return whether ``members`` workers gather a payload by all sending it to all, as it is so small.
+
+    True with 3 members or more, if no worker sends more than `DIRECTLY_GATHERED_BYTES` in all.
+    """
     return members > 2 and (members - 1) * payload_bytes <= DIRECTLY_GATHERED_BYTES
 
 
@@ -78,7 +85,12 @@ def deals(payload_bytes: float, members: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """The cost of a collective by its N members: messages in a row, and slowest-link bytes per byte of payload."""
+    """The cost of a collective by its number of members, at least 1.
+
+    Attributes:
+        messages: returns the messages in a row among so many members.
+        traffic: returns the bytes over the slowest link for each byte of payload.
+    """
 
     messages: Callable[[int], float]
     traffic: Callable[[int], float]
@@ -93,7 +105,10 @@ DEALT_BROADCAST = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambd
 
 
 def gloo(operation: Operation) -> Algorithm:
-    """Return gloo's own algorithm of a collective operation, to which lines through measured times belong."""
+    """Return gloo's own algorithm of a collective operation, by its primitive alone, whatever payload and members.
+
+    The line through a profile's measured times is of this algorithm.
+    """
     rings = {"all_reduce": RING_ALL_REDUCE, "all_gather": RING_ALL_GATHER, "broadcast": TREE_BROADCAST}
     return rings[operation.primitive]
 
@@ -118,7 +133,12 @@ def trainer(operation: Operation) -> Algorithm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """The messages in a row and the slowest link's bytes of a collective; its time is linear in both."""
+    """The amounts of a collective in which its time is linear.
+
+    Attributes:
+        messages: messages in a row.
+        traffic_bytes: bytes over the slowest link.
+    """
 
     messages: float
     traffic_bytes: float
@@ -129,10 +149,10 @@ class Operation:
     """One collective operation of a gradient exchange: its primitive, payload and members.
 
     Attributes:
-        primitive: which one.
-        payload_bytes: what one member contributes; of a broadcast, what its source sends.
-        members: how many take part; a single one has nothing to exchange.
-        sliced: of an all-reduce: each member sums a slice of everyone's payload, and hands the sum to all.
+        primitive: name of the collective.
+        payload_bytes: bytes that one member contributes; of a broadcast, what its source sends.
+        members: number of members; a single one has nothing to exchange.
+        sliced: whether in an all-reduce each member sums a slice of everyone's payload, and hands the sum to all.
     """
 
     primitive: Primitive
@@ -151,7 +171,12 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """The speed of one network hop: seconds of an empty message, and bytes a second."""
+    """The speed of one network hop.
+
+    Attributes:
+        latency_s: seconds of an empty message.
+        bytes_per_s: bytes a second.
+    """
 
     latency_s: float
     bytes_per_s: float
@@ -168,9 +193,9 @@ def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:
     bucket nothing overlaps.
 
     Args:
-        produce_s: all of the backward pass, and of compression where it happens bucket by bucket.
-        exchange_s: of all buckets.
-        buckets: how many.
+        produce_s: seconds of the whole backward pass, and of compression where it happens bucket by bucket.
+        exchange_s: seconds of exchanging all buckets.
+        buckets: number of buckets, at least 1.
     """
     first, second = produce_s / buckets, exchange_s / buckets
     return first + second + (buckets - 1) * max(first, second)
@@ -180,7 +205,8 @@ HUBER = 1.345
 """Residuals beyond this many standard deviations lose weight (95 % efficient on normal noise, Huber 1964)."""
 
 FASTEST_BYTES_PER_S = 1e13
-"""No link between two workers is faster. Stands for a bandwidth that payloads of the given size could not show."""
+"""Bandwidth that no link between two workers exceeds. It stands for one that payloads of the given size could not show.
+"""
 
 
 def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> LinkSpeed:
@@ -191,7 +217,7 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
 
     Args:
         payload_bytes: at least one payload; with a single payload size everything is taken for latency.
-        time_s: positive seconds, one for each payload.
+        time_s: seconds of each payload, above 0.
     """
     import numpy as np
 
@@ -209,7 +235,15 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
 def make_link(
     collective: Collective, *, workers: int, across_hosts: bool, payload_bytes: Sequence[int], time_s: Sequence[float]
 ) -> Link:
-    """Return the profile's `Link` of timed payloads: samples in order of size, and the line fitted through them."""
+    """Return the profile's `Link` of timed payloads: samples in order of size, and the line fitted through them.
+
+    Args:
+        collective: that was timed.
+        workers: that took part, at least 2.
+        across_hosts: whether the workers were on several hosts.
+        payload_bytes: bytes that one worker contributed, in any order.
+        time_s: seconds of each payload, above 0.
+    """
     pairs = sorted(zip(payload_bytes, time_s, strict=True))
     payloads, times = tuple(size for size, _ in pairs), tuple(time for _, time in pairs)
     line = fit_alpha_beta(payloads, times)
@@ -225,17 +259,17 @@ def make_link(
 
 
 FIRST_BUCKET_BYTES = 1 << 20
-"""What DistributedDataParallel sends as soon as it is ready, before it collects larger buckets (its default). A
-gradient of no more has nothing to send while backward still runs."""
+"""Bytes of the first bucket that DistributedDataParallel sends as soon as it is full (its default). A smaller gradient
+has nothing to send while backward still runs."""
 
 BUCKET_BYTES = 25 << 20
-"""What a larger bucket holds (its default)."""
+"""Bytes of each later bucket (the default of DistributedDataParallel)."""
 
 BUCKETWISE = ("fp16", "bf16", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale")
 """Compressors that do with a part what they do with the whole, and so may work under backward."""
 
 UNDER_BACKWARD = ("identity", *BUCKETWISE)
-"""What a step that overlaps can send. Others need the whole gradient before they select."""
+"""Compressors that a step can send under backward. Others need the whole gradient before they select."""
 
 
 def last_bucket_share(gradient_bytes: float) -> float:

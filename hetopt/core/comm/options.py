@@ -30,8 +30,8 @@ COMPRESS_SD = 0.05
 """Relative standard deviation of a measured time to compress."""
 
 KEPT: Mapping[str, float] = MappingProxyType({"identity": 1.0, "fp16": 1.0, "bf16": 1.0, "int8": 0.9998, "int4": 0.975})
-"""Gradient energy that rounding keeps. Of whole codes: of values as heavy-tailed as cubes of normal ones; of normal
-ones, and of rows of an embedding most of which are zero, it is more."""
+"""Part of the gradient's energy that rounding keeps, by compressor. Of whole codes: of values as heavy-tailed as cubes
+of normal ones; of normal ones, and of rows of an embedding most of which are zero, it is more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,14 @@ class Option:
     """An option to exchange a gradient: its compression, collective operations, time to compress, and retained energy.
 
     Attributes:
-        compression: what the trainer does.
-        collective: the name of the form it travels in.
-        operations: of one exchange, of one bucket where there are several.
-        compress_s: to compress and decompress the whole gradient, measured on the slowest worker.
+        compression: the compression that the trainer does.
+        collective: name of the collective that carries it.
+        operations: the collective operations of one exchange, or of one bucket where there are several.
+        compress_s: seconds to compress and decompress the whole gradient, measured on the slowest worker.
         gain: retained gradient energy where it needs no measurement: 1 of what loses nothing to speak of, the ratio of
-            a random choice. Absent: read off the gain curve that Top-k gives.
-        buckets: 1: the whole gradient at once, after the backward pass; more: beside it.
-        every_steps: above 1 workers train for themselves, and after so many steps average their parameters.
+            a random choice. None: read off the gain curve that Top-k gives.
+        buckets: 1: the whole gradient at once, after the backward pass; more: in so many parts beside it.
+        every_steps: above 1: workers train for themselves, and average their parameters after so many steps.
     """
 
     compression: Compression
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def ratio(self) -> float:
-        """The fraction of the elements that is sent."""
+        """The fraction of the elements that is sent, above 0 and at most 1."""
         return self.compression.ratio
 
     @property
@@ -74,18 +74,20 @@ class Option:
 
     @functools.cached_property
     def key(self) -> str:
-        """Name of the option among its peers; cached, as every decision asks for it a hundred times."""
+        """Name of the option among its candidates, as event logs have it; cached, as every decision asks for it."""
         rarely = f" every {self.every_steps} steps" if self.averages else ""
         return way_name(self.compression) + (f" in {self.buckets} buckets" if self.in_buckets else rarely)
 
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
         """Return the seconds of a step whose gradient buckets travel while backward computes and compresses the rest.
 
+        Where the option averages parameters, the exchange is spread over its ``every_steps`` steps.
+
         Args:
-            compute_s: of the slowest worker, its backward pass included.
-            backward_s: the part of it that makes gradients.
-            compress_s: see the attribute; another value where it was measured since.
-            exchange_s: of all buckets.
+            compute_s: seconds that the slowest worker computes, its backward pass included.
+            backward_s: the part of ``compute_s`` that makes gradients.
+            compress_s: seconds to compress and decompress, as predicted or as measured since.
+            exchange_s: seconds to exchange all buckets.
         """
         if self.averages:
             return compute_s + (compress_s + exchange_s) / self.every_steps
@@ -98,14 +100,14 @@ def make_option(
     """Return the option that exchanges a whole gradient of ``numel`` elements by a compression, in one bucket.
 
     Args:
-        compression: what the trainer does.
+        compression: the compression that the trainer does.
         numel: elements of the gradient.
-        workers: in the group.
-        compress_s: measured seconds to compress and decompress it.
-        shapes: of the parameters, for compressors that work by layer.
+        workers: number of workers in the group.
+        compress_s: measured seconds to compress and decompress the gradient.
+        shapes: shapes of the parameters, for compressors that work by layer; None: one vector.
 
     Raises:
-        BadInput: no such compressor, or it cannot travel so.
+        BadInput: there is no such compressor, or its memory, collective or width of codes do not go together.
     """
     return Option(
         compression=compression,
@@ -118,42 +120,44 @@ def make_option(
 
 
 RATIOS = (0.1, 0.03, 0.01, 0.003, 0.001)
-"""That are tried where nobody names one: 10x to 1000x, the range of the published methods."""
+"""Ratios that are tried where nobody names one: 10x to 1000x, the range of the published methods."""
 
 LOOK_AT = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
-"""Where gain curves are read."""
+"""Ratios at which gain curves are read."""
 
 COLLECTIVES = (GATHER, AR_TOPK)
-"""That selected elements are sent by where nobody names one."""
+"""Collectives by which selected elements are sent where nobody names one."""
 
 CODINGS = (PLAIN, PACKED_BF16)
+"""Codings of selected elements that are tried where nobody names one."""
 
 IDENTITY = "identity"
 BF16 = "bf16"
 ROUNDED = (BF16, "int8", "int4")
-"""Everything, in fewer bits; the first may travel under backward."""
+"""Compressors that send everything in fewer bits; the first may travel under backward."""
 
 AVERAGED = (IDENTITY, BF16, "int8")
-"""What averages of parameters are rounded by unasked. In int4 they cost two points of accuracy, whatever is remembered
-of them (ResNet-20 and VGG-11 on a fifth of CIFAR-10, four workers)."""
+"""Compressors by which averages of parameters may be rounded unasked. In int4 they cost two points of accuracy,
+whatever is remembered of them (ResNet-20 and VGG-11 on a fifth of CIFAR-10, four workers)."""
 
 LOSSLESS = (IDENTITY, "fp16", BF16)
-"""As far as convergence can tell."""
+"""Compressors that lose nothing as far as convergence can tell."""
 
 RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
-"""They choose without looking: of the gradient's energy they keep the ratio."""
+"""Compressors that choose elements without looking: of the gradient's energy they keep the ratio."""
 
 LIKE_TOPK = ("topk", "mstopk")
-"""They send the largest elements, of which pilots tell what they keep; the second up to how finely it bisects."""
+"""Compressors that send the largest elements, of which pilots tell what they keep; the second up to how finely it
+bisects."""
 
 TRIED_RATIOS = (0.1, 0.01)
-"""At which a profile follows other selections: a smaller one needs more steps to settle than a pilot has."""
+"""Ratios at which a profile follows other selections: a smaller one needs more steps to settle than a pilot has."""
 
 RANKS = (1, 2, 4)
-"""Of PowerSGD's factors, that are priced: those of its paper."""
+"""Ranks of PowerSGD's factors that are priced: those of its paper."""
 
 LEVELS = (1, 7, 63)
-"""Of codes that are summed, at which a profile tries them: from as many workers as fit to two."""
+"""Levels of summed codes at which a profile tries them: from as many workers as fit to two."""
 
 SELECTOR = "topk"
 """The compressor of a run that leaves the choice to hetopt: exact, same size everywhere, and the fastest here."""
@@ -161,7 +165,10 @@ SELECTOR = "topk"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressTime:
-    """A worker's own time to compress and decompress ``k`` selected elements: ``fixed_s + per_element_s * k``."""
+    """A worker's own time to compress and decompress ``k`` selected elements: ``fixed_s + per_element_s * k``.
+
+    Both coefficients are in seconds; ``k`` is the number of selected elements.
+    """
 
     fixed_s: float
     per_element_s: float
@@ -172,7 +179,7 @@ class CompressTime:
 
 
 Family = tuple[str, str, str]
-"""Compressor, collective and coding."""
+"""Names of a compressor, a collective and a coding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +188,16 @@ class Candidates:
 
     Attributes:
         asked: compression that the run was asked for; what it names is never departed from.
-        chooses_collective: its collective may change.
+        chooses_collective: whether the collective may change.
         numel: elements of the gradient.
-        workers: in the group.
-        shapes: of the parameters, where a compressor asks for them.
-        buckets: that everything is sent in under the backward pass, where it can be; 1: it cannot.
-        compress: measured times of families; those that are not there count as free.
-        rounded_s: measured times to exchange everything in fewer bits, without the network; absent: not measured.
-        bf16_in_buckets: whether the bf16 of them can be under the backward pass as well.
-        every_steps: averages of parameters after so many steps are among the candidates, in 8 bits; none: no averages.
+        workers: number of workers in the group.
+        shapes: shapes of the parameters, for compressors that work by layer; None: one vector.
+        buckets: number of buckets in which everything is sent under the backward pass; 1: nothing is sent under it.
+        compress: measured times to compress, by family; absent families count as free.
+        rounded_s: measured seconds to round everything to fewer bits and back, by compressor; absent ones are no
+            candidates.
+        bf16_in_buckets: whether bf16 can be sent under the backward pass as well.
+        every_steps: averages of parameters after so many steps are candidates, in 8 bits; empty: no averages.
     """
 
     asked: Compression
@@ -205,17 +213,17 @@ class Candidates:
 
     @property
     def name(self) -> str:
-        """Name of the sparsifying compressor among the candidates."""
+        """Name of the sparsifying compressor among the candidates: the one asked for, or ``topk``."""
         return self.asked.name if METHODS[self.asked.name].by_ratio else SELECTOR
 
     @property
     def memory(self) -> str:
-        """The error feedback that keeps residuals through every change of ratio or collective."""
+        """Name of the gradient memory that keeps residuals through every change of ratio or collective."""
         memory = AUTO if self.asked.memory == NONE else self.asked.memory
         return combine(self.name, memory=memory, collective=self._collective).memory
 
     def at(self, ratio: float) -> tuple[Option, ...]:
-        """Return the candidates that send ``ratio`` (0 to 1) of the elements, one a collective; at 1 dense alone."""
+        """Return the candidates that send ``ratio`` of the elements, one for each collective; dense alone from 1 on."""
         if ratio >= 1:
             return (self.dense,)
         coding = self.asked.coding or PLAIN
@@ -223,7 +231,7 @@ class Candidates:
 
     @functools.cached_property
     def dense(self) -> Option:
-        """Dense option: everything in fp32, and residuals with it."""
+        """Dense option: everything in fp32, residuals included."""
         part_bytes = VALUE_BYTES * self.numel / self.buckets
         return Option(
             compression=Compression(name=IDENTITY, memory=self.memory),
@@ -235,7 +243,7 @@ class Candidates:
 
     @functools.cached_property
     def all(self) -> tuple[Option, ...]:
-        """Dense, rounded and selected options: every ratio, collective and coding."""
+        """All candidates: dense, rounded, averaged, and selected by every ratio, collective and coding."""
         ratios = sorted({*RATIOS, *((self.asked.ratio,) if self.asked.ratio < 1 else ())}, reverse=True)
         selected = [
             self._selected(ratio, collective, coding)
@@ -250,7 +258,10 @@ class Candidates:
         return next((option for option in self.all if option.key == key), None)
 
     def nearest(self, ratio: float) -> Option:
-        """Return the candidate of the nearest ratio in log scale, by the collective asked for if any; dense at 1."""
+        """Return the candidate of the nearest ratio in log scale, if possible by the collective asked for.
+
+        From a ratio of 1 on that is dense.
+        """
         if ratio >= 1:
             return self.dense
         asked = self._collective
@@ -331,11 +342,12 @@ def operations_of(
     Args:
         compression: of the gradient.
         numel: elements of the gradient.
-        workers: that take part.
-        shapes: of the parameters, for compressors that work by layer; absent: one vector.
+        workers: number of workers that take part.
+        shapes: shapes of the parameters, for compressors that work by layer; None: one vector.
 
     Raises:
-        BadInput: what is asked of the compressor does not go together, or so many workers cannot be served like that.
+        BadInput: compressor, memory and collective do not go together, or codes of the width overflow with so many
+            workers.
     """
     return operations(
         compression.name,
@@ -354,7 +366,7 @@ def operations_of(
 def whole_ways() -> tuple[Compression, ...]:
     """Return every registered compression that sends all elements in fewer bytes, uncompressed fp32 left out.
 
-    Once by each collective, and of factors at each rank of `RANKS`.
+    Each stands once by each collective that carries it, and PowerSGD once at each rank of `RANKS`.
     """
     return tuple(
         Compression(name=name, rank=rank, collective=AUTO if collective == method.collectives[0] else collective)
@@ -369,6 +381,10 @@ def selection(name: str, ratio: float) -> Compression:
     """Return the compression by a selecting compressor as plans use it: error feedback, no momentum correction.
 
     Momentum stays with the optimizer, and is not corrected.
+
+    Args:
+        name: of the compressor.
+        ratio: fraction of the elements to send, in (0, 1].
     """
     memory = FEEDBACK if METHODS[name].memories[0] == CORRECTION else AUTO
     return Compression(name=name, ratio=ratio, memory=memory)
@@ -403,7 +419,7 @@ def has_levels(way: Compression) -> bool:
 
 @functools.cache
 def timed_as(way: Compression) -> str:
-    """Return the name under which a profile keeps the time to compress by a compression; ratios share a name."""
+    """Return the name under which a profile keeps the time to compress by a compression, whatever the ratio."""
     method = METHODS[way.name]
     if method.by_ratio:
         return way.name
@@ -418,12 +434,20 @@ def timed_as(way: Compression) -> str:
 
 
 def settled_collective(compression: Compression) -> str:
-    """Return the collective by which a compression travels: as it says, or for ``auto`` the compressor's default."""
+    """Return the name of the collective by which a compression travels; ``auto`` is the compressor's default.
+
+    Raises:
+        BadInput: compressor, memory and collective do not go together.
+    """
     return combine(compression.name, memory=compression.memory, collective=compression.collective).collective
 
 
 def way_name(compression: Compression) -> str:
-    """Return the name of an exchange in event logs: ``topk 0.01 by all_gather``, with its coding if not plain."""
+    """Return the name of an exchange in event logs: ``topk 0.01 by all_gather``, with its coding if not plain.
+
+    Raises:
+        BadInput: compressor, memory and collective do not go together.
+    """
     coded = "" if compression.coding in (None, PLAIN) else f", {compression.coding}"
     amount = f" {compression.ratio:g}" if METHODS[compression.name].by_ratio else ""
     return f"{compression.name}{amount} by {settled_collective(compression)}{coded}"

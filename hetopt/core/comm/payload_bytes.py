@@ -35,22 +35,24 @@ SCALES: Mapping[str, int] = MappingProxyType(
         "global_randomk_two_scale": 2,
     }
 )
-"""Of the codes of a quantiser that are summed: of more than one, masks tell which an element has."""
+"""Number of scales of each quantiser whose codes are summed; with several, masks tell which an element has."""
 Shapes = Sequence[Sequence[int]]
+"""Shapes of a model's parameters, in the order of the gradient."""
 
 VALUE_BYTES = 4  # fp32
 INDEX_BYTES = 4  # int32, hence fewer than 2**31 elements
 LENGTH_BYTES = 4
 LOW_PRECISION_BYTES = 2
 SCALED_BITS: Mapping[str, int] = MappingProxyType({"int8": 8, "int4": 4})
-"""Of a code, by compressor."""
+"""Bits of a code, by compressor."""
 
 SCALED_ELEMENTS = 64
-"""Codes that have a scale together."""
+"""Number of codes that share a scale."""
 
 MAX_INDEXED_ELEMENTS = 2**31 - 1
 MANY_WORKERS = 32
-"""With more, taking turns leaves a worker's own choice waiting too long: automatic AR-Topk always elects."""
+"""Number of workers above which automatic AR-Topk elects a worker: taking turns leaves a worker's own choice waiting
+too long."""
 
 
 Whole = TypeVar("Whole", int, "NDArray[np.int64]")
@@ -58,7 +60,15 @@ Whole = TypeVar("Whole", int, "NDArray[np.int64]")
 
 
 def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
-    """Return the elements of each worker's slice of a gradient, a multiple of ``group``; last slices may be shorter."""
+    """Return the elements of each worker's slice of a gradient, rounded up to a multiple of ``group``.
+
+    The slices of the last workers may be shorter, or empty.
+
+    Args:
+        numel: elements of the gradient.
+        workers: number of workers.
+        group: elements that stay together.
+    """
     elements = -(-numel // workers)
     return -(-elements // group) * group
 
@@ -72,9 +82,9 @@ def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
     """Return one worker's payload bytes of an all-reduce in which each worker sums a slice and returns the sum.
 
     Args:
-        name: the compressor; one that selects sends values in bf16.
-        numel: elements that are summed.
-        workers: that take part.
+        name: name of the compressor; one that selects sends values in bf16.
+        numel: number of elements that are summed.
+        workers: number of workers that take part.
     """
     elements = slice_elements(numel, workers)
     if name in SCALED_BITS:
@@ -85,8 +95,8 @@ def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
 def kept_elements(numel: int, ratio: float) -> int:
     """Return the number of elements a sparse compressor keeps of ``numel``: ``max(1, floor(numel * ratio))``.
 
-    The product is nudged up by a millionth of an element, so that 0.29 of 100 is 29 although ``100 * 0.29 < 29`` in
-    binary.
+    Never more than ``numel``. The product is nudged up by a millionth of an element, so that 0.29 of 100 is 29 although
+    ``100 * 0.29 < 29`` in binary.
     """
     return min(numel, max(1, int(numel * ratio + 1e-6)))
 
@@ -94,10 +104,15 @@ def kept_elements(numel: int, ratio: float) -> int:
 def wire_bytes(name: str, numel: int, ratio: float, *, workers: int = 2, **options: Any) -> int:
     """Return the bytes that one worker contributes to one exchange of ``numel`` elements by compressor ``name``.
 
-    ``options`` as of `operations`.
+    Args:
+        name: name of the compressor.
+        numel: elements of the gradient.
+        ratio: fraction of the elements to send; dense compressors ignore it.
+        workers: number of workers that take part.
+        options: further arguments of `operations`.
 
     Raises:
-        BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
+        BadInput: there is no such compressor, or the options do not go together.
     """
     return sum(int(part.payload_bytes) for part in operations(name, numel, ratio, workers=workers, **options))
 
@@ -120,19 +135,20 @@ def operations(
     Where workers select different numbers of elements, the payload is that of the number aimed at.
 
     Args:
-        name: the compressor.
+        name: name of the compressor.
         numel: elements of the gradient.
         ratio: fraction of the elements to send; dense compressors ignore it.
-        workers: that take part.
-        collective: as in `composition.COLLECTIVES`.
-        bits: width of a quantiser's codes on the wire.
-        levels: of a quantiser.
-        rank: of PowerSGD.
+        workers: number of workers that take part.
+        collective: name, as in `composition.COLLECTIVES`; ``auto``: the compressor's default.
+        bits: width of a quantiser's codes on the wire; None: 8, or more where needed.
+        levels: of a quantiser; None: as many as its codes hold.
+        rank: of PowerSGD's factors.
         coding: of selected elements, as in `composition.CODINGS`.
-        shapes: of the parameters, for compressors that work by layer; absent: one vector.
+        shapes: shapes of the parameters, for compressors that work by layer; None: one vector.
 
     Raises:
-        BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
+        BadInput: there is no such compressor, it does not travel by the collective, or bits, levels and workers
+            overflow.
     """
     combination = combine(name, collective=collective)
     chosen, method = combination.collective, combination.method
@@ -171,7 +187,12 @@ def operations(
 
 
 def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
-    """Return the fp32 elements of PowerSGD's two sums: left factors and dense parameters, then right factors."""
+    """Return the fp32 elements of PowerSGD's two sums: left factors and dense parameters, then right factors.
+
+    Args:
+        shapes: of the parameters, in the order of the gradient.
+        rank: most columns of a factor.
+    """
     left = right = 0
     for shape in shapes:
         rows, columns = matrix_shape(shape)
@@ -182,24 +203,24 @@ def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
 
 
 def packed_index_bytes(numel: int, count: int) -> int:
-    """Return the bytes of ``count`` ascending indices below ``numel`` in packed coding."""
+    """Return the bytes of ``count`` ascending indices below ``numel`` in packed coding: lower bits, then a bit map."""
     low = low_index_bits(numel, count)
     return math.ceil(count * low / 8) + math.ceil((count + (numel >> low) + 1) / 8)
 
 
 def low_index_bits(numel: int, count: int) -> int:
-    """Return how many lower bits of each index packed coding stores as they are, to be shortest: 0, 2, 4 or 8."""
+    """Return how many lower bits of each index the packed coding stores as they are to be shortest: 0, 2, 4 or 8."""
     return min((0, 2, 4, 8), key=lambda low: count * low + (numel >> low))
 
 
 def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
-    """Return the bytes of ``count`` selected values with their indices among ``numel``, a multiple of 4."""
+    """Return the bytes of ``count`` selected values with their indices among ``numel``, rounded up to 4 bytes."""
     value_bytes = LOW_PRECISION_BYTES if coding == PACKED_BF16 else VALUE_BYTES
     return 4 * math.ceil((index_bytes(numel, count, coding) + count * value_bytes) / 4)
 
 
 def index_bytes(numel: int, count: int, coding: str) -> int:
-    """Return the bytes of the indices of ``count`` selected elements of a gradient of ``numel``."""
+    """Return the bytes of the indices of ``count`` selected elements of a gradient of ``numel``, in a coding."""
     return INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
 
 
@@ -232,17 +253,19 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
 
 
 LARGEST_SUM: Mapping[int, int] = MappingProxyType({4: 7, 8: 127, 16: 32_767, 32: 2**31 - 1})
-"""What a sum of codes may come to, by the bits that a code takes on the wire where codes are summed on the way."""
+"""Largest magnitude of a sum of codes, by the bits that a code takes on the wire where codes are summed on the way."""
 
 LARGEST_GATHERED: Mapping[int, int] = MappingProxyType({2: 1, 4: 7, 8: 127})
-"""What one code may be, by its bits, where codes are gathered and nothing is summed: as of a single worker."""
+"""Largest magnitude of one code, by its bits, where codes are gathered and nothing is summed."""
 
 DEFAULT_BITS = 8
+"""Least bits of a summed code where neither bits nor levels are given."""
 MOST_LEVELS = 2**22
-"""More would be finer than the rounding of the fp32 values themselves."""
+"""Most levels of a quantiser: more would be finer than the rounding of the fp32 values themselves."""
 
 SCALE_STEP = 16
-"""Several scales: each has so many times the levels of the one before; four bits, as in most pairs of 2109.12497."""
+"""Levels of each scale over those of the scale before, where there are several; four bits, as in most pairs of
+2109.12497."""
 
 
 def summed_bits(
@@ -254,13 +277,13 @@ def summed_bits(
     neither: 8 bits, or more where 8 bits cannot even hold one level a worker.
 
     Args:
-        workers: whose codes are summed; 1 where codes are gathered.
-        bits: width of a code.
-        levels: of the quantiser.
-        largest: what a sum may come to, by the width.
+        workers: number of workers whose codes are summed; 1 where codes are gathered.
+        bits: width of a code; None: chosen.
+        levels: of the quantiser; None: chosen.
+        largest: largest magnitude of a sum, by the width.
 
     Raises:
-        BadInput: both are given and do not fit, or there is no such width.
+        BadInput: there is no such width, even one level overflows, or levels and width are given and do not fit.
     """
     if bits is not None and bits not in largest:
         raise BadInput(f"codes must have {either(largest)} bits, got {bits}.", hint="leave the width open")

@@ -39,10 +39,10 @@ class RunClock:
     """The clock of a run in seconds since its launch, without the time in which nothing of it ran.
 
     Attributes:
-        starts: when it was launched and went on, as far as that is known, in order; seconds since the epoch.
-        now_s: of the newest event, in the run's own time.
-        sessions: begun so far.
-        idle_s: time between sessions, which is no part of ``now_s``.
+        starts: times of the launch and of each resumption, in order, seconds since the epoch; empty: not known.
+        now_s: time of the newest event, in the run's own time.
+        sessions: number of sessions begun so far.
+        idle_s: seconds between sessions, which are no part of ``now_s``.
     """
 
     starts: tuple[float, ...] = ()
@@ -74,7 +74,7 @@ class RunClock:
 
     @property
     def awaits(self) -> bool:
-        """True where the run was launched, or went on, and no event has come of that yet."""
+        """True where the run was launched or resumed, and no event of that session has come yet."""
         return self._next < len(self.starts)
 
     def _begun(self, event: LogEvent) -> float | None:
@@ -97,7 +97,16 @@ class RunClock:
 class WorkerTotals:
     """A worker's host, type and slowdown, and its summed seconds over the logged steps that it took part in.
 
-    ``local_batch_size`` is that of its last step.
+    Attributes:
+        host: name of the host; ``worker N`` where the log never told.
+        type: device type that the worker was planned as; empty: not told.
+        slowdown: factor by which its compute is slowed down on purpose; 1: not.
+        local_batch_size: samples of its last step, or as last announced.
+        compute_s: seconds of computing.
+        processor_s: processor seconds of computing; 0: not measured.
+        wait_s: seconds of waiting for slower workers.
+        sync_s: seconds of exchanging, waiting left out.
+        steps: number of logged steps that it took part in.
     """
 
     host: str
@@ -116,15 +125,15 @@ class Roster:
     """All workers that ever trained in a run, in the order in which they came, and which of them train now.
 
     Attributes:
-        workers: all of them.
-        present: of the workers that train now, in rank order: their places in ``workers``.
+        workers: totals of all workers that ever trained, in the order in which they came.
+        present: indices in ``workers`` of the workers that train now, in rank order.
     """
 
     workers: list[WorkerTotals] = field(default_factory=list)
     present: tuple[int, ...] = ()
 
     def take(self, event: RunStarted) -> None:
-        """Replace the present workers by an event's; one announced again keeps the totals of its host."""
+        """Replace the present workers by those of an event; a worker on a known host keeps the totals of that host."""
         places: list[int] = []
         for worker in event.workers:
             alike = (p for p, known in enumerate(self.workers) if p not in places and known.host == worker.host)
@@ -137,7 +146,11 @@ class Roster:
         self.present = tuple(places)
 
     def places(self, count: int) -> tuple[int, ...]:
-        """Return the places in ``workers`` of a step's ``count`` workers, adding workers that were never announced."""
+        """Return the indices in ``workers`` of a step's ``count`` workers, in rank order.
+
+        Where ``count`` is not the number of present workers, these are the first ``count`` of all, and workers that
+        were never announced are added.
+        """
         if count == len(self.present):
             return self.present
         while len(self.workers) < count:
@@ -145,7 +158,7 @@ class Roster:
         return tuple(range(count))
 
     def host(self, rank: int) -> str:
-        """Return the host name of a rank among the present workers; ``worker N`` where none is known."""
+        """Return the host name of a rank among the present workers; ``worker N`` where no such rank is present."""
         return self.workers[self.present[rank]].host if rank < len(self.present) else f"worker {rank}"
 
 
@@ -154,32 +167,42 @@ class RunFold:
     """The progress of a run folded from its event log, all of its sessions together; times in seconds.
 
     Attributes:
-        clock: of the run.
-        roster: who its workers are, and which of them train now.
-        training_started_s: when training, or a probe's measuring, first began, seconds since the epoch.
-        last_event_s: of the newest event, seconds since the epoch.
-        first_step: steps of the checkpoint that its first session resumed from.
-        furthest_step: the highest so far; ``step`` goes back to a checkpoint.
-        latest: the newest logged steps.
-        latest_places: of their workers, in the roster; none since others train.
-        stepping_s: time of the logged steps; evaluations and checkpoints are no part of it.
-        ways: steps in each way to exchange gradients (compressor, ratio and collective), in the order of first use.
+        clock: the run's own clock.
+        roster: who the run's workers are, and which of them train now.
+        task: name of the task or script.
+        global_batch_size: samples of a step, as last announced; 0: not yet.
+        training_started_s: when training, or a probe's measuring, first began, seconds since the epoch; None: not yet.
+        last_event_s: time of the newest event, seconds since the epoch; None: there is none.
+        first_step: step of the checkpoint that the log's first workers resumed from; 0: they began anew.
+        step: optimizer steps done; after a loss it goes back to the checkpoint's.
+        furthest_step: the highest ``step`` so far.
+        epoch: passes over the data set so far.
+        latest: the newest logged steps; None: no step was logged.
+        latest_places: places in the roster of their workers; empty again once other workers have started.
+        metrics: of the newest evaluation, by name; empty: none yet.
+        logged_steps: number of logged steps, those that were repeated included.
+        stepping_s: seconds of the logged steps; evaluations and checkpoints are no part of it.
+        share_changes: how often local batch sizes changed.
+        exchange_changes: how often compressor, ratio or collective changed.
+        ways: steps by name of the exchange (compressor, ratio and collective), in the order of first use.
         sent_bytes: that one worker (the mean of all) contributed to these exchanges.
         dense_bytes: what everything in fp32 would have come to.
-        stream_wait_s: for samples to arrive, of the worker that waited longest.
-        audits: steps that were audited.
-        audit_distance: relative distance of the shares' gradient from one machine's in them, the largest.
-        audit_tolerance: that the run accepts.
-        audit_reason: the run's own sentence, where shares compute something else than one machine.
-        startup_s: from each launch to its first step, all sessions together; None: no step began yet.
-        recovery_s: from the last step before workers were lost to the first one after it, altogether.
-        lost_steps: that were done again, from a checkpoint.
-        restarts: of the workers within a session.
-        training_s: from each session's first step to its end, recoveries left out; None: training goes on.
-        has_ended: by itself: its workers have said so.
-        failure: why the latest attempt failed, if it did: the first reason since workers last started is the cause.
-        failure_hint: what would help, where whoever failed knew.
-        pausing: why no step is done now: a host went, came or is not heard, or workers start; None: training goes on.
+        stream_wait_s: seconds of waiting for samples to arrive, of the worker that waited longest.
+        audits: number of audited steps.
+        audit_distance: largest relative distance of the shares' gradient from one machine's in an audit; 0: no audit.
+        audit_tolerance: distance that the run accepts.
+        audit_reason: the run's own sentence, where shares compute something else than one machine; else empty.
+        startup_s: seconds from each launch to its first step, all sessions together; None: no step began yet.
+        recovery_s: seconds from the last step before workers were lost to the first one after, all losses together.
+        lost_steps: steps that were done again, from a checkpoint.
+        restarts: how often workers started again within a session.
+        finish_reason: why training ended, such as ``target``, ``epochs`` or ``stopped``; None: training goes on.
+        training_s: seconds from each session's first step to its end, recoveries left out; None: training goes on.
+        has_ended: whether the workers have said that training or measuring ended.
+        failure: why the latest attempt failed: the first reason since workers last started; None: it did not.
+        failure_hint: what would help; None: whoever failed did not know.
+        pausing: event for which no step is done now: a host went, came or is not heard, or workers start; None: steps
+            go on.
     """
 
     clock: RunClock = field(default_factory=RunClock)
@@ -225,12 +248,16 @@ class RunFold:
 
     @classmethod
     def launched(cls, starts: Iterable[float]) -> Self:
-        """Return an empty fold; ``starts`` are the times of launch and resumptions in epoch seconds, if known."""
+        """Return an empty fold of a run.
+
+        Args:
+            starts: times of launch and resumptions in seconds since the epoch, in any order; empty: not known.
+        """
         return cls(clock=RunClock(starts=tuple(sorted(starts))))
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """Return the fold of a log's events; ``starts``: epoch seconds of launch and resumptions, if known."""
+        """Return the fold of a log's events; ``starts`` as of `launched`."""
         run = cls.launched(starts)
         for event in events:
             run.take(event)
@@ -287,17 +314,17 @@ class RunFold:
 
     @property
     def loss(self) -> float | None:
-        """Mean training loss of the newest logged steps; None before the first."""
+        """Mean training loss of the newest logged steps; None: no step was logged."""
         return None if self.latest is None else self.latest.loss
 
     @property
     def step_time_s(self) -> float | None:
-        """Mean time of a step over everything logged, in seconds."""
+        """Mean time of a step over everything logged, in seconds; None: no step was logged."""
         return self.stepping_s / self.logged_steps if self.logged_steps else None
 
     @property
     def planned_step(self) -> float:
-        """Number of steps of the planned batch that the steps so far are worth."""
+        """Number of steps of the planned batch that the steps so far are worth; their own number of a fixed batch."""
         return self.step if self.latest is None or self.latest.planned_step is None else self.latest.planned_step
 
     @property
@@ -307,7 +334,10 @@ class RunFold:
 
     @property
     def contention(self) -> float | None:
-        """Wall over processor time of computing, by all workers that never waited on purpose; None: nobody tells."""
+        """Wall over processor time of computing, over all workers that were not slowed down on purpose, at least 1.
+
+        None: no such worker measured its processor time.
+        """
         free = [worker for worker in self.roster.workers if worker.slowdown == 1 and worker.processor_s > 0]
         processor_s = math.fsum(worker.processor_s for worker in free)
         return max(1.0, math.fsum(worker.compute_s for worker in free) / processor_s) if free else None
@@ -400,9 +430,11 @@ class PlacedEvent:
     """An event other than logged steps, with its time in the run and its place among them.
 
     Attributes:
-        at_s: seconds since training began; None: it had not.
-        row: lines of steps before it.
-        paused_s: of the ``training_started`` of a later session: for how long nothing had run.
+        event: the event.
+        at_s: its time in seconds since training began; None: training had not begun.
+        row: number of lines of steps in the log before it.
+        paused_s: of the ``training_started`` of a later session: seconds in which nothing had run; None: any other
+            event.
     """
 
     event: LogEvent
@@ -416,9 +448,11 @@ class RunHistory:
     """All events of a run's log, each with its time in the run, and their fold.
 
     Attributes:
-        run: what it has come to.
-        steps: its lines of steps, at their ends (seconds since training began), and the places of their workers.
-        others: its other events, in order.
+        run: the fold of all events.
+        steps: events of logged steps, in order.
+        end_s: end of each of these, in seconds since training began.
+        places: places in the roster of the workers of each.
+        others: all other events, in order.
     """
 
     run: RunFold = field(default_factory=RunFold)
@@ -431,7 +465,12 @@ class RunHistory:
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """Return the history of a log's events; ``starts``: epoch seconds of launch and resumptions, if known."""
+        """Return the history of a log's events.
+
+        Args:
+            events: in the order of the log.
+            starts: times of launch and resumptions in seconds since the epoch; empty: not known.
+        """
         history = cls(run=RunFold.launched(starts))
         for event in events:
             history.take(event)

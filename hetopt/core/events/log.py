@@ -64,9 +64,9 @@ class EventLog:
     how much: the times on both sides do not belong together.
 
     Args:
-        path: of the file.
-        clock: seconds since the epoch.
-        steady: seconds that nobody sets.
+        path: of the file, made if it is not there; None: events are dropped.
+        clock: returns seconds since the epoch.
+        steady: returns seconds of a clock that nobody sets.
 
     Raises:
         LogUnwritable: the file cannot be opened, written or closed.
@@ -85,7 +85,16 @@ class EventLog:
             self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append an event with its time as a JSON line and flush it; a log without a path does nothing; refuse NaN."""
+        """Append an event with its time as a JSON line and flush it; a log without a path does nothing.
+
+        Args:
+            event: name of the kind of event.
+            fields: of the event, as JSON takes them.
+
+        Raises:
+            LogUnwritable: the file cannot be written.
+            ValueError: a number is NaN or infinite.
+        """
         if self._stream is None:
             return
         now_s = round(self._clock(), 6)
@@ -100,7 +109,11 @@ class EventLog:
             self._stream.flush()
 
     def close(self) -> None:
-        """Close the log's file; closing it again does nothing."""
+        """Close the log's file; closing it again does nothing.
+
+        Raises:
+            LogUnwritable: what was written last does not reach the file.
+        """
         stream, self._stream = self._stream, None
         if stream is not None:
             with _written(self._path):
@@ -108,7 +121,13 @@ class EventLog:
 
 
 def tell_failure(path: Path, reason: str, **fields: Any) -> None:
-    """Append a ``run_failed`` event with its reason to the log at ``path``; on stderr where it cannot be written."""
+    """Append a ``run_failed`` event with its reason to the log at ``path``; print both where it cannot be written.
+
+    Args:
+        path: of the log.
+        reason: sentence on what went wrong.
+        fields: further fields of the event, such as ``hint``.
+    """
     try:
         with closing(EventLog(path)) as log:
             log.write("run_failed", reason=reason, **fields)
@@ -130,7 +149,11 @@ def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return all events written to the log at ``path`` so far, as unchecked dictionaries; none without a file."""
+    """Return all events written to the log at ``path`` so far, as unchecked dictionaries; none without a file.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
     try:
         with path.open("rb") as stream:
             return list(parse_events(stream))
@@ -139,7 +162,8 @@ def read_events(path: Path) -> list[Event]:
 
 
 MOST_LINE_BYTES = 8 * 2**20
-"""Longer than the start of a run with ten thousand workers; what is longer is no event, and is not kept in memory."""
+"""Largest line of an event log: longer than the start of a run with ten thousand workers; what is longer is no event,
+and is not kept in memory."""
 
 ITS_OWNER = "ask its owner, or run the command as the user who started the run"
 """What to do about a file of a run that cannot be read."""
@@ -150,8 +174,9 @@ class Unread:
     """The number of an event log's lines that are no events, and what is wrong with the first of them.
 
     Attributes:
-        lines: how many.
-        first: what is wrong with the first of them, such as ``line 3: step.loss must be a finite number, got nan``.
+        lines: number of lines that are no events.
+        first: what is wrong with the first of them, such as ``line 3: step.loss must be a finite number, got nan``;
+            empty: there is none.
     """
 
     lines: int = 0
@@ -176,8 +201,8 @@ class EventReader:
 
     Attributes:
         path: of the log; a file that is not there yet has no events.
-        offset: bytes that were read.
-        line: number of the last line that was seen.
+        offset: bytes that were read so far.
+        line: number of the last line that was read.
         unread: the lines that were no events so far.
     """
 
@@ -188,10 +213,12 @@ class EventReader:
     _is_within_line: bool = False
 
     def read(self) -> list[LogEvent]:
-        """Read the events that the log has gained since the last call.
+        """Read the events that the log has gained since the last call; empty: none, or there is no file yet.
+
+        A last line that is still being written is left for a later call.
 
         Raises:
-            BadInput: the file cannot be read.
+            BadInput: the file is there and cannot be read.
         """
         return list(self.events())
 
@@ -199,7 +226,7 @@ class EventReader:
         """Yield the events that the log has gained since the last call; count lines that are no events in ``unread``.
 
         Raises:
-            BadInput: the file cannot be read.
+            BadInput: the file is there and cannot be read.
         """
         with suppress(MissingFile), opened_file(self.path, hint=ITS_OWNER) as stream:
             stream.seek(self.offset)
@@ -228,10 +255,10 @@ class EventReader:
 
 
 def read_log(path: Path) -> list[LogEvent]:
-    """Read all events in the log at ``path``, in file order; skip lines that are no events; no file: none.
+    """Read all events in the log at ``path``, in file order; skip lines that are no events; empty: there is no file.
 
     Raises:
-        BadInput: the file cannot be read.
+        BadInput: the file is there and cannot be read.
     """
     return EventReader(path=path).read()
 
@@ -240,16 +267,27 @@ DECISIONS_FILE = "decisions.jsonl"
 
 
 def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None:
-    """Append an event with its fields to the supervisor's own log, ``decisions.jsonl`` in a run's folder."""
+    """Append an event with its fields to the supervisor's own log, ``decisions.jsonl`` in a run's folder.
+
+    Args:
+        run_dir: the run's folder.
+        event: name of the kind of event.
+        fields: of the event.
+
+    Raises:
+        LogUnwritable: the log cannot be written.
+    """
     with closing(EventLog(run_dir / DECISIONS_FILE)) as decisions:
         decisions.write(event, **fields)
 
 
 def read_with_decisions(run_dir: Path) -> tuple[list[LogEvent], Unread]:
-    """Read a run's events and its supervisor's, merged by time, and the count of lines that are no events.
+    """Read a run's events and its supervisor's, merged by time, and what could not be read as events.
+
+    A log that is not there has no events.
 
     Raises:
-        BadInput: a log cannot be read.
+        BadInput: a log is there and cannot be read.
     """
     run, decisions = EventReader(path=run_dir / EVENTS_FILE), EventReader(path=run_dir / DECISIONS_FILE)
     events = heapq.merge(run.read(), decisions.read(), key=lambda event: event.time_s)

@@ -71,19 +71,30 @@ ProbeKind = Literal[
     "exchange_tried",
     "precision_refused",
 ]
-"""What a probe writes, as `hetopt.core.events.records` describes it."""
+"""Names of the events that a probe writes, as `hetopt.profiler.records` describes them."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Happened:
-    """The base of all events: their time in seconds since the epoch, by the clock of the machine that wrote them."""
+    """The base of all events: their time in seconds since the epoch, by the clock of the machine that wrote them.
+
+    Attributes:
+        time_s: when, seconds since the epoch.
+    """
 
     time_s: EpochSeconds
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StartedWorker:
-    """A worker as the event `RunStarted` lists it: host, device type, slowdown and local batch size."""
+    """A worker as the event `RunStarted` lists it.
+
+    Attributes:
+        host: name of its host.
+        type: device type that it was planned as; empty: not told.
+        slowdown: factor by which its compute is slowed down on purpose; 1: not.
+        local_batch_size: samples of a step; 0: not told.
+    """
 
     host: Name
     type: Name = ""
@@ -93,7 +104,17 @@ class StartedWorker:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExchangeFigures:
-    """The gradient exchanges of a `StepsLogged`: compressor, collective, and means of ratio, gain and bytes."""
+    """The gradient exchanges of a `StepsLogged`, as means over its steps.
+
+    Attributes:
+        way: name of the exchange, such as ``topk 0.01 by all_gather``.
+        compressor: its name.
+        collective: name of the collective.
+        ratio: fraction of the elements sent.
+        gain: retained gradient energy.
+        sent_bytes: that one worker contributed to a step's exchange.
+        dense_bytes: what everything in fp32 would have come to.
+    """
 
     way: Word = ""
     compressor: Word = "identity"
@@ -106,7 +127,15 @@ class ExchangeFigures:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SyncFigures:
-    """The parameter averages of local SGD workers over the steps of a `StepsLogged`."""
+    """The parameter averages of local SGD workers over the steps of a `StepsLogged`.
+
+    Attributes:
+        policy: name of the synchronization policy; empty: not told.
+        synchronised: number of steps that ended in an average.
+        local: number of steps that did not.
+        sent_bytes: that one worker contributed, all steps together.
+        divergence: mean distance of the workers' parameters before averages; None: no step ended in one.
+    """
 
     policy: Name = ""
     synchronised: Count
@@ -117,7 +146,12 @@ class SyncFigures:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class NoiseFigures:
-    """The moments of the gradient in one step of a `StepsLogged`, not smoothed (`hetopt.core.training_laws`)."""
+    """The moments of the gradient in one step of a `StepsLogged`, not smoothed (`hetopt.core.training_laws`).
+
+    Attributes:
+        gradient_square: estimate of the squared norm of the mean gradient; may be negative.
+        gradient_variance: estimate of the summed variance of one sample's gradient.
+    """
 
     gradient_square: Annotated[float, Field(ge=-1e100, le=1e100)]
     gradient_variance: Annotated[float, Field(ge=0, le=1e100)]
@@ -125,14 +159,25 @@ class NoiseFigures:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamFigures:
-    """The seconds that each worker waited for samples to arrive, over the steps of a `StepsLogged`, in rank order."""
+    """The seconds that each worker waited for samples to arrive, over the steps of a `StepsLogged`, in rank order.
+
+    Attributes:
+        wait_s: seconds, in rank order; empty: not told.
+    """
 
     wait_s: tuple[Seconds, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunStarted(Happened):
-    """The start of a run's workers: at its beginning, when it goes on, and each time that other workers train."""
+    """The start of a run's workers: at its beginning, when it goes on, and each time that other workers train.
+
+    Attributes:
+        task: name of the task or script.
+        workers: that start, in rank order.
+        global_batch_size: samples of a step over all workers; 0: not told.
+        resumed_step: step of the checkpoint that they resume from; None: they begin anew.
+    """
 
     event: Literal["run_started"]
     task: Name
@@ -143,7 +188,7 @@ class RunStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingStarted(Happened):
-    """The beginning of training by newly started workers, after ``step`` earlier steps."""
+    """The beginning of training by newly started workers, after ``step`` earlier steps (0: from the start)."""
 
     event: Literal["training_started"]
     step: Count = 0
@@ -153,7 +198,24 @@ class TrainingStarted(Happened):
 class StepsLogged(Happened):
     """The measurements of ``steps`` steps, the last of them ``step``: means of a step in seconds, in rank order.
 
-    Where the batch follows the noise: ``worth`` steps of the planned batch is a step, and ``planned_step`` all so far.
+    Attributes:
+        step: number of the last of these steps.
+        steps: how many steps.
+        step_time_s: mean seconds of a step.
+        local_batch_sizes: samples of each worker in the last step.
+        compute_s: mean seconds in which each worker computed.
+        sync_s: mean seconds of exchanging, by worker.
+        wait_s: mean seconds of waiting for slower workers, by worker.
+        epoch: passes over the data set so far.
+        loss: mean training loss.
+        processor_s: mean processor seconds of computing, by worker; None: not measured.
+        pace_use: real over declared compute time, by worker, 0: not known; None: no worker imitates another's time.
+        exchange: of gradients; None: not told.
+        sync: averages of parameters; None: gradients are summed.
+        stream: waiting for samples; None: samples do not arrive in streams.
+        noise: of the gradient; None: not measured.
+        worth: steps of the planned batch that one of these is worth, where the batch follows the noise.
+        planned_step: steps of the planned batch that all so far are worth; None: the batch is fixed.
     """
 
     event: Literal["step"]
@@ -186,7 +248,7 @@ class StepsLogged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Evaluated(Happened):
-    """The metrics of an evaluation after ``step`` steps."""
+    """The metrics of an evaluation after ``step`` steps and ``epoch`` passes over the data set, by name."""
 
     event: Literal["evaluated"]
     step: Count
@@ -209,6 +271,10 @@ class Remarked(Happened):
     A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
     (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
     (``audit_differs``, once in a run); that a rehearsal takes longer than was planned.
+
+    Attributes:
+        step: number of steps before; None: not told.
+        reason: sentence on what happened; empty: not told.
     """
 
     event: Literal["checkpoint_failed", "checkpoint_skipped", "audit_differs", "miniature_slowed"]
@@ -218,7 +284,15 @@ class Remarked(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingFinished(Happened):
-    """The orderly end of training: ``stopped``, or by its own rules. ``training_s`` counts earlier sessions too."""
+    """The orderly end of training.
+
+    Attributes:
+        step: optimizer steps done.
+        epoch: passes over the data set.
+        reason: ``stopped``, or the rule that ended it: ``target``, ``epochs``, ``steps`` or ``script``.
+        training_s: seconds of training, earlier sessions included; None: not told.
+        metrics: of the last evaluation, by name; empty: there was none.
+    """
 
     event: Literal["training_finished"]
     step: Count = 0
@@ -230,7 +304,13 @@ class TrainingFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SharesChanged(Happened):
-    """A change of the local batch sizes, in rank order, from the next step on."""
+    """A change of the local batch sizes from the next step on.
+
+    Attributes:
+        step: number of steps before the change.
+        after: new local batch sizes in samples, in rank order.
+        reason: sentence on why; empty: not told.
+    """
 
     event: Literal["shares_changed"]
     step: Count
@@ -240,7 +320,13 @@ class SharesChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExchangeChanged(Happened):
-    """A change of compressor, ratio or collective from the next step on; ``after`` names the new exchange."""
+    """A change of compressor, ratio or collective from the next step on.
+
+    Attributes:
+        step: number of steps before the change.
+        after: name of the new exchange, such as ``topk 0.01 by all_gather``.
+        reason: sentence on why; empty: not told.
+    """
 
     event: Literal["exchange_changed"]
     step: Count
@@ -250,7 +336,13 @@ class ExchangeChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Audited(Happened):
-    """A step whose batch the leader computed whole, and the others in parts: relative distance of both gradients."""
+    """A step whose batch the leader computed whole, and the others in shares.
+
+    Attributes:
+        step: its number.
+        distance: relative distance of the gradient of the shares from the leader's.
+        tolerance: distance that the run accepts.
+    """
 
     event: Literal["audited"]
     step: Count
@@ -260,7 +352,14 @@ class Audited(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PairedTrialEnded(Happened):
-    """The result of a paired trial: whether sparsified gradients hold training back."""
+    """The result of a paired trial: whether sparsified gradients hold training back.
+
+    Attributes:
+        step: number of steps before the trial.
+        ratio: fraction of the elements that one of the two copies learned from.
+        says: the verdict, one word.
+        took_s: seconds that the trial took.
+    """
 
     event: Literal["twins_tried"]
     step: Count
@@ -271,7 +370,13 @@ class PairedTrialEnded(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MemoryBoundLearned(Happened):
-    """The largest micro-batch that fits into a worker's memory, learned by running out of it."""
+    """The largest micro-batch that fits into a worker's memory, learned by running out of it.
+
+    Attributes:
+        step: number of steps before; None: not told.
+        rank: of the worker.
+        samples: of the largest micro-batch that fits.
+    """
 
     event: Literal["memory_bound_learned"]
     step: Count | None = None
@@ -281,7 +386,12 @@ class MemoryBoundLearned(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkerLost(Happened):
-    """The end of a worker, whose work others take over."""
+    """The end of a worker, whose work others take over.
+
+    Attributes:
+        host: name of the worker's host.
+        reason: sentence on why; empty: not told.
+    """
 
     event: Literal["worker_lost"]
     host: Name
@@ -290,7 +400,15 @@ class WorkerLost(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkersChanged(Happened):
-    """A new generation of workers that train; ``source`` says what it goes on from."""
+    """A new generation of workers that train.
+
+    Attributes:
+        step: number of steps before.
+        lost: places, in the run's spec, of workers that were there before and are not now.
+        new: places of workers that joined.
+        source: what the generation goes on from, ``memory`` by default; ``from`` in JSON.
+        recovery_s: seconds since the loss was noticed; None: no worker was lost.
+    """
 
     event: Literal["workers_changed"]
     step: Count
@@ -302,7 +420,12 @@ class WorkersChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunFailure(Happened):
-    """The reason why a run cannot go on; the first one since workers started is the cause."""
+    """The reason why a run cannot go on; the first one since workers started is the cause.
+
+    Attributes:
+        reason: sentence on what went wrong.
+        hint: what would help; None: not known.
+    """
 
     event: Literal["run_failed"]
     reason: Sentence = "no reason was given"
@@ -311,7 +434,7 @@ class RunFailure(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SessionFinished(Happened):
-    """The orderly end of a script's session."""
+    """The orderly end of a script's session, after ``step`` steps and ``epoch`` passes over the data set."""
 
     event: Literal["session_finished"]
     step: Count
@@ -320,7 +443,20 @@ class SessionFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConditionChanged(Happened):
-    """A change of a host from now on: of speed or link rate, or that it dies, returns, has notice or is cut off."""
+    """A change of a host from now on.
+
+    Attributes:
+        host: its name; ``*``: every host.
+        speed: new relative speed; None: unchanged.
+        rate_bits_per_s: new link rate; None: unchanged.
+        dies: the host is lost.
+        returns: a lost host is there again.
+        notice: the host will be taken away soon.
+        cut: the host reaches nobody until it heals.
+        heals: a host that was cut off reaches the others again.
+        step: number of steps before; None: not told.
+        reason: sentence on why; empty: not told.
+    """
 
     event: Literal["condition_changed"]
     host: Name
@@ -348,7 +484,14 @@ Action = Literal["replace", "on-demand"]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SupervisorActed(Happened):
-    """An action of the supervisor on a run that falls short of its plan."""
+    """An action of the supervisor on a run that falls short of its plan.
+
+    Attributes:
+        step: number of steps before; None: not told.
+        action: ``on-demand``: the run moves to on-demand machines; ``replace``: a host is replaced, in old logs.
+        host: its name; empty: all.
+        reason: sentence on why; empty: not told.
+    """
 
     event: Literal["supervisor_acted"]
     step: Count | None = None
@@ -395,6 +538,7 @@ LogEvent = Annotated[
     | Noted,
     Field(discriminator="event"),
 ]
-"""Any event of a log."""
+"""Any event of a log; the field ``event`` tells the kinds apart."""
 
 ANY_EVENT: TypeAdapter[LogEvent] = TypeAdapter(LogEvent)
+"""Pydantic's adapter that validates any event of a log."""

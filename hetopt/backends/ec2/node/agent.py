@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Run the agent of this rented machine in the folder ``arguments[0]`` until it ends; return the exit code.
 
     Raises:
-        BadInput: the folder holds no configuration, or this is no rented machine.
+        BadInput: the folder holds no configuration of a rented machine, or no metadata service answers.
     """
     root = Path(arguments[0])
     config = read_record(NodeConfig, root / CONFIG_FILE, hint="only a machine that hetopt rented has one")
@@ -79,7 +79,7 @@ def _asked(method: str, path: str, headers: Mapping[str, str]) -> str | None:
 
 
 def metadata(path: str) -> str | None:
-    """Ask the EC2 metadata service, with a new token, for the value at a path; None: no value, or no answer."""
+    """Ask the EC2 metadata service, with a new token, for the text at a path; None: no such value, or no answer."""
     token = _asked("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
     return None if token is None else _asked("GET", path, {facts.METADATA_HEADERS["token"]: token})
 

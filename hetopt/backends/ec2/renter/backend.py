@@ -47,10 +47,11 @@ class Rental(Prepared):
     Attributes:
         wanted: the plan as it is to be run.
         order: the machines, their prices now and at most, the budget and the end of their lease.
-        bundle: the code that machines run; absent where a run goes on, whose bucket has it.
-        risk: half a sentence on how likely the limits are broken, where nobody has accepted that; None: nothing.
-        accept_fewer: asked whether the run may begin on fewer machines; absent: all or none.
-        spent_usd: what the run has cost before.
+        bundle: the code that machines run; None: the run is resumed, and its bucket has the code.
+        risk: half a sentence on how likely the limits are broken, which nobody has accepted; None: no such risk.
+        accept_fewer: returns whether the run may begin as this smaller spec, on fewer machines; None: all machines or
+            none.
+        spent_usd: cost of the run in earlier lives.
     """
 
     wanted: Plan
@@ -61,7 +62,11 @@ class Rental(Prepared):
     spent_usd: float = 0.0
 
     def requests(self) -> Sequence[Request]:
-        """Return every AWS call that `submit` would make for a new run, as long as none is refused; make none."""
+        """Return every AWS call that `submit` would make for a new run, as long as none is refused; make none.
+
+        Raises:
+            AssertionError: the launch resumes a run.
+        """
         assert self.bundle is not None, "a run that goes on has its calls in its ledger"
         return calls.launch_calls(self.order, {PLAN_OBJECT: self.launch.plan.to_json().encode()}, self.bundle.data)
 
@@ -71,7 +76,19 @@ class Ec2Backend(Ec2Launcher):
     """The backend that rents a plan's machines, all in one zone, within a budget that is a hard stop."""
 
     def prepare(self, made: Plan, wanted: Plan, options: Ec2) -> Rental:
-        """Return a launch of the plan ``wanted``, with its order at present prices read from AWS; rent nothing."""
+        """Return a launch of the plan ``wanted``, with its order at present prices read from AWS; rent nothing.
+
+        Args:
+            made: the plan as it was made, for the record.
+            wanted: the plan as it is to be run.
+            options: launch options.
+
+        Raises:
+            BadInput: the plan cannot be rented as it is, such as with data on this machine, without a budget, or with
+                types that nothing was measured on.
+            BudgetStop: the budget is below the plan's high cost, or does not last until the cluster has booted.
+            CloudRefused: AWS refuses a call, or has no such zone, image or bucket.
+        """
         if not options.unprobed:
             check_probed(wanted, unprobed=False)
         region = ordering.region_of(wanted)
@@ -105,8 +122,16 @@ class Ec2Backend(Ec2Launcher):
     def prepare_resumed(self, folder: Path, options: Ec2) -> Rental:
         """Return a launch, with a new order, to resume an ended run, whose cost so far counts towards the budget.
 
+        Bucket and network stay as they were, unless the options name others.
+
+        Args:
+            folder: the run's folder.
+            options: launch options.
+
         Raises:
-            BadInput: it is not over, or ran elsewhere.
+            BadInput: the run is not over, never had its machines, or ran on another backend.
+            BudgetStop: what is left of the budget does not last until the cluster has booted.
+            CloudRefused: AWS refuses a call, or has no such zone, image or bucket.
         """
         launch, seen = Launch.load(folder / LAUNCH_FILE), last_seen(folder)
         check_place(launch, folder, Ec2.PLACE)
@@ -140,10 +165,12 @@ class Ec2Backend(Ec2Launcher):
         )
 
     def check_ready(self, prepared: Any) -> None:
-        """Raise BudgetStop if a new run may cost more than its budget at the order's prices; ask AWS nothing.
+        """Refuse a new run that may cost more than its budget at the order's prices; ask AWS nothing.
+
+        A run that is resumed always passes.
 
         Raises:
-            BudgetStop: prices have risen beyond what was planned.
+            BudgetStop: prices have risen beyond what was planned, and the high cost is above the budget.
         """
         if prepared.folder is None:
             ordering.check_prices(prepared.wanted, prepared.order)
@@ -151,11 +178,16 @@ class Ec2Backend(Ec2Launcher):
     def submit(self, prepared: Any, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Rent the machines and begin the run; return its handle and launch record without waiting for training.
 
-        From here on money is spent.
+        From here on money is spent. It takes minutes.
+
+        Args:
+            prepared: launch by `prepare` or `prepare_resumed`.
+            folders: in which a new run's folder is made.
 
         Raises:
             NoFeasiblePlan: the plan is a risk that nobody has accepted.
-            CloudRefused: the machines cannot be had; nothing of them is left.
+            BudgetStop: see `check_ready`.
+            CloudRefused: the machines cannot be had; nothing of them is left, or the hint says what may be.
         """
         if prepared.risk is not None:
             raise NoFeasiblePlan(
@@ -193,7 +225,15 @@ def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> Run
 
 
 def roles_for(spec: RunSpec, catalog: Catalog) -> tuple[Role, ...]:
-    """Return a fleet request (`Role`) on the spot market for each machine of a probe's run; request nothing."""
+    """Return a fleet request (`Role`) on the spot market for each machine of a probe's run; request nothing.
+
+    Args:
+        spec: of the probe; each host's worker type is the machine's instance type.
+        catalog: of the region.
+
+    Raises:
+        BadInput: the catalogue has no such type, or it cannot train.
+    """
     hosts = dict.fromkeys((worker.host, worker.type) for worker in spec.workers)
     return tuple(
         Role(
@@ -214,9 +254,9 @@ class Ec2Probes(Ec2Launcher):
     Attributes:
         orders: asks AWS for prices, zones and images, and makes the order of a probe.
         bundle: the code, with the task's own file where it has one.
-        data: where its data is, in S3.
-        gradient_bytes: of the model.
-        budget_usd: what the next probe may cost at most.
+        data: S3 address of the task's data; None: the task reads no files.
+        gradient_bytes: size of the model's gradient.
+        budget_usd: most that the next probe may cost.
     """
 
     orders: Orders
@@ -228,9 +268,15 @@ class Ec2Probes(Ec2Launcher):
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Order and rent a probe's machines; start it in the empty folder ``run_dir``, where `hetopt gc` finds it.
 
+        Args:
+            spec: of the probe.
+            run_dir: the probe's folder, whose name is its run's name.
+            environment: not used; none of it is sent anywhere.
+
         Raises:
             CloudRefused: the machines cannot be had. Nothing is left.
             BudgetStop: the budget does not last until they have booted.
+            BadInput: a type has no price or cannot train.
         """
         payload, catalog = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes)), self.orders.catalog
         self.orders.of_job(
@@ -249,7 +295,11 @@ class Ec2Probes(Ec2Launcher):
 
 
 def spent_usd(run_dir: Path) -> float:
-    """Return the USD that a run has cost by its last look: its machines, and what is paid whatever they do."""
+    """Return the USD that a run has cost by its last look: its machines, and the fixed costs whatever they do.
+
+    Raises:
+        BadInput: the records in the run's folder cannot be read.
+    """
     seen = last_seen(run_dir)
     return Order.load(run_dir / ORDER_FILE).fixed_usd + seen.spent_usd(seen.time_s)
 
@@ -257,10 +307,19 @@ def spent_usd(run_dir: Path) -> float:
 def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:
     """Write a run that was launched elsewhere into ``run_dir``, read from its bucket and EC2; return its launch record.
 
-    The folder has the run's name, and what `status`, `logs` and `stop` need.
+    The folder gets what `status`, `logs` and `stop` need. In AWS nothing changes.
+
+    Args:
+        edge: makes the calls.
+        run_dir: folder to make, which has the run's name.
+        bucket: S3 bucket of the run.
+        account_id: number of the account that must own the bucket.
+        now_s: seconds since the epoch.
 
     Raises:
-        BadInput: the bucket has no such run, or it was never given its machines.
+        BadInput: the bucket has no such run, the run was never given its machines, or an object is not what a launch
+            writes.
+        CloudRefused: AWS refuses a call.
     """
 
     def get(name: str) -> str:
@@ -311,14 +370,18 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
 
 
 def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
-    """Download a run's model, trained or else unfinished, into ``run_dir`` if absent; return its path and S3 address.
+    """Download a run's model, trained or else unfinished, into ``run_dir``; return its path and S3 address.
 
-    Returns:
-        the file, whose name says whether it was trained to the end, and where the bucket keeps it.
+    A file that is there already in its size is not fetched. The file's name says whether the model was trained to the
+    end.
+
+    Args:
+        order: of the run.
+        run_dir: the run's folder.
 
     Raises:
-        BadInput: the run has no model, or there is no room for it.
-        CloudRefused: it cannot be read.
+        BadInput: the run has no model that these credentials may read, or there is no room for it.
+        CloudRefused: the download broke off.
     """
     objects = _models(order)
     folder = f"s3://{order.bucket}/{objects.prefix}"
@@ -337,9 +400,15 @@ def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
 def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
     """Download a script's outputs into the run's folder, but for files there in the same size; return names and sizes.
 
+    Files beyond 1,000 or 10 GB are left out, and named so.
+
+    Args:
+        order: of the run.
+        run_dir: the run's folder.
+
     Raises:
-        BadInput: there is no room for it.
-        CloudRefused: something cannot be read.
+        BadInput: there is no room for a file.
+        CloudRefused: the outputs cannot be listed, or a download broke off.
     """
     objects, outputs = _models(order), Outputs()
     names = objects.names(f"{OUTPUT_FOLDER}/")

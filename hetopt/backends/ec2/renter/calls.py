@@ -31,10 +31,10 @@ from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import CloudRefused
 
 END_ROLE = "hetopt-end"
-"""The role that the scheduler ends machines in; see `hetopt setup`."""
+"""Name of the role that EventBridge Scheduler ends machines in; see `hetopt setup`."""
 
 NAMED = "hetopt-"
-"""So begin the names of all groups of schedules."""
+"""Beginning of the names of all groups of schedules."""
 
 _TAIL = 48
 """Of a run's name, which ends in what makes it its own; what is left of the name's length counts lives."""
@@ -77,10 +77,13 @@ def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False
     """Return the call that schedules the end of a machine at ``at_s``, or, with ``moves``, moves a scheduled end.
 
     Args:
-        order: of the run.
-        instance_id: of the machine.
-        at_s: when, in seconds since the epoch.
-        moves: its schedule is there already, for another time.
+        order: of the run, which has the scheduler's role.
+        instance_id: id of the machine.
+        at_s: when it ends, in seconds since the epoch.
+        moves: whether its schedule is there already, for another time.
+
+    Raises:
+        AssertionError: the order has no role of the scheduler.
     """
     assert order.end_role is not None, "without the role nothing is scheduled"
     end = datetime.datetime.fromtimestamp(math.ceil(at_s), datetime.UTC)
@@ -107,14 +110,21 @@ def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False
 
 
 GROUP_STEP = "security-group"
+"""Name of the step that makes the security group."""
 
 _RUN_NAMESPACE = uuid.UUID("b1c1a5d8-0c1e-5a0b-9a86-6a3c9d1a7e55")
 LIVES = 1_000_000
-"""Attempts of one life of a run; the next must be no repetition of them."""
+"""Attempts of one life of a run; those of the next must be no repetition of them."""
 
 
 def client_token(run_id: str, step: str, attempt: int = 0) -> str:
-    """Return the idempotency token of a step's call: in every process the same for the same run, step and attempt."""
+    """Return the idempotency token of a step's call, the same in every process for the same run, step and attempt.
+
+    Args:
+        run_id: name of the run.
+        step: name of the call within its sequence.
+        attempt: number that tells repeated calls of a step apart.
+    """
     return str(uuid.uuid5(_RUN_NAMESPACE, f"{run_id}/{step}/{attempt}"))
 
 
@@ -124,7 +134,7 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     Args:
         order: what to rent.
         contents: objects of the run by their names under its prefix, such as plan.json.
-        bundle: the code.
+        bundle: archive of the code.
     """
     zone, machines = order.zones[0], [f"machine-of-{host}" for role in order.roles for host in role.hosts]
     later = machines if order.end_role is not None else ()
@@ -151,7 +161,7 @@ def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     Args:
         order: what to rent.
         contents: objects of the run by their names under its prefix.
-        bundle: the code.
+        bundle: archive of the code.
     """
     purpose = "what machines and your other terminals read of the run"
     end_s = order.created_s + order.lifetime_s
@@ -168,7 +178,15 @@ def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
 
 
 def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> Request:
-    """Return the call that writes ``body`` to ``key`` in the run's bucket, if that belongs to this account."""
+    """Return the call that writes ``body`` to ``key`` in the run's bucket, if that belongs to the order's account.
+
+    Args:
+        order: of the run.
+        step: name of the call in its sequence.
+        key: of the object.
+        body: its contents.
+        purpose: why, for the person who reads the list.
+    """
     return Request(
         step=step,
         service="s3",
@@ -213,7 +231,12 @@ def security_group_call(order: Order, zone: Zone) -> Request:
 
 
 def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
-    """Return the calls that let machines of a security group reach each other, HTTPS and a proxy, and let nobody in."""
+    """Return the calls that let machines of a security group reach each other, HTTPS and a proxy, and let nobody in.
+
+    Args:
+        order: of the run, which may name a proxy.
+        group: id of the security group.
+    """
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
     ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
@@ -265,6 +288,9 @@ def template_calls(order: Order, group: str, *, generation: int = 0, end_s: floa
         group: id of the machines' security group.
         generation: how often lost machines were asked for; machines of each time boot by templates of their own.
         end_s: when machines that boot by it end, in seconds since the epoch; None: when the order's lifetime ends.
+
+    Raises:
+        AssertionError: the order does not yet name a run (`Order.of_run`).
     """
     kinds = dict.fromkeys(role.image_kind for role in order.roles)
     end = order.created_s + order.lifetime_s if end_s is None else end_s
@@ -280,7 +306,12 @@ def _interface(order: Order, group: str) -> dict[str, Any]:
 
 
 def machine_settings(order: Order, kind: str) -> dict[str, Any]:
-    """Return the EC2 launch parameters of machines with a kind of boot image: image, role, disk, tags and so on."""
+    """Return the EC2 launch parameters of machines with a kind of boot image: image, role, disk, tags and so on.
+
+    Args:
+        order: what is rented.
+        kind: of boot image, such as ``x86_64-gpu``.
+    """
     image = order.images[kind]
     return {
         "ImageId": image.ami,
@@ -354,11 +385,18 @@ def _template_call(order: Order, kind: str, group: str, generation: int, end_s: 
 
 
 def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: int) -> Request:
-    """Return the call that rents all machines of a role in a zone, or none; ``attempt``: the number of earlier tries.
+    """Return the call that rents all machines of a role in a zone, or none.
 
     `MinTargetCapacity` is what makes it all or none. Whatever comes with a machine is tagged here as well as by the
     launch template: policies look at the tags of the call that makes a thing. Each spot type has a highest price, that
     which the run's budget affords: beyond it the run could not be paid to its end, and EC2 never bills more.
+
+    Args:
+        order: of the run.
+        role: types, number and market of the machines.
+        zone: to rent in.
+        template: id of the launch template.
+        attempt: number of earlier tries, which makes another token.
     """
     spot = role.market == "spot"
     highest = {name: zone.worst_usd_per_hour(name, role.market) for name in zone.types(role)}
@@ -413,7 +451,13 @@ def addresses_call(order: Order) -> Request:
 
 
 def end_calls(order: Order, ids: Iterable[str], at_s: float) -> tuple[Request, ...]:
-    """Return the calls that make a schedule group and end machines at ``at_s`` (epoch seconds); none if no role."""
+    """Return the calls that make a schedule group and end machines at ``at_s``; empty: the order has no role for it.
+
+    Args:
+        order: of the run.
+        ids: of the machines.
+        at_s: when they end, in seconds since the epoch.
+    """
     if order.end_role is None:
         return ()
     return (group_call(order), *(end_call(order, id_, at_s) for id_ in ids))
@@ -431,14 +475,14 @@ def placement_call(order: Order, body: bytes) -> Request:
 
 
 def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str | None = None) -> Request:
-    """Return the call that writes until when machines live and train (epoch seconds); ``stop_training_s`` 0: end.
+    """Return the call that writes until when machines live and train.
 
     Args:
         order: of the run.
-        end_s: until when they live, seconds since the epoch.
-        stop_training_s: until when they train; 0: they save a checkpoint and end.
-        over: tag of the lease that this one follows. Where another was written meanwhile, such as the wish that the run
-            ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
+        end_s: until when machines live, seconds since the epoch.
+        stop_training_s: until when they train, seconds since the epoch; 0: they save a checkpoint and end.
+        over: ETag of the lease that this one follows. Where another was written meanwhile, such as the wish that the
+            run ends, from another terminal, that one stays and this one is refused. None: any lease is replaced.
     """
     lease = Lease(end_s=end_s, stop_training_s=stop_training_s)
     step, purpose = "lease", "until when the machines may live, by the budget"

@@ -43,11 +43,19 @@ from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quot
 from hetopt.optimizer.plan import Plan
 
 Verdict = Literal["good", "bad", "unknown"]
+"""Verdict of a check: fine, something stops a launch, or AWS does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The result of a check: its name, verdict (good, bad or unknown), a sentence, and a hint."""
+    """The result of a check.
+
+    Attributes:
+        name: of the check.
+        verdict: good, bad or unknown.
+        said: sentence on what was found.
+        hint: what to do about it; None: nothing needs to be done.
+    """
 
     name: str
     verdict: Verdict
@@ -66,9 +74,9 @@ def examined(name: str, step: Callable[..., str], *arguments: object, unread: Ve
 
     Args:
         name: of the check.
-        step: returns the sentence where all is well, and raises what is wrong.
-        arguments: of it.
-        unread: the verdict where AWS refuses to tell.
+        step: returns the sentence where all is well, and raises a HetoptError where something is wrong.
+        arguments: of ``step``.
+        unread: verdict where AWS itself refuses a call.
     """
     try:
         return Check(name=name, verdict="good", said=step(*arguments))
@@ -83,9 +91,9 @@ def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
     A clock that is wrong is refused by AWS with the credentials.
 
     Args:
-        edge: carries out calls.
-        region: to launch in.
-        options: what is to be launched with.
+        edge: makes the calls.
+        region: AWS region to launch in.
+        options: of the launch, whose subnets, bucket and instance profile are checked.
     """
     credentials = examined("credentials", lambda: "{0.arn} in account {0.account_id}".format(ordering.identity(edge)))
     yield credentials
@@ -158,7 +166,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
     """Yield checks of what a plan's launch needs in AWS: images, quotas, zones, prices, bucket, and calls by dry run.
 
     Args:
-        orders: writes the order that a launch would.
+        orders: writes the order that a launch would write.
         plan: to be launched.
         now_s: seconds since the epoch.
     """
@@ -208,7 +216,13 @@ def _image(edge: Edge, kind: str, chosen: str | None) -> str:
 
 
 def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
-    """Yield a check of the vCPU quota of each family and market of machines that the roles need."""
+    """Yield a check of the vCPU quota of each family and market of machines that roles need; bad: it is too small.
+
+    Args:
+        edge: makes the calls.
+        catalog: of the region.
+        roles: fleets to rent.
+    """
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
@@ -219,7 +233,7 @@ def account_quotas(edge: Edge) -> dict[Bucket, int]:
     """Ask AWS for the account's quotas in the edge's region, in whole vCPUs by market and family of machines.
 
     Raises:
-        CloudRefused: they cannot be read.
+        CloudRefused: AWS does not tell a quota.
     """
     codes = {bucket: named_quota(bucket).code for bucket in NEW_ACCOUNT}
     granted = {code: _granted(edge, code) for code in dict.fromkeys(codes.values())}
@@ -249,13 +263,15 @@ def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
-    """Check whether EC2 would allow a call, by its `DryRun`, which changes nothing; ``of``: the instance type, if any.
+    """Check whether EC2 would allow a call, by its `DryRun`, which changes nothing.
+
+    Verdict ``unknown``: EC2 answers in a way that tells nothing.
 
     Args:
-        edge: carries out calls.
+        edge: makes the call.
         operation: of EC2, which must know `DryRun`.
         parameters: of the call.
-        of: the instance type, where there are several.
+        of: instance type, for the check's name; empty: none.
     """
     request = Request(
         step=f"try {operation}",
@@ -298,16 +314,20 @@ def _objects(edge: Edge, order: Order) -> str:
 Policy = Mapping[str, Any]
 
 POLICIES = ("operator_policy", "node_trust", "node_policy", "end_trust", "end_policy")
-"""Of whoever launches; of machines and who may take their role; of the scheduler's role that ends machines."""
+"""Names of the policies: of whoever launches; of machines and who may take their role; of the scheduler's role that
+ends machines, likewise."""
 
 
 def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
-    """Return an IAM policy of ``policies.json`` with ``names`` filled in; ``types``: all that may be rented; (): any.
+    """Return an IAM policy of ``policies.json`` with its placeholders filled in.
 
     Args:
         name: one of `POLICIES`, or ``bucket_policy``.
         types: the only instance types that may be rented; empty: any.
         names: ``account``, ``region``, ``bucket`` and ``role``, as far as the policy names them.
+
+    Raises:
+        KeyError: there is no such policy, or a name that it needs is not given.
     """
     text = json.dumps(json.loads(Path(__file__).with_name("policies.json").read_text(encoding="utf-8"))[name])
     filled: Policy = json.loads(re.sub(r"@(account|region|bucket|role)@", lambda match: names[match[1]], text))
@@ -318,9 +338,12 @@ def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
 
 
 def commands(role: str) -> list[str]:
-    """Return the shell commands by which an administrator makes the roles; ``role``: that of machines. Run nothing.
+    """Return the shell commands by which an administrator makes the roles; run nothing.
 
-    The policies are in files of these names.
+    The policies must be in files of their names, such as ``node_trust.json``.
+
+    Args:
+        role: name of the role of machines.
     """
     return [
         f"aws iam create-role --role-name {role} --assume-role-policy-document file://node_trust.json",
@@ -336,11 +359,18 @@ def commands(role: str) -> list[str]:
 
 
 KEPT_DAYS = 30
-"""Checkpoints and states of runs; code is packed and wheels are left again when they are gone. Models, data stay."""
+"""Days after which the bucket deletes checkpoints and states of runs, code and wheels; these are packed and left again
+when needed. Models and data stay."""
 
 
 def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
-    """Return the calls that create a bucket, private, encrypted and with expiry; made twice, they change nothing."""
+    """Return the calls that create a bucket, private, encrypted and with expiry; made twice, they change nothing.
+
+    Args:
+        bucket: name of the bucket.
+        region: AWS region to make it in.
+        account_id: number of the account that must own it.
+    """
     target = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
     # Where buckets are when nothing is said must not be said.
     place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}

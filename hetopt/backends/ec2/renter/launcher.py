@@ -103,16 +103,18 @@ _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(facts.ENDED_AT)
 
 UNLISTED_S = 900.0
-"""A machine that no list has so long after it was granted has ended: lists lag by minutes."""
+"""Seconds after its grant from which a machine that no list has counts as ended: lists lag by minutes."""
 
 LARGEST_EVENTS_BYTES = 256 * 2**20
-"""Machines send what a log has gained in seconds; what is larger is none of their parts."""
+"""Largest part of an event log that is read: machines send what a log has gained in seconds, so larger objects are none
+of their parts."""
 
 _MOST_ROUNDS = 16
 """Of decisions upon one look: far more than any run needs."""
 
 
 ADDRESSES_WITHIN_S = 180.0
+"""Seconds within which granted machines must be listed with an address."""
 _ADDRESSES_EVERY_S = 3.0
 _ATTEMPTS_AN_ASK = 100
 """Tokens of later asks must differ from those of the zones that were tried first."""
@@ -142,7 +144,7 @@ class Loop(_Renter):
     """The loop that rents and looks after the machines of one run: observes, records, decides by `reconcile`, acts.
 
     Attributes:
-        edge: carries out calls, writes the ledger, tries again.
+        edge: makes the calls, writes the ledger, tries again.
         order: what is rented.
         run_dir: the run's folder here, with its ledger.
     """
@@ -154,13 +156,16 @@ class Loop(_Renter):
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
         """Rent all machines of the order in one zone and tell each its host; return the state; on an error remove all.
 
+        With ``accept``, fewer machines will do where that agrees.
+
         Args:
-            spec: the run, on the order's hosts.
+            spec: of the run, on the order's hosts.
             contents: objects of the run, by name.
-            bundle: the code.
+            bundle: archive of the code.
 
         Raises:
-            CloudRefused: it cannot be had; everything that was made on the way has been removed.
+            CloudRefused: no zone has the machines, or a call is refused; everything made on the way has been removed,
+                or the hint says what may be left.
         """
         before = last_seen(self.run_dir)
         try:
@@ -190,7 +195,7 @@ class Loop(_Renter):
         Args:
             assigned: EC2's descriptions of the machines, by the host that each is or is to be.
             seen: the cluster state, with the prices that are known.
-            duty: whether they have their place.
+            duty: ``serves``: the machines have their places; ``waits``: not yet.
         """
         for host, machine in assigned.items():
             zone = self.order.zone(machine["Placement"]["AvailabilityZone"])
@@ -216,10 +221,13 @@ class Loop(_Renter):
         return seen
 
     def look(self) -> ClusterState:
-        """Update the run's folder from EC2 and the bucket; return the cluster state (the last, if another looks).
+        """Update the run's folder from EC2 and the bucket; return the cluster state, recorded.
+
+        Machines' states, events and logs are read, and a lease from another terminal is noted. Where another process
+        looks right now, the last state is returned and nothing is read.
 
         Raises:
-            CloudRefused: the cloud does not answer.
+            CloudRefused: AWS does not answer, or refuses a call.
         """
         with (self.run_dir / ".watch.lock").open("w") as stream:
             is_alone = locks(stream.fileno(), fcntl.LOCK_EX)
@@ -243,8 +251,11 @@ class Loop(_Renter):
     def machines_now(self, seen: ClusterState) -> ClusterState:
         """Ask EC2 alone for the machines' states; record and return the cluster state. The bucket is not read.
 
+        Args:
+            seen: the last cluster state.
+
         Raises:
-            CloudRefused: the cloud does not answer.
+            CloudRefused: AWS does not answer, or refuses the call.
         """
         return self.save(seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})}))
 
@@ -327,7 +338,8 @@ class Loop(_Renter):
             state: as it was just seen.
 
         Raises:
-            CloudRefused: the cloud does not answer, or too little is left to go on. The next look tries again.
+            CloudRefused: AWS refuses an action, or the machines that are left cannot hold the batch. The next look
+                tries again.
         """
         for _ in range(_MOST_ROUNDS):
             now_s, events = self.clock(), last_events(self.run_dir)
@@ -348,8 +360,10 @@ class Loop(_Renter):
     def act(self, action: Action) -> ClusterState:
         """Carry out an action in AWS (rent, end, pause, place, extend, stop, clear); return the recorded cluster state.
 
+        What the action says is told to people first.
+
         Raises:
-            CloudRefused: it cannot be carried out.
+            CloudRefused: AWS refuses it.
         """
         state = action.state
         said = action.say
@@ -392,9 +406,15 @@ class Loop(_Renter):
     def extend(self, state: ClusterState, end_s: float) -> ClusterState:
         """Write a lease until ``end_s``, unless another terminal wrote a lease since the last look; return the state.
 
+        In the latter case the given state is returned, but for scheduled ends, and nothing is recorded.
+
         Args:
             state: as it was seen last.
-            end_s: until when they live, seconds since the epoch; they train until a last checkpoint is safe by then.
+            end_s: until when machines live, seconds since the epoch; they train until a last checkpoint is safe by
+                then.
+
+        Raises:
+            CloudRefused: AWS refuses the call.
         """
         state = self._outlive(state, max(end_s, state.lease_end_s or end_s))
         stop_training_s = end_s - self.order.checkpoint_s
@@ -429,7 +449,11 @@ class Loop(_Renter):
         return state.with_machines(due, ends_outside_s=outside_s)
 
     def billed(self, state: ClusterState) -> ClusterState:
-        """Ask EC2 for spot prices if due; return the cluster state with spot machines billed by them up to now."""
+        """Ask EC2 for spot prices if due; return the cluster state with spot machines billed by them up to now.
+
+        Raises:
+            CloudRefused: AWS refuses the call.
+        """
         order, now_s = self.order, self.clock()
         if are_due(order, state, now_s):
             roles = [role for role in order.roles if role.market == "spot"]
@@ -441,12 +465,15 @@ class Loop(_Renter):
     def clear(self, state: ClusterState, reason: str | None = None) -> ClusterState:
         """Remove everything of the run from AWS, then read what its machines wrote last; return the cluster state.
 
+        It is recorded with ``cleared`` once no machine is alive, and what was seen of spot pools is kept for later
+        plans. What cannot be read then is only told.
+
         Args:
             state: as it was seen last.
-            reason: why it ends; None: the state's own reason stays.
+            reason: why the run ends; None: the state's own reason stays.
 
         Raises:
-            CloudRefused: something stayed.
+            CloudRefused: something could not be removed, or not be looked at.
         """
         if reason is not None:
             state = state.model_copy(update={"stop_reason": reason})
@@ -641,10 +668,10 @@ class Loop(_Renter):
         """Wait up to 180 s until EC2 lists the machines ``ids`` with addresses; return EC2's descriptions, by host.
 
         Args:
-            ids: of the machines, by host.
+            ids: instance ids, by host.
 
         Raises:
-            CloudRefused: one ended before it began, or they do not appear.
+            CloudRefused: a machine ended before it began, or not all are listed with addresses in time.
         """
         machines: dict[str, Answer] = {}
 
@@ -702,10 +729,10 @@ class Loop(_Renter):
 
 
 def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
-    """Read the lease in the bucket, with the ETag of its version; None: there is none that can be read.
+    """Read the lease in the bucket, with the ETag of its version; None: the object is absent or no lease.
 
     Raises:
-        CloudRefused: the cloud does not answer.
+        CloudRefused: AWS does not answer, or refuses the call.
     """
     answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))
     lease = None if answer is None else Lease.of_json(answer["Body"])
@@ -767,7 +794,11 @@ def _why_short(request: Request, answer: Answer, granted: int, role: Role) -> Cl
 
 
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
-    """Read the name of a run's newest complete checkpoint from the bucket; None: there is none yet."""
+    """Read the name of a run's newest complete checkpoint from the bucket; None: there is none yet.
+
+    Raises:
+        CloudRefused: AWS does not answer, or refuses the call.
+    """
     answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))
     latest = None if answer is None else Latest.of_json(answer["Body"])
     return None if latest is None else latest.checkpoint
@@ -778,8 +809,8 @@ class Ec2Launcher(_Renter):
     """The launcher of runs on EC2, which rents machines, looks after them at each poll, and gives them back.
 
     Attributes:
-        home: where the regions that were ever used are kept.
-        inner: carries out calls; None: boto3, with retries.
+        home: folder in which the regions that were ever used are kept.
+        inner: makes the calls; None: boto3, with retries.
     """
 
     home: Path
@@ -791,12 +822,13 @@ class Ec2Launcher(_Renter):
         """Rent the machines that the run folder's order lists, and tell them to begin the run.
 
         Args:
-            spec: what to run; its workers are put into the order that their machines' addresses come to have.
-            run_dir: holds the order and the bundle.
-            environment: of this process; none of it is sent anywhere.
+            spec: of the run; its workers are put into the order that their machines' addresses come to have.
+            run_dir: folder that holds the order and the bundle.
+            environment: not used; none of it is sent anywhere.
 
         Raises:
             CloudRefused: the machines cannot be had; nothing of them is left.
+            BadInput: the order in the folder cannot be read.
         """
         Order.load(run_dir / ORDER_FILE).of_run(spec).save(run_dir / ORDER_FILE)
         # What other terminals need to look after the run.
@@ -805,12 +837,13 @@ class Ec2Launcher(_Renter):
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """Look after a run, every 15 s at most: bill, replace, extend, end; return its status (the last if AWS fails).
+        """Look after a run, every 15 s at most: bill, replace, extend, end; return its status, the last if AWS fails.
 
-        Between two looks, the status is that of the folder.
+        Between two looks, the status is that of the folder. A network or a login that is gone for a while is no reason
+        to end a run: its machines go on until their lease ends, and the refusal is told once.
 
-        A network or a login that is gone for a while is no reason to end a run: its machines go on until their lease
-        ends, and what was seen last is answered.
+        Raises:
+            BadInput: the records in the run's folder cannot be read.
         """
         try:
             return self.look(handle)
@@ -825,8 +858,11 @@ class Ec2Launcher(_Renter):
     def look(self, handle: RunHandle) -> RunStatus:
         """Look after a run and return its status, as `poll` does, but raise where AWS does not answer.
 
+        A folder without an order gives a failed status: nothing was rented.
+
         Raises:
-            CloudRefused: it does not.
+            CloudRefused: AWS does not answer, or refuses a call.
+            BadInput: the records in the run's folder cannot be read.
         """
         run_dir = handle.run_dir
         if not (run_dir / ORDER_FILE).exists():
@@ -840,7 +876,11 @@ class Ec2Launcher(_Renter):
     def stop(self, handle: RunHandle) -> None:
         """Let a run's machines save a checkpoint, end them, and remove all from AWS; wait for it. Idempotent.
 
-        Nothing of it waits for what machines have written: that is read last, and where it cannot be, it is told.
+        Damaged records stop nothing: whatever carries the run's name is removed. What machines wrote last is read at
+        the end; what cannot be read is told.
+
+        Raises:
+            CloudRefused: something could not be removed, or not be looked at.
         """
         run_dir = handle.run_dir
         if not (run_dir / ORDER_FILE).exists():
@@ -874,9 +914,13 @@ class Ec2Launcher(_Renter):
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Record that a run moves from spot to on-demand machines, if the budget pays for it; later polls do it.
 
+        Args:
+            handle: of the run.
+            needed_s: seconds from now to the run's end, for which the budget must pay.
+
         Raises:
-            BadInput: it is moving already, or it is over.
-            BudgetStop: the budget does not pay for that.
+            BadInput: the run is moving already, is over, or has no spot machines.
+            BudgetStop: the budget does not pay on-demand machines for so long.
         """
         loop = self._opened(handle.run_dir)
         loop.save(moved(loop.order, last_seen(loop.run_dir), needed_s, self.clock()))

@@ -65,19 +65,25 @@ def iso(seconds: float) -> str:
 
 
 UNPLACED_S = 1500.0
-"""A machine that has no place by then ends: it boots for ten minutes at most, and its agent waits for `PLACE_WITHIN_S`.
-The account ends one that cannot do so itself; where all machines are relieved, both clusters are paid for so long."""
+"""Seconds after which a machine that has no place ends: it boots for ten minutes at most, and its agent waits for
+`PLACE_WITHIN_S`. The account ends one that cannot do so itself; where all machines are relieved, both clusters are
+paid for so long."""
 
 OVERRUN = 0.25
-"""Of the budget, what machines that hang may cost beyond it at most: so much later than the lease the account ends
+"""Part of the budget that machines that hang may cost beyond it at most: so much later than the lease the account ends
 them."""
 
 
 def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
     """Return the seconds of cluster at its worst price that a budget pays after ``fixed_usd``, less the shutdown.
 
+    Args:
+        budget_usd: for everything.
+        fixed_usd: costs whatever the machines do.
+        worst_usd_per_hour: highest price of all machines together.
+
     Raises:
-        BudgetStop: hardly long enough to boot.
+        BudgetStop: that is hardly long enough to boot; the hint names a budget that is enough.
     """
     left_s = budget_law.lasts_s(budget_usd - fixed_usd, worst_usd_per_hour)
     # By a hair, as a budget may be the least of all: see `least_budget`.
@@ -97,7 +103,13 @@ _PRICE_INCREASE = 1.02
 
 
 class Rate(Record):
-    """The USD an hour of a machine of a type, volume and address included: when it is ordered, and at most."""
+    """The price of a machine of a type in a zone, volume and address included.
+
+    Attributes:
+        usd_per_hour: USD an hour when the machine is ordered.
+        worst_usd_per_hour: most USD an hour; on spot, the highest price at which the machine is kept.
+        on_demand_usd_per_hour: USD an hour on demand.
+    """
 
     usd_per_hour: PositiveFloat
     worst_usd_per_hour: PositiveFloat = Field(description="on spot, the highest price at which the machine is kept")
@@ -108,6 +120,14 @@ class Zone(Record):
     """An availability zone that has a type of each role of an order, with a subnet and the prices of these types.
 
     Accounts' names of zones differ, ids do not.
+
+    Attributes:
+        name: of the zone in this account.
+        zone_id: its id, the same in all accounts.
+        subnet_id: subnet that machines get.
+        vpc_id: network of the subnet.
+        gives_address: whether machines there get a public address, if they may.
+        rates: prices by instance type that the zone has.
     """
 
     name: str
@@ -118,22 +138,46 @@ class Zone(Record):
     rates: dict[str, Rate] = Field(description="by instance type that it has")
 
     def types(self, role: Role) -> list[str]:
-        """Return the instance types of a role that the zone has, as planned first."""
+        """Return the instance types of a role that the zone has, the planned one first if it has that."""
         return [name for name in role.instance_types if name in self.rates]
 
     def usd_per_hour(self, instance_type: str, market: Market) -> float:
-        """Return the USD an hour of a machine, volume and address included, at the prices of the order."""
+        """Return the USD an hour of a machine, volume and address included, at the prices of the order.
+
+        Args:
+            instance_type: that the zone has.
+            market: spot or on-demand.
+
+        Raises:
+            KeyError: the zone does not have the type.
+        """
         rate = self.rates[instance_type]
         return rate.usd_per_hour if market == "spot" else rate.on_demand_usd_per_hour
 
     def worst_usd_per_hour(self, instance_type: str, market: Market) -> float:
-        """Return the most USD an hour that a machine can come to cost, volume and address included."""
+        """Return the most USD an hour that a machine can come to cost, volume and address included.
+
+        Args:
+            instance_type: that the zone has.
+            market: spot or on-demand.
+
+        Raises:
+            KeyError: the zone does not have the type.
+        """
         rate = self.rates[instance_type]
         return rate.worst_usd_per_hour if market == "spot" else rate.on_demand_usd_per_hour
 
 
 class Role(Record):
-    """The machines of a run that one EC2 fleet request rents: types, hosts, workers, market and boot image."""
+    """The machines of a run that one EC2 fleet request rents.
+
+    Attributes:
+        name: of the role, unique in its order.
+        instance_types: the planned type, then those that may stand in.
+        hosts: names of the machines in the run.
+        market: spot or on-demand.
+        image_kind: kind of boot image, such as ``x86_64-gpu``.
+    """
 
     name: str
     instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then what may stand in")
@@ -148,14 +192,26 @@ class Role(Record):
 
 
 class BootImage(Record):
-    """The image (AMI) that a kind of machine boots, and the name of its root device."""
+    """The image that a kind of machine boots.
+
+    Attributes:
+        ami: id of the image (AMI).
+        root_device: name of its root device, such as ``/dev/xvda``.
+    """
 
     ami: str
     root_device: str
 
 
 class Network(Record):
-    """The network settings of machines that an organisation wants; what is absent is as hetopt makes it."""
+    """The network settings of machines that an organisation wants; defaults are as hetopt makes it.
+
+    Attributes:
+        subnets: ids of the subnets that machines may be in; empty: the default ones.
+        security_group: id of the machines' group; None: one is made for the run.
+        public_address: True: machines get a public address as the subnet gives it; False: none, whatever it gives.
+        proxy: address of the proxy by which machines reach S3 and packages; None: directly.
+    """
 
     subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
     security_group: str | None = Field(default=None, description="instead of one that is made for the run")
@@ -166,7 +222,36 @@ class Network(Record):
 
 
 class Order(Artifact):
-    """An order of machines for a run on EC2: types, zones, prices and budget in USD, lifetime, and names."""
+    """An order of machines for a run on EC2: types, zones, prices and budget in USD, lifetime, and names.
+
+    Attributes:
+        run_id: name of the run.
+        life: how often the run was resumed; what is asked for is new each time.
+        hetopt_version: that made the order.
+        region: AWS region.
+        account_id: number of the AWS account.
+        owner: id of the caller or of the caller's role, as policies can compare it.
+        launched_by: the caller's name, for people.
+        bucket: S3 bucket of the run.
+        instance_profile: role of the machines.
+        end_role: role in which machines are ended from outside; None: they are not.
+        volume_gb: size of each machine's volume.
+        extras_usd_per_hour: of a machine's volume, address and requests; part of all rates.
+        zones: to be tried in this order.
+        roles: fleets to ask for.
+        images: boot images by kind.
+        network: network settings that were chosen at launch.
+        bundle_sha256: hash and name of the code.
+        group_secret: secret by which the machines of the run know each other.
+        spec_sha256: digest of the run that machines may take part in; None: not set yet.
+        workers: workers that the run begins with, and is to have again.
+        created_s: when the order was made, seconds since the epoch.
+        budget_usd: hard cap on the whole bill.
+        fixed_usd: storage and requests, whatever the machines do.
+        move_usd: kept back for a move to on-demand machines, while both are paid; 0: the run does not move.
+        checkpoint_s: seconds that a last checkpoint may take.
+        lifetime_s: seconds after ``created_s`` at which the first lease ends.
+    """
 
     KIND: ClassVar[str] = "order"
     VERSION: ClassVar[int] = 1
@@ -229,7 +314,7 @@ class Order(Artifact):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the run's objects in the bucket."""
+        """The prefix of the run's objects in the bucket, ``runs/RUN``."""
         return f"runs/{self.run_id}"
 
     def zone(self, name: str) -> Zone:
@@ -250,6 +335,9 @@ class Order(Artifact):
         """Return the USD an hour of a machine of a ``planned`` type, or what stands in for it in the first zone, alone.
 
         Volume and address are left out.
+
+        Raises:
+            StopIteration: no role was planned with that type.
         """
         [name, *_] = next(self.zones[0].types(role) for role in self.roles if role.instance_types[0] == planned)
         return self.zones[0].rates[name].usd_per_hour - self.extras_usd_per_hour
@@ -312,7 +400,7 @@ class Order(Artifact):
 
 
 def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:
-    """Return the USD an hour of roles in a zone, each with its planned type, at the zone's prices of the order."""
+    """Return the USD an hour of roles in a zone, each with its first type there, at the zone's prices of the order."""
     return sum(role.machines * zone.usd_per_hour(zone.types(role)[0], role.market) for role in roles)
 
 
@@ -321,7 +409,7 @@ def worst_usd_per_hour(roles: Sequence[Role], zones: Sequence[Zone], *, on_deman
 
     Args:
         roles: of the cluster.
-        zones: that it may be in.
+        zones: that it may be in, at least one.
         on_demand: whether its spot machines may come to be replaced by machines on demand.
     """
 
@@ -333,7 +421,7 @@ def worst_usd_per_hour(roles: Sequence[Role], zones: Sequence[Zone], *, on_deman
 
 
 LEAST_ROOM = 1.2
-"""A highest price is at least so many times the price of today, or a small change would end the run. The prices of GPU
+"""Least factor of a highest price on the price of today: with less, a small change would end the run. The prices of GPU
 types moved by a log standard deviation of 0.33 in fourteen months (`docs/catalogue.md`): by some 0.03 in three days."""
 
 
@@ -361,11 +449,37 @@ SEEN_FILE = "seen.json"
 Ending = Literal["finished", "stopped by us", "interrupted", "unknown"]
 
 Duty = Literal["serves", "waits", "relieved"]
-"""A machine is a host of the run; or is to be one, and is not placed yet; or has no place any more: another has it."""
+"""Part of a machine in its run: ``serves``: it is a host of the run; ``waits``: it is to be one, and is not placed yet;
+``relieved``: it has no place any more, as another machine has it."""
 
 
 class MachineState(Record):
-    """A rented machine by EC2's description, with its time on the bill and its part in the run."""
+    """A rented machine by EC2's description, with its time on the bill and its part in the run.
+
+    Attributes:
+        since_s: when its time on the bill began, seconds since the epoch.
+        until_s: when that ended; None: it runs.
+        usd_per_hour: all that is paid for it now, volume and address included; of one that has ended, at last.
+        paid_usd: what it had cost when its price last changed.
+        priced_s: since when it costs what it does now; None: since the beginning.
+        id: instance id.
+        host: name of the host that it is or is to be.
+        address: IP address among the others; empty: not known.
+        instance_type: its type.
+        state: as EC2 calls it (pending, running, shutting-down, terminated), or 'unseen' (granted, not listed yet), or
+            'gone' (listed no more).
+        reason: EC2's sentence on why it ended; None: not told.
+        ending: cause of its end; None: it runs.
+        zone: availability zone; empty: the cluster state's.
+        extras_usd_per_hour: the part of the price that is paid even for what EC2 took back.
+        heartbeat_s: when it last said that it lives; None: never.
+        has_stepped: whether a step was done while it had its place.
+        on_demand: whether it is on demand, so that nobody takes it back.
+        duty: its part in the run.
+        end_asked_s: when it was ended because it has no place any more; None: it was not.
+        ends_outside_s: when the account ends it, as far as is known here; None: not scheduled.
+        life: how often the run had been resumed when it was rented.
+    """
 
     since_s: NonNegativeFloat = Field(description="when its time on the bill began, seconds since the epoch")
     until_s: NonNegativeFloat | None = Field(default=None, description="when that ended; absent while it runs")
@@ -397,7 +511,10 @@ class MachineState(Record):
 
     @property
     def has_failed(self) -> bool:
-        """True if the machine ended by itself before it did a step. One that EC2 has forgotten may have done some."""
+        """True if the machine ended by itself before it did a step. One that EC2 has forgotten may have done some.
+
+        One that waited for its place and had said that it lives has not failed.
+        """
         by_itself = self.ending in ("finished", "unknown") and self.state != "gone"
         was_awaited = self.heartbeat_s is None or self.duty == "serves"
         return not self.alive and not self.has_stepped and was_awaited and by_itself
@@ -408,7 +525,7 @@ class MachineState(Record):
         return self.until_s is None
 
     def usd(self, now_s: float) -> float:
-        """Return the USD spent until ``now_s``; of a machine that EC2 took within an hour, only disk and address."""
+        """Return the USD spent until ``now_s``, epoch seconds; what EC2 took within an hour costs disk and address."""
         end_s: float = max(now_s if self.until_s is None else self.until_s, self.since_s + facts.MINIMUM_BILLED_S)
         if self.ending == "interrupted" and end_s - self.since_s < facts.FREE_IF_TAKEN_WITHIN_S:
             return self.extras_usd_per_hour * (end_s - self.since_s) / SECONDS_PER_HOUR
@@ -426,7 +543,30 @@ class MachineState(Record):
 
 
 class ClusterState(Artifact):
-    """The machines of a run on EC2 as they were last seen, their prices, and what was decided about them."""
+    """The machines of a run on EC2 as they were last seen, their prices, and what was decided about them.
+
+    Attributes:
+        time_s: when it was last looked at, seconds since the epoch; 0: never.
+        zone: availability zone of the machines; empty: not known.
+        generation: how often machines were replaced.
+        machines: all that the run ever had, ended ones included.
+        lease_end_s: until when the machines may live, seconds since the epoch; None: not known.
+        lease_tag: ETag of that lease in the bucket; None: not known.
+        stop_wished_s: when a person or the budget asked the run to end; None: nobody did.
+        stop_reason: sentence on why; None: not told.
+        given_up: hosts that no machine is rented for again.
+        asks: how often lost machines were asked for.
+        asked_s: when they were asked for last; None: they may be asked for at once.
+        on_demand: whether the run moves to on-demand machines, or has moved.
+        spot_usd_per_hour: spot prices seen last, by zone and type, volume and address included; absent: as ordered.
+        prices_seen_s: when they were seen; None: never.
+        placed_s: when this generation began; 0: with the run.
+        resume_from: name of the checkpoint that this generation went on from; None: from the start.
+        paused_s: when the generation was told to wait for new machines; None: it was not.
+        missed: hosts of this generation that were lost, without whom the others go on from memory.
+        missed_s: when the last of them was lost; 0: none was.
+        cleared: whether no machine lives, and groups and templates are gone, too.
+    """
 
     KIND: ClassVar[str] = "seen"
     VERSION: ClassVar[int] = 1
@@ -480,14 +620,25 @@ class ClusterState(Artifact):
         return self.on_demand and not self.waiting and all(machine.on_demand for machine in self.serving)
 
     def usd_per_hour(self, zone: Zone, instance_type: str, market: Market) -> float:
-        """Return the USD an hour of a machine: on spot at the prices seen last, else at the zone's ordered prices."""
+        """Return the USD an hour of a machine: on spot at the prices seen last, else at the zone's ordered prices.
+
+        Args:
+            zone: of the order.
+            instance_type: that the zone has.
+            market: spot or on-demand.
+        """
         ordered = zone.usd_per_hour(instance_type, market)
         return (
             ordered if market == "on-demand" else self.spot_usd_per_hour.get(zone.name, {}).get(instance_type, ordered)
         )
 
     def with_machines(self, ids: Collection[str], **changes: Any) -> Self:
-        """Return a copy with ``changes`` of fields in the records of the machines ``ids``."""
+        """Return a copy with some fields changed in the records of the machines ``ids``; other machines stay.
+
+        Args:
+            ids: instance ids.
+            changes: new values of fields of `MachineState`.
+        """
         machines = (machine.model_copy(update=changes) if machine.id in ids else machine for machine in self.machines)
         return self.model_copy(update={"machines": tuple(machines)})
 
@@ -497,11 +648,11 @@ class ClusterState(Artifact):
         return any(machine.state == "gone" for machine in self.machines)
 
     def spent_usd(self, now_s: float, machines: Iterable[MachineState] | None = None) -> float:
-        """Return the USD that machines (None: all) have cost until ``now_s`` (epoch seconds), at the prices seen.
+        """Return the USD that machines have cost until ``now_s``, at the prices seen.
 
         Args:
             now_s: seconds since the epoch.
-            machines: of the run; absent: all.
+            machines: of the run; None: all.
         """
         return math.fsum(machine.usd(now_s) for machine in (self.machines if machines is None else machines))
 
@@ -519,11 +670,18 @@ def ending_of(code: str) -> Ending:
 
 
 PRICES_EVERY_S = 600.0
-"""Prices move over hours, and a machine is billed by the second: a look costs nothing, and tells little more often."""
+"""Seconds between two requests for spot prices: they move over hours, and a machine is billed by the second."""
 
 
 class PriceChange(NamedTuple):
-    """A spot pool's price from a moment on (seconds since the epoch), in USD an hour without volume and address."""
+    """A change of a spot pool's price.
+
+    Attributes:
+        at_s: from when on it holds, seconds since the epoch.
+        zone: availability zone of the pool.
+        instance_type: of the pool.
+        usd_per_hour: USD an hour, without volume and address.
+    """
 
     at_s: float
     zone: str
@@ -559,6 +717,11 @@ def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
     """Return whether to ask for spot prices: spot machines ran since the last, and 10 minutes passed or all ended.
 
     Of machines that have all ended they are asked for once more, for their bill.
+
+    Args:
+        order: of the run.
+        seen: its last look.
+        now_s: seconds since the epoch.
     """
     seen_s = billed_from_s(order, seen)
     are_billed = any(not machine.on_demand and (machine.until_s or now_s) > seen_s for machine in seen.machines)
@@ -579,7 +742,7 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
     Args:
         order: of the run.
         seen: its last look.
-        history: of prices, from `billed_from_s` on.
+        history: AWS's answer with the price changes from `billed_from_s` on.
         now_s: seconds since the epoch.
     """
     machines, from_s = seen.machines, billed_from_s(order, seen)
@@ -600,11 +763,11 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
 
 
 TOGETHER_S = 300.0
-"""Machines of a pool that go within so long of each other go together."""
+"""Seconds within which losses of machines of a pool count as one event."""
 
 
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
-    """Return hours, losses and outages of each spot pool, from spot machines begun since the last resumption and ended.
+    """Return hours, losses and outages of each spot pool, from the ended spot machines of this life of the run.
 
     An outage that no machine has ended lasted at least until the run's last machine ended: so long is counted, as
     time in which no other came. Machines of before the resumption are left out.
@@ -644,7 +807,14 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
 
 
 def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
-    """Add what a finished run has seen of spot pools to the user's file, for later plans; once for each resumption.
+    """Add what a finished run has seen of spot pools to the user's file, for later plans; once for each life.
+
+    A mark in the run's folder keeps it from being added again.
+
+    Args:
+        seen: last cluster state of the run.
+        order: of the run's present life.
+        run_dir: the run's folder.
 
     Raises:
         BadInput: the file cannot be read or written, or holds something else.
@@ -664,24 +834,30 @@ def _events(lost_s: list[float]) -> int:
 
 
 BOOT_FOLDER = "boot"
-"""In the bucket and in the run's folder: the logs of machines that failed to boot."""
+"""Folder, in the bucket and in the run's folder, of the logs of machines that failed to boot."""
 
 _LINES = 4
 _LINE_CHARACTERS = 200
 
 
 def failed(machines: Iterable[MachineState], life: int | None = None) -> list[MachineState]:
-    """Return the machines that ended by themselves before a step; ``life``: only those rented in that life of the run.
+    """Return the machines that ended by themselves before a step (`MachineState.has_failed`).
 
     Args:
         machines: of a run.
-        life: of the run; absent: any.
+        life: only those rented in this life of the run; None: in any.
     """
     return [machine for machine in machines if machine.has_failed and life in (None, machine.life)]
 
 
 def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> list[str]:
-    """Return which ``hosts`` no machine is rented for again: 3 failed before a step since launch or resumption."""
+    """Return those of ``hosts`` that no machine is rented for again: 3 machines of this life failed before a step.
+
+    Args:
+        order: of the run's present life.
+        seen: its last look.
+        hosts: names to choose from.
+    """
     counts = Counter(machine.host for machine in failed(seen.machines, order.life))
     return [host for host in hosts if is_given_up(counts[host])]
 
@@ -700,7 +876,7 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
 
     Args:
         run_dir: the run's folder, with the logs that were fetched.
-        machines: at least one.
+        machines: that failed, at least one.
     """
     named = ", ".join(dict.fromkeys(f"{machine.host} ({machine.instance_type})" for machine in machines))
     said = f"EC2 says: {_reason(machines) or 'nothing'}"
@@ -715,7 +891,17 @@ def _reason(machines: Sequence[MachineState]) -> str | None:
 
 
 def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
-    """Return the status of a run by its last cluster state and the events in its folder, without asking AWS."""
+    """Return the status of a run by its last cluster state and the events in its folder, without asking AWS.
+
+    A run that was never granted machines has failed.
+
+    Args:
+        run_dir: the run's folder.
+        seen: its last look.
+
+    Raises:
+        BadInput: a log in the folder cannot be read.
+    """
     if not seen.machines:
         return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
     status = judge(
@@ -731,14 +917,19 @@ def last_seen(run_dir: Path) -> ClusterState:
     """Read a run's last cluster state from its folder; an empty state at time 0 if there was no look yet.
 
     Raises:
-        BadInput: it cannot be read, such as where it was cut off by whatever ended the process.
+        BadInput: the file is there and cannot be read, such as where it was cut off by whatever ended the process.
     """
     path = run_dir / SEEN_FILE
     return ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
 
 
 def failed_s(order: Order, events: Sequence[LogEvent]) -> float | None:
-    """Return when a run's log ended in a failure (seconds since the epoch); None: it did not, since its last launch."""
+    """Return when a run's log ended in a failure (seconds since the epoch); None: it did not, since its last launch.
+
+    Args:
+        order: of the present life; failures of earlier lives do not count.
+        events: end of the run's log.
+    """
     since_s = events[-1].time_s if events else 0.0
     # A failure before the run was resumed is what it was resumed from.
     return since_s if since_s >= order.created_s and failure_reason(events) is not None else None
@@ -750,7 +941,7 @@ def stepped_s(events: Sequence[LogEvent]) -> float | None:
 
 
 def stopped_s(events: Sequence[LogEvent]) -> float | None:
-    """Return when training ended or stopped (seconds since the epoch), by the last event; None: it goes on."""
+    """Return when training ended or stopped (seconds since the epoch), if that is the last event; None: it goes on."""
     last = events[-1] if events else None
     return last.time_s if isinstance(last, TrainingFinished) else None
 

@@ -52,14 +52,15 @@ IMAGES = {
     )
     for kind in IMAGE_KINDS
 }
-"""The public parameter that holds the id of the newest image of each kind."""
+"""Public parameter that holds the id of the newest image, by kind of machine."""
 
 
 def image_kind(found: InstanceType) -> str:
-    """Return the kind of boot image of an instance type, such as ``x86_64-gpu``; raise if it cannot train.
+    """Return the kind of boot image of an instance type, such as ``x86_64-gpu``.
 
     Raises:
-        BadInput: its accelerator is not one that torch or the image drives, or its architecture is not known.
+        BadInput: the type cannot train: its accelerator is not one that torch or the image drives, or its architecture
+            is not known.
     """
     objection = "architecture is not known" if found.architecture is None else pinned().objection(found)
     if found.accelerator is not None and not found.accelerator.is_cuda:
@@ -74,7 +75,13 @@ def image_kind(found: InstanceType) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The AWS account and caller of the credentials in use, as STS tells them."""
+    """The AWS account and caller of the credentials in use, as STS tells them.
+
+    Attributes:
+        account_id: number of the account.
+        arn: name of the caller.
+        user_id: id of the caller; of a role's session, 'ID:SESSION'.
+    """
 
     account_id: str
     arn: str
@@ -90,19 +97,31 @@ class Identity:
 
 
 def identity(edge: Edge) -> Identity:
-    """Ask STS for the account and caller of these credentials; as that needs no permission, a refusal is about them."""
+    """Ask STS for the account and caller of these credentials; as that needs no permission, a refusal is about them.
+
+    Raises:
+        CloudRefused: the credentials are missing or refused, or AWS does not answer.
+    """
     answer = edge(read("sts", "get_caller_identity", "whose credentials these are"))
     return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
 
 
 def regions(edge: Edge) -> list[str]:
-    """Ask EC2 for the sorted names of all regions that the account can use."""
+    """Ask EC2 for the sorted names of all regions that the account can use.
+
+    Raises:
+        CloudRefused: AWS refuses, or does not answer.
+    """
     answer = edge(read("ec2", "describe_regions", "which regions the account can use"))
     return sorted(str(region["RegionName"]) for region in answer["Regions"])
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Raise BadInput for a name that no S3 bucket can have."""
+    """Refuse a name that no S3 bucket can have; AWS is not asked.
+
+    Raises:
+        BadInput: it is no such name.
+    """
     if not is_name(BUCKET_PATTERN, bucket):
         raise BadInput(
             f"`bucket` must be 3 to 63 small letters, digits, dots and dashes, got {shown(bucket)}.",
@@ -111,13 +130,19 @@ def check_bucket_name(bucket: str) -> None:
 
 
 def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
-    """Ask S3, and raise unless the bucket is there, belongs to the account, and is in the machines' region.
+    """Ask S3, and raise unless the bucket exists, belongs to the account, and is in the machines' region.
 
     botocore goes wherever a bucket is; machines would, too, and pay for each gigabyte between regions.
 
+    Args:
+        edge: makes the call.
+        bucket: name of the bucket.
+        account_id: number of the account that must own it.
+        region: of the machines.
+
     Raises:
-        CloudRefused: it does not.
-        BadInput: none can be called so.
+        CloudRefused: the bucket does not exist, is another account's or in another region.
+        BadInput: no bucket can have that name.
     """
     check_bucket_name(bucket)
     answer = edge(
@@ -138,21 +163,21 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
 
 
 def default_bucket(account_id: str, region: str) -> str:
-    """Return the name of an account's default bucket in a region; it need not be there."""
+    """Return the name of an account's default bucket in a region, ``hetopt-ACCOUNT-REGION``; it need not exist."""
     return f"hetopt-{account_id}-{region}"
 
 
 def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
-    """Ask AWS for the image ``chosen`` (None: Amazon's newest) of a kind of machine, and the name of its root device.
+    """Ask AWS for the boot image of a kind of machine, and the name of its root device.
 
     Args:
-        edge: carries out calls.
-        kind: of machine.
-        chosen: an image's id; absent: the newest.
+        edge: makes the calls.
+        kind: of machine, such as ``x86_64-gpu``.
+        chosen: id of an image; None: Amazon's newest of that kind.
 
     Raises:
-        CloudRefused: there is no such image.
-        BadInput: it brings disks that outlive their machine.
+        CloudRefused: the account sees no such image in this region.
+        BadInput: the image brings disks that outlive their machine.
     """
     parameter = read("ssm", "get_parameter", f"the newest image for {kind} machines", Name=IMAGES[kind])
     id_ = chosen or str(edge(parameter)["Parameter"]["Value"])
@@ -187,16 +212,17 @@ def zones_for(
     All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
 
     Args:
-        edge: carries out calls.
-        roles: the machines.
+        edge: makes the calls.
+        roles: fleets to rent.
         catalog: of the region.
         extras_usd: USD an hour of a machine's volume, address and requests.
         now_s: seconds since the epoch.
-        named: subnets that machines may be in; none: the default ones.
+        named: ids of the subnets that machines may be in; empty: the default ones.
 
     Raises:
-        CloudRefused: there is no such zone.
-        BadInput: a type has no on-demand price, so that its worst case is not known; or subnets of several networks.
+        CloudRefused: no zone has a subnet and a type of every role, or a named subnet does not exist.
+        BadInput: a type has no on-demand price, so that its worst case is not known; or the subnets do not fit (see
+            `subnets_of`).
     """
     names = list(dict.fromkeys(name for role in roles for name in role.instance_types))
     offerings = read(
@@ -262,9 +288,9 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
     """Ask EC2 for its descriptions of the ``named`` subnets, or of the region's default subnets if none is named.
 
     Raises:
-        CloudRefused: one of them is not there.
-        BadInput: they are in several networks, and a security group is in one; or have prices of their own, or no
-            addresses of IPv4.
+        CloudRefused: a named subnet does not exist in this region.
+        BadInput: the named subnets are in several networks, outside the region's availability zones, or in a network
+            whose machines cost more (dedicated tenancy).
     """
     if not named:
         filters = [{"Name": facts.DEFAULT_SUBNETS, "Values": ["true"]}]
@@ -326,8 +352,13 @@ def _check_tenancy(edge: Edge, network: str) -> None:
 def check_group(edge: Edge, group: str, vpc_id: str) -> None:
     """Ask EC2, and raise unless a security group is in the network ``vpc_id`` and open between its machines.
 
+    Args:
+        edge: makes the call.
+        group: id of the security group.
+        vpc_id: id of the machines' network.
+
     Raises:
-        CloudRefused: it does not.
+        CloudRefused: the group does not exist, is in another network, or does not let its machines reach each other.
     """
     asked = read("ec2", "describe_security_groups", "the group of the machines", GroupIds=[group])
     [described] = edge(asked)["SecurityGroups"]
@@ -351,7 +382,7 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
 
 
 PROFILE_NAME = "hetopt-node"
-"""The instance profile where none is named; see `hetopt setup`."""
+"""Name of the instance profile where none is given; see `hetopt setup`."""
 
 
 def network_of(options: Ec2) -> Network:
@@ -365,7 +396,11 @@ def network_of(options: Ec2) -> Network:
 
 
 def region_of(plan: Plan) -> str:
-    """Return the AWS region that a plan rents in; raise BadInput for several, another cloud, or own machines."""
+    """Return the AWS region that a plan rents in.
+
+    Raises:
+        BadInput: the plan is for several regions, another cloud, or the user's own machines.
+    """
     regions = {group.region for group in plan.chosen.groups}
     if any(group.is_own for group in plan.chosen.groups):
         raise BadInput(
@@ -389,8 +424,12 @@ def region_of(plan: Plan) -> str:
 def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
     """Return the plan's groups as fleets to ask for, in order, with the run's hosts and the types that may stand in.
 
+    Args:
+        plan: to be rented.
+        catalog: of its region.
+
     Raises:
-        BadInput: the run's workers are not those of the groups, or a type cannot be trained on.
+        BadInput: the run's hosts are not as many as the groups' machines, or a type cannot train.
     """
     hosts = list(dict.fromkeys(worker.host for worker in plan.run.workers))
     if len(hosts) != sum(group.machines for group in plan.chosen.groups):
@@ -414,13 +453,18 @@ def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
 
 
 def budget_of(plan: Plan, wished_usd: float | None) -> float:
-    """Return ``wished_usd`` or else the plan's budget; refuse one below its high cost that no known chance covers.
+    """Return the budget in USD of a launch: ``wished_usd``, or else the plan's.
 
-    A plan that says how likely its budget is enough is never refused with that budget or more.
+    Refused is a budget below the plan's high cost, unless the plan says how likely its own budget is enough, and the
+    budget is no lower than that.
+
+    Args:
+        plan: to be launched.
+        wished_usd: budget of this launch; None: the plan's.
 
     Raises:
-        BadInput: nobody said.
-        BudgetStop: the plan's high cost is above it, and the plan knows no chance for it or was made for more.
+        BadInput: neither the launch nor the plan has a budget.
+        BudgetStop: the plan may cost more than the budget.
     """
     planned, high = plan.goal.budget_usd, plan.chosen.prediction.cost_usd.high
     budget = wished_usd if wished_usd is not None else planned
@@ -455,13 +499,13 @@ def move_usd(
     then not last until the cluster has booted.
 
     Args:
-        worst_usd_per_hour: of the whole cluster.
-        roles: the machines.
+        worst_usd_per_hour: of the whole cluster, on demand.
+        roles: fleets of the cluster.
         budget_usd: for everything, earlier lives included.
-        fixed_usd: whatever the machines do.
+        fixed_usd: costs whatever the machines do.
         deadline_s: seconds from the order on; None: no deadline, and no move.
-        spent_usd: what earlier lives have cost.
-        may_cost_usd: by the prediction, at most; None: nothing was predicted, and no move.
+        spent_usd: cost of earlier lives.
+        may_cost_usd: most that the prediction says; None: nothing was predicted, and no move.
     """
     moves = deadline_s is not None and any(role.market == "spot" for role in roles)
     if not moves or may_cost_usd is None:
@@ -476,10 +520,10 @@ class Orders:
     """The maker of orders, which asks AWS for identity, zones, prices and images, and computes budgets and lifetimes.
 
     Attributes:
-        edge: carries out calls.
+        edge: makes the calls, which only read.
         catalog: of the region.
-        billing: prices beside the machines' own.
         options: what was chosen at launch.
+        billing: prices beside the machines' own.
         version: of hetopt.
     """
 
@@ -496,16 +540,16 @@ class Orders:
 
         Args:
             plan: what to run.
-            run_id: the run's name.
-            bundle_sha256: of the code.
+            run_id: name of the run.
+            bundle_sha256: hash of the code.
             now_s: seconds since the epoch.
             life: how often the run was resumed.
-            spent_usd: what its earlier lives have cost.
+            spent_usd: cost of its earlier lives.
 
         Raises:
-            CloudRefused: the account, a zone, an image or the bucket is not there.
-            BudgetStop: the budget does not last until the cluster has booted.
-            BadInput: the plan cannot be rented as it is.
+            CloudRefused: the account, a zone, an image or the bucket is not there, or AWS refuses a call.
+            BudgetStop: the plan may cost more than the budget, or that does not last until the cluster has booted.
+            BadInput: the plan cannot be rented as it is, or an option names what does not fit.
         """
         said = plan.chosen.prediction
         order = self.of_job(
@@ -542,21 +586,27 @@ class Orders:
         may_cost_usd: float | None = None,
         may_take_s: float | None = None,
     ) -> Order:
-        """Return the order for roles at present prices, by reading from AWS; errors as in `of_plan`. Nothing is rented.
+        """Return the order for roles at present prices, by reading from AWS. Nothing is rented.
 
         Args:
-            roles: the machines.
+            roles: fleets of the cluster.
             budget_usd: for everything, earlier lives included.
             gradient_bytes: of the model, which checkpoints are a multiple of.
-            disk_gb: of each machine.
-            run_id: the run's name.
-            bundle_sha256: of the code.
+            disk_gb: size of each machine's volume.
+            run_id: name of the run.
+            bundle_sha256: hash of the code.
             now_s: seconds since the epoch.
             life: how often the run was resumed.
             deadline_s: as of `move_usd`; the machines' lifetime ends then, too.
-            spent_usd: as there.
-            may_cost_usd: as there.
-            may_take_s: seconds that the budget is to pay at spot machines' highest prices; None: these are on demand.
+            spent_usd: as of `move_usd`.
+            may_cost_usd: as of `move_usd`.
+            may_take_s: seconds that the budget is to pay at spot machines' highest prices, which it so bounds; None:
+                they are bounded by the prices on demand.
+
+        Raises:
+            CloudRefused: the account, a zone, an image or the bucket is not there, or AWS refuses a call.
+            BudgetStop: the budget does not last until the cluster has booted.
+            BadInput: the zone that the options name does not have all types, or another option names what does not fit.
         """
         who = identity(self.edge)
         bucket = self.options.bucket or default_bucket(who.account_id, self.catalog.region)
@@ -638,9 +688,16 @@ def _nat_usd(roles: Sequence[Role], billing: Billing) -> float:
 
 
 def check_prices(plan: Plan, order: Order) -> None:
-    """Raise BudgetStop if the plan may cost more than the budget because prices rose by over 2 % since it was made.
+    """Refuse a plan that may cost more than the budget because prices rose by over 2 % since it was made.
 
     At the prices that it was planned with the plan itself says how likely it stays within.
+
+    Args:
+        plan: to be rented.
+        order: by which it would be rented now.
+
+    Raises:
+        BudgetStop: a type became more expensive, and the high cost is above the order's budget.
     """
     high, dearer = order.expected_usd(plan)[1], order.dearer(plan)
     if dearer and high > order.budget_usd * 1.001:

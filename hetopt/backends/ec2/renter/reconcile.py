@@ -54,29 +54,45 @@ def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
 
 
 def left_usd(order: Order, state: ClusterState, now_s: float) -> float:
-    """Return the USD of the budget left for machines, less fixed costs and what a move still to come may cost."""
+    """Return the USD of the budget left for machines, less fixed costs and what a move still to come may cost.
+
+    Negative: more was spent.
+
+    Args:
+        order: of the run.
+        state: its last look.
+        now_s: seconds since the epoch.
+    """
     move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
     return order.budget_usd - order.fixed_usd - move_usd - state.spent_usd(now_s)
 
 
 def lease_end_s(order: Order, state: ClusterState, now_s: float) -> float:
-    """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices."""
+    """Return when machines must shut down (seconds since the epoch) for the budget to pay even the worst prices.
+
+    Never later than the order's latest end.
+
+    Args:
+        order: of the run.
+        state: its last look.
+        now_s: seconds since the epoch.
+    """
     worst = worst_usd_per_hour(order.roles, order.zones, on_demand=state.on_demand)
     return min(budget_law.end_s(now_s, left_usd(order, state, now_s), worst), order.latest_end_s)
 
 
 def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> ClusterState:
-    """Return the cluster state of a run that moves: on-demand machines for all hosts, if the budget pays ``needed_s``.
+    """Return the cluster state of a run that moves: on-demand machines are wanted for all hosts from now on.
 
     Args:
         order: of the run.
         state: its last look.
-        needed_s: from now to its end.
+        needed_s: seconds from now to its end.
         now_s: seconds since the epoch.
 
     Raises:
-        BadInput: it is moving already, or it is over.
-        BudgetStop: the budget does not pay for that.
+        BadInput: the run is moving already, over, being stopped, or not on spot.
+        BudgetStop: the budget does not pay on-demand machines for ``needed_s``.
     """
     if state.on_demand or not state.alive or state.stop_wished_s is not None or not order.has_spot:
         raise BadInput(
@@ -94,16 +110,16 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
 
 
 ASK_AGAIN_S = 300.0
-"""A pool that had nothing is asked again so much later: outages last for minutes or for hours."""
+"""Seconds after which a pool that had nothing is asked again: outages last for minutes or for hours."""
 
 PAUSE_PATIENCE_S = 300.0
-"""Machines that have not saved their checkpoint by then are told their new places all the same."""
+"""Seconds after which machines that have not saved their checkpoint are told their new places all the same."""
 
 LOSSES_SHOW_S = 180.0
 """A lost machine shows within so long; a run that failed without a loss until then failed by itself."""
 
 LEASE_GROWS_S = 60.0
-"""A lease is not written anew for less."""
+"""Least seconds by which a lease is extended; it is not written anew for less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +129,10 @@ class Observed:
     Attributes:
         state: its machines, and what is wanted of them.
         spec: the run as it was told to them last.
-        stepped_s: when a step was logged last, by its events; absent: none is in their end.
-        stopped_s: when training last stopped with a checkpoint, by its events; absent: it goes on.
-        is_finished: by its events, it has reached its end.
-        failed_s: when it failed by itself, by its events; absent: it did not.
+        stepped_s: when a step was logged last, seconds since the epoch; None: none is in the end of the log.
+        stopped_s: when training last stopped with a checkpoint, seconds since the epoch; None: it goes on.
+        is_finished: whether its events say that it has reached its end.
+        failed_s: when it failed by itself, seconds since the epoch, by its events; None: it did not.
     """
 
     state: ClusterState
@@ -132,8 +148,8 @@ class Action:
     """The action that only records the cluster state, and the base of those that ask something of AWS.
 
     Attributes:
-        state: what is to be kept of the run.
-        say: what people are told.
+        state: cluster state to record with the action.
+        say: sentence that people are told; None: nothing.
         unbooted: machines whose failure is the reason; their last words are told, too.
     """
 
@@ -144,14 +160,22 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class End(Action):
-    """The action that ends machines by their ids."""
+    """The action that ends machines by their ids.
+
+    Attributes:
+        ids: instance ids.
+    """
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rent(Action):
-    """The action that rents machines for roles, which then wait for their places. The state is saved before that."""
+    """The action that rents machines for roles, which then wait for their places. The state is saved before that.
+
+    Attributes:
+        roles: fleets, each with the hosts that lack a machine.
+    """
 
     roles: tuple[Role, ...]
 
@@ -161,7 +185,7 @@ class Announce(Action):
     """The action that tells machines which hosts are present, in the same generation; the state is saved after.
 
     Attributes:
-        pauses: they are to save a checkpoint, and to wait for the next generation.
+        pauses: whether machines are to save a checkpoint, and to wait for the next generation.
     """
 
     pauses: bool = False
@@ -169,14 +193,22 @@ class Announce(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Action):
-    """The action that begins the next generation on serving machines, from the newest checkpoint; state saved after."""
+    """The action that begins the next generation on serving machines, from the newest checkpoint; state saved after.
+
+    Attributes:
+        spec: the run on these machines.
+    """
 
     spec: RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(Action):
-    """The action that lets the machines live until ``end_s``, seconds since the epoch."""
+    """The action that lets the machines live until ``end_s``, seconds since the epoch.
+
+    Attributes:
+        end_s: end of the new lease, seconds since the epoch.
+    """
 
     end_s: float
 
@@ -200,7 +232,7 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
         order: what was rented, and the budget for it.
         observed: the run as it was seen last, and what is wanted of it.
         now_s: seconds since the epoch.
-        patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
+        patience_s: seconds that machines may take to end by themselves, beside the time of their checkpoint.
 
     Raises:
         CloudRefused: the machines that are left cannot hold the batch.
@@ -287,6 +319,11 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
     """Return the hosts to rent machines for now: those without a living machine; none within 5 minutes of the last ask.
 
     Where all that trained are lost at once, those that wait go on without them first.
+
+    Args:
+        order: of the run.
+        observed: the run as it was seen last.
+        now_s: seconds since the epoch.
     """
     state = observed.state
     if state.asked_s is not None and now_s < state.asked_s + ASK_AGAIN_S:
@@ -316,6 +353,8 @@ def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float)
 
 def goes_on_from_memory(observed: Observed, lost: Collection[str], now_s: float) -> bool:
     """Return whether workers go on from memory without the hosts ``lost``, as far as their steps show it by ``now_s``.
+
+    False: they have to be placed again, from a checkpoint.
 
     Args:
         observed: the run as it was seen last.

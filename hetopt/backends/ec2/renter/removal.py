@@ -61,7 +61,17 @@ _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class TaggedResource:
-    """A resource in AWS that carries hetopt's tags: its kind, id, run, owner and bucket."""
+    """A resource in AWS that carries hetopt's tags.
+
+    Attributes:
+        kind: such as ``instance``.
+        id: of the resource; of a schedule group, its name.
+        run_id: name of the run; ``?``: no tag tells.
+        owner: id of the caller who made it; None: no tag tells.
+        launched_by: the caller's name; None: no tag tells.
+        bucket: S3 bucket of the run; None: no tag tells.
+        detail: type, market and state of a machine; else empty.
+    """
 
     kind: Kind
     id: str
@@ -74,13 +84,22 @@ class TaggedResource:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The resources found in a region, and the refusal of each kind that could not be listed."""
+    """The resources found in a region.
+
+    Attributes:
+        found: those that could be listed.
+        unseen: refusal of each kind that could not be listed.
+    """
 
     found: tuple[TaggedResource, ...]
     unseen: Mapping[Kind, CloudRefused]
 
     def check(self) -> tuple[TaggedResource, ...]:
-        """Return the resources found; raise CloudRefused if any kind could not be listed, as some may be left."""
+        """Return the resources found, once every kind could be listed.
+
+        Raises:
+            CloudRefused: a kind could not be listed, so that some resources may be left.
+        """
         if self.unseen:
             kinds, first = " and ".join(f"{kind}s" for kind in self.unseen), next(iter(self.unseen.values()))
             raise CloudRefused(
@@ -139,9 +158,11 @@ def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> TaggedReso
 
 
 INSTANCES_A_CALL = 200
+"""Most machines of one call."""
 
 LOOK_S = 5.0
-"""Between looks whether machines have ended, or what is removed is gone: calls are few, and nobody waits for long."""
+"""Seconds between looks whether machines have ended, or what is removed is gone: calls are few, and nobody waits for
+long."""
 _ENDED_WITHIN_S = 600.0
 _ROUNDS = 4
 
@@ -161,9 +182,9 @@ class Remover:
     """The remover of hetopt's resources in a region.
 
     Attributes:
-        edge: carries out calls; those that remove are in the ledger of the run.
-        sleep: waits between looks at machines that end.
-        made: what a ledger knows. Ids in hand are surer than lists, which lag.
+        edge: makes the calls; those that remove are in the ledger of the run.
+        sleep: waits for so many seconds between looks at machines that end.
+        made: ids by a run's ledger. Ids in hand are surer than lists, which lag.
     """
 
     edge: Edge
@@ -171,10 +192,10 @@ class Remover:
     made: Made = field(default=Made())
 
     def look(self, run_id: str | None = None) -> Survey:
-        """List the resources of a run, or (None) of all runs, kind by kind; a refused list hides none of the others.
+        """List the resources of a run, or of all runs, kind by kind; a refused list hides none of the others.
 
         Args:
-            run_id: of the run whose things are wanted; absent: of any.
+            run_id: name of the run; None: any run of hetopt.
         """
 
         def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[TaggedResource]:
@@ -199,10 +220,15 @@ class Remover:
         return Survey(found=tuple(resources), unseen=unseen)
 
     def remove(self, found: Sequence[TaggedResource]) -> None:
-        """Remove resources, machines first, waiting for their end; go on after a refusal, and raise the first at last.
+        """Remove resources, machines first, waiting up to 10 minutes for their end; go on after a refusal.
+
+        What is gone already is no error.
+
+        Args:
+            found: resources to remove.
 
         Raises:
-            CloudRefused: something stayed; the first reason is told.
+            CloudRefused: something stayed; the first refusal is raised at the end.
         """
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
@@ -225,7 +251,7 @@ class Remover:
         settled, if machines may have been rented by a call whose answer nobody has.
 
         Raises:
-            CloudRefused: something stayed, or could not be looked at.
+            CloudRefused: something stayed, or a kind could not be listed.
         """
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
@@ -247,7 +273,11 @@ class Remover:
         survey.check()
 
     def end_machines(self, ids: Sequence[str]) -> None:
-        """End machines by their ids, and wait for none; ids that EC2 does not know yet are tried for a minute."""
+        """End machines by their ids, and do not wait for their end; ids that EC2 does not know yet are tried again.
+
+        Raises:
+            CloudRefused: AWS refuses a call.
+        """
         for at in range(0, len(ids), INSTANCES_A_CALL):
             self._until_known(ids[at : at + INSTANCES_A_CALL], self._terminate)
 
@@ -332,10 +362,11 @@ class LocalRun:
     """A run on EC2 as its folder on this machine tells it: where it rented, whether it is over, what may be left.
 
     Attributes:
-        region: where it rented.
-        over: it was stopped, or its machines were seen to end.
-        made_s: when a call began of which nobody knows how it ended, or a run that is over made what is not known to be
-            removed, whichever was last; None: there is nothing of both.
+        folder: the run's folder.
+        region: AWS region in which it rented.
+        over: whether it was stopped, its machines were seen to end, or its records are damaged.
+        made_s: time of the newest call whose end nobody knows, or, in a run that is over, of the newest resource not
+            known to be removed, seconds since the epoch; None: there is neither.
     """
 
     folder: Path
@@ -345,7 +376,10 @@ class LocalRun:
 
 
 def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
-    """Return the EC2 runs among run folders, by name; skip folders in which nothing was ever asked for."""
+    """Return the EC2 runs among run folders, by name; skip folders in which nothing was ever asked for.
+
+    A run with damaged records counts as over.
+    """
     runs = {}
     for folder in folders:
         entries = read_ledger(folder / LEDGER_FILE)
@@ -366,6 +400,11 @@ def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], 
     """Sleep until 60 s after the newest resource that dead processes made, or may have: EC2's lists show it then.
 
     What was made by a clock ahead of this one counts as of now.
+
+    Args:
+        runs: by name, as of `local_runs`.
+        now_s: seconds since the epoch.
+        sleep: waits for so many seconds; not called where nothing is that new.
     """
     made_s = max((run.made_s for run in runs.values() if run.made_s is not None), default=-math.inf)
     if made_s + SETTLES_S > now_s:
@@ -373,13 +412,18 @@ def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], 
 
 
 SILENT_S = 5 * HEARTBEAT_S
-"""Machines that have not said for so long that they live are taken to be gone."""
+"""Seconds of silence after which machines are taken to be gone."""
 
 _ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
 def is_of(found: TaggedResource, who: Identity) -> bool:
-    """Return whether a resource's owner is this caller of AWS, in any session."""
+    """Return whether a resource's owner is this caller of AWS, in any session.
+
+    Args:
+        found: the resource.
+        who: caller of AWS.
+    """
     return found.owner in (who.owner, who.user_id) or (found.owner or "").partition(":")[0] == who.owner
 
 
@@ -390,13 +434,15 @@ def owner_named(things: Iterable[TaggedResource]) -> str:
 
 
 def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[TaggedResource], now_s: float) -> str | None:
-    """Ask S3 whether the run of ``things`` goes on; return why they are left alone, or None if the run is over.
+    """Ask S3 whether the run of ``things`` goes on; return a sentence on why to leave them alone, None if it is over.
+
+    A run whose state cannot be read is left alone.
 
     Args:
-        edge: of the run's region.
-        region: where its machines are.
-        account_id: whose its bucket must be.
-        things: of the run.
+        edge: makes calls in the run's region.
+        region: of its machines.
+        account_id: number of the account that must own its bucket.
+        things: resources of one run, at least one.
         now_s: seconds since the epoch.
     """
     run_id = things[0].run_id

@@ -38,10 +38,10 @@ from hetopt.optimizer.market.quota import quota_of
 from hetopt.optimizer.plan import Market
 
 Kind = Literal["instance", "fleet", "security-group", "launch-template", "volume", "schedule-group", "object"]
-"""What a call can make."""
+"""Kinds of what a call can make."""
 
 Answer = Mapping[str, Any]
-"""What the cloud says to a call, as botocore parses it."""
+"""Answer of the cloud to a call, as botocore parses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,11 @@ class Request:
         operation: as botocore's clients spell it, such as create_fleet.
         parameters: as botocore takes them.
         purpose: why, for the person who reads the list before agreeing.
-        makes: what exists afterwards that did not before.
-        tolerates: error codes that mean that it is so already.
-        passing: error codes that go away by themselves, and are waited for.
-        usd_per_hour: what it costs from then on, at the prices of the moment.
-        worst_usd_per_hour: what it can cost at most.
+        makes: kind of what exists afterwards that did not before; None: nothing.
+        tolerates: error codes that mean that the wished state holds already; the call then counts as done.
+        passing: error codes that go away by themselves, so that the call is tried again.
+        usd_per_hour: cost from then on, at the prices of the moment.
+        worst_usd_per_hour: most that it can cost.
     """
 
     step: str
@@ -74,7 +74,7 @@ class Request:
 
     @property
     def reads_only(self) -> bool:
-        """True if the request only reads."""
+        """True if the request only reads, by the name of its operation."""
         return self.operation.startswith(("describe_", "get_", "head_", "list_", "simulate_"))
 
     @property
@@ -93,24 +93,38 @@ class Request:
 
 
 def read(service: str, operation: str, purpose: str, **parameters: Any) -> Request:
-    """Return a request, named by its operation, that changes nothing; call nothing."""
+    """Return a request, named by its operation, that changes nothing; call nothing.
+
+    Args:
+        service: of the API.
+        operation: as botocore's clients spell it.
+        purpose: why.
+        parameters: as botocore takes them.
+    """
     return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose=purpose)
 
 
 Edge = Callable[[Request], Answer]
-"""Carries requests out, or raises CloudRefused: AWS itself, or what wraps it with retries and a ledger."""
+"""Makes a call and returns its answer, or raises CloudRefused: AWS itself, or what wraps it with retries and a ledger.
+"""
 
 
 Reaction = Literal["again", "elsewhere", "passing", "stop"]
-"""``again``: the same call, later. ``elsewhere``: another pool, at once; the same one has nothing for minutes.
-``passing``: goes away by itself where the caller knows that. ``stop``: a person must do something."""
+"""What to do after a refusal. ``again``: the same call, later. ``elsewhere``: another pool, at once; the same one has
+nothing for minutes. ``passing``: goes away by itself where the caller knows that. ``stop``: a person must do
+something."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """A row of the table of AWS's error codes: what to do about them, their cause, a hint, and the source.
+    """A row of the table of AWS's error codes.
 
-    ``cause`` and ``hint`` may name what the call was about, see `_words`.
+    Attributes:
+        codes: exact codes, or patterns of them.
+        reaction: what to do.
+        cause: sentence for people; like ``hint``, it may name what the call was about, see `_words`.
+        hint: what a person can do.
+        source: where AWS documents it.
     """
 
     codes: tuple[str, ...]
@@ -122,7 +136,7 @@ class Meaning:
 
 _READ = facts.read_table("renter/errors.toml")
 TABLE = tuple(Meaning(**row) for row in _READ["refusal"])
-"""The last row, for whatever has no other, is `UNKNOWN`."""
+"""All rows by which refusals are read; the last, for whatever has no other, is `UNKNOWN`."""
 UNKNOWN = TABLE[-1]
 
 
@@ -136,10 +150,10 @@ class ApiRefused(CloudRefused):
     """The error of a call that AWS refused, in words, with whether trying again can help.
 
     Attributes:
-        code: of the API.
+        code: of the API, or the name of botocore's exception.
         reaction: whether trying again can help.
         is_known: whether the table has the code.
-        may_be_done: whether it, or an attempt before the one that was refused, may have been carried out.
+        may_be_done: whether the call, or an attempt before the one that was refused, may have been carried out.
     """
 
     def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
@@ -156,8 +170,13 @@ class ApiRefused(CloudRefused):
 def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OBJECT) -> Answer | None:
     """Make a call about a resource; return the answer, or None if it is refused with a code in ``absent``.
 
+    Args:
+        edge: makes the call.
+        request: the call.
+        absent: codes that mean that the resource does not exist; by default those of S3 objects.
+
     Raises:
-        CloudRefused: for any other reason.
+        CloudRefused: the call is refused for any other reason.
     """
     try:
         return edge(request)
@@ -202,7 +221,7 @@ def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, s
 
 
 def instance_types_of(request: Request) -> list[str]:
-    """Return the instance types that a CreateFleet call asks for; of any other call none."""
+    """Return the instance types that a CreateFleet call asks for, each once; of any other call none."""
     configs = request.parameters.get("LaunchTemplateConfigs", ())
     types = [override["InstanceType"] for config in configs for override in config["Overrides"]]
     return list(dict.fromkeys(types))
@@ -212,7 +231,7 @@ LEDGER_FILE = "ledger.jsonl"
 REGIONS_FILE = "regions"
 
 SETTLES_S = 60.0
-"""EC2 may not list for seconds what it has just made, nor know its id."""
+"""Seconds for which EC2 may not list what it has just made, nor know its id."""
 
 
 class Entry(Record):
@@ -220,8 +239,15 @@ class Entry(Record):
 
     Attributes:
         call: number of the call within the run; its lines share it.
-        event: begun, done, refused, or lost where nobody knows whether it was carried out.
-        ids: of what the call made, in the line after.
+        event: ``begun``, ``done``, ``refused``, or ``lost`` where nobody knows whether it was carried out.
+        time_s: when, seconds since the epoch.
+        step: name of the call within its sequence.
+        api_name: service and operation.
+        region: AWS region.
+        makes: kind of what the call makes; None: nothing.
+        token: idempotency token; None: the call has none.
+        ids: of what the call made or removed, in its last line.
+        reason: sentence of a refusal.
     """
 
     call: int
@@ -243,8 +269,10 @@ class LedgerEdge:
     Calls that only read pass by.
 
     Attributes:
+        inner: edge that makes the calls.
         path: of the ledger; each line is on the disk before the next thing happens.
         region: that lines name.
+        clock: returns seconds since the epoch.
     """
 
     inner: Edge
@@ -253,6 +281,12 @@ class LedgerEdge:
     clock: Callable[[], float]
 
     def __call__(self, request: Request) -> Answer:
+        """Make the call; one that changes something has a line in the ledger before and after it.
+
+        Raises:
+            BadInput: the ledger cannot be written; nothing is called then.
+            CloudRefused: the call is refused; the ledger says so.
+        """
         if request.reads_only:
             return self.inner(request)
         call = sum(entry.event == "begun" for entry in read_ledger(self.path))
@@ -286,7 +320,7 @@ _ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
 
 
 def made_ids(request: Request, answer: Answer) -> list[str]:
-    """Return the ids of resources that a call made, from its answer, or removed, from its parameters."""
+    """Return the ids of resources that a call made, from its answer, or removed, from its parameters; else none."""
     if request.operation in ("create_schedule_group", "delete_schedule_group"):
         return [str(request.parameters["Name"])]
     removes = request.operation.startswith(("delete_", "terminate_"))
@@ -320,8 +354,8 @@ class Made:
 
     Attributes:
         ids: of machines, templates and groups.
-        settles_s: for so long EC2 may not know all of it: what it has just made is in no list.
-        hanging: whether something may have been made by a call whose answer nobody has.
+        settles_s: seconds for which EC2 may not list all of these yet; 0: it lists them.
+        hanging: whether something may have been made, within the last minute, by a call whose answer nobody has.
     """
 
     ids: tuple[str, ...] = ()
@@ -347,7 +381,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
 
 
 def there(entries: Iterable[Entry]) -> dict[str, float]:
-    """Return the ids that were made and not removed, by a ledger, with when each was made (seconds since the epoch)."""
+    """Return the ids that were made and not removed, by a ledger's entries, with when each was made (epoch seconds)."""
     made_s: dict[str, float] = {}
     for entry in entries:
         if entry.event == "done" and entry.makes not in (None, "object"):
@@ -359,13 +393,17 @@ def there(entries: Iterable[Entry]) -> dict[str, float]:
 
 
 def known_regions(home: Path) -> list[str]:
-    """Read the sorted names of all regions that anything was ever rented in from this machine."""
+    """Read the sorted names of all regions that anything was ever rented in from this machine; none without a file."""
     path = home / REGIONS_FILE
     return sorted(set(path.read_text(encoding="utf-8").split())) if path.exists() else []
 
 
 def append_durably(path: Path, line: str) -> None:
-    """Append a line to a file, and wait until it is on the disk.
+    """Append a line to a file, and wait until it is on the disk; an unfinished line before it is ended first.
+
+    Args:
+        path: of the file, made if it is not there.
+        line: without its line end.
 
     Raises:
         BadInput: the file cannot be written. Nothing may be rented then.
@@ -388,7 +426,14 @@ _READ_TIMEOUT_S = 60
 
 
 class BotoEdge:
-    """An edge to AWS in a region by boto3, with one attempt for each call. Clients are made when first needed."""
+    """An edge to AWS in a region by boto3, with one attempt for each call. Clients are made when first needed.
+
+    Args:
+        region: AWS region.
+
+    Raises:
+        BadInput: boto3 is not installed.
+    """
 
     def __init__(self, region: str) -> None:
         """Prepare, without a call.
@@ -406,10 +451,10 @@ class BotoEdge:
         self._clients: dict[str, Any] = {}
 
     def __call__(self, request: Request) -> Answer:
-        """Make the call.
+        """Make the call, and return its answer; a list is read to its last page, a body to its end.
 
         Raises:
-            ApiRefused: it did not succeed.
+            ApiRefused: AWS refuses the call, or cannot be reached.
         """
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
@@ -461,12 +506,21 @@ ATTEMPTS = 6
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 20.0
 PATIENCE_S = 300.0
-"""For what goes away by itself: interfaces leave a group when their machines have ended, which takes minutes."""
+"""Seconds for which a call is repeated that fails for a passing reason: interfaces leave a group when their machines
+have ended, which takes minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retrying:
-    """An edge to AWS that makes a call again where that can help, and waits longer each time (equal jitter)."""
+    """An edge to AWS that makes a call again where that can help, and waits longer each time (equal jitter).
+
+    Attributes:
+        inner: edge that makes the calls.
+        sleep: waits for so many seconds.
+        random: source of the waits.
+        attempts: most attempts of a call.
+        patience_s: seconds for which a call is repeated that fails for a passing reason.
+    """
 
     inner: Edge
     sleep: Callable[[float], None]
@@ -475,10 +529,10 @@ class Retrying:
     patience_s: float = PATIENCE_S
 
     def __call__(self, request: Request) -> Answer:
-        """Make the call, several times if need be.
+        """Make the call, several times if need be; return its answer, empty where the refusal is one that it tolerates.
 
         Raises:
-            ApiRefused: as it was refused last.
+            ApiRefused: the refusal of the last attempt.
         """
         waited_s, attempt, unanswered = 0.0, 0, False
         while True:
@@ -507,7 +561,11 @@ def wait_before(attempt: int, random: Random) -> float:
 
 
 def connect(region: str) -> Edge:
-    """Return an edge to a region by boto3, with retries and no ledger: for calls of no run, or that only read."""
+    """Return an edge to a region by boto3, with retries and no ledger: for calls of no run, or that only read.
+
+    Raises:
+        BadInput: boto3 is not installed.
+    """
     return Retrying(inner=BotoEdge(region), sleep=time.sleep, random=Random())
 
 
@@ -517,11 +575,14 @@ def connect_run(
     """Return an edge that records the changing calls of a run in its ledger, and keep its region in ``home``.
 
     Args:
-        region: where it rents.
+        region: AWS region in which the run rents.
         run_dir: the run's folder, which holds its ledger.
-        home: where the regions that were ever used are kept.
-        inner: the edge that makes the calls; None: `connect`.
-        clock: seconds since the epoch.
+        home: folder in which the regions that were ever used are kept.
+        inner: edge that makes the calls; None: `connect`.
+        clock: returns seconds since the epoch.
+
+    Raises:
+        BadInput: boto3 is not installed, or the region cannot be written down.
     """
     # Before something may be rented there. The file outlives the folders of runs.
     if region not in known_regions(home):
