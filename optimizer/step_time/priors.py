@@ -150,7 +150,9 @@ SCALE_ROWS = 20.0
 """The prior of a cluster's noise, in rows that it is worth; and of how far its layouts differ, in layouts."""
 
 TAIL = 4.0
-"""Degrees of freedom of the noise (Student's t): a disturbed run must not bend the model."""
+"""Degrees of freedom of the noise, and of what sets a layout apart (Student's t): neither a disturbed run nor a launch
+on congested machines must bend the model. Where the layout that hetopt probed first is ten times as slow, the median
+error of the others is 5 to 38 % on the public sets; 114 to 607 % with normal layouts."""
 
 
 def switched_contention() -> float:
@@ -205,20 +207,29 @@ def exchange_covariance(left: Sequence[Layout], right: Sequence[Layout], spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Latents:
-    """Measured points and layouts, and the inverse prior covariances of the equations' residuals there."""
+    """Measured points and layouts, and the inverse prior covariances of the equations' residuals there.
+
+    Attributes:
+        doubt: factor on the variance of what sets each layout apart, by which its launch is discounted.
+    """
 
     points: tuple[Point, ...]
     layouts: tuple[Layout, ...]
     spread: Spread
+    doubt: Array
     compute_inverse: Array
     exchange_inverse: Array
 
     @classmethod
-    def at(cls, points: Sequence[Point], layouts: Sequence[Layout], spread: Spread) -> Latents:
+    def at(
+        cls, points: Sequence[Point], layouts: Sequence[Layout], spread: Spread, doubt: Array | None = None
+    ) -> Latents:
         """Return the prior of the residuals at these points and layouts, before any measurement."""
+        doubt = np.ones(len(layouts)) if doubt is None else doubt
         compute = compute_covariance(points, points, spread)
-        exchange = exchange_covariance(layouts, layouts, spread)
+        exchange = exchange_covariance(layouts, layouts, spread) + np.diag((doubt - 1) * spread.layout**2)
         return cls(
+            doubt=doubt,
             points=tuple(points),
             layouts=tuple(layouts),
             spread=spread,
