@@ -30,8 +30,8 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.observed import Channel, Observed, channels, median_s
 from hetopt.optimizer.step_time.physics import FARTHEST_RATIO, SHARED, Array, Coordinates
 from hetopt.optimizer.step_time.priors import (
+    FIXED_SD,
     LINK_CLASSES,
-    OWN_LINK_SD,
     PRIORS,
     SCALE_ROWS,
     SPREAD,
@@ -56,18 +56,12 @@ SLOWEST_MESSAGE_S = 10e-3
 """Inside a node, in at most 95 of 100 machines: from 10 us over a link to 10 ms through sockets of a busy host is what
 is believed before anything is measured."""
 
-HELD_SD = 1e-4
-"""A parameter with such a prior stays where it is."""
-
 _LATENCY = SHARED.index("host_latency")
 
 MOST_ITERATIONS = 40
 MOST_TRIES = 4
 MOST_SCALINGS = 3
 LONGEST_STRIDE = 1.5
-LEARNED = 0.2
-"""A parameter whose variance the samples reduced by less is a prior."""
-
 ENOUGH = 0.01
 """Of log likelihood: what is still to be gained then moves no prediction."""
 
@@ -192,7 +186,7 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
 def _with_latency(model: Posterior, log_s: float, start: Array) -> _Peak:
     """Return the nearest peak with the latency inside a node held at a value; its loss is that of all else."""
     mean, sd, mode = model.prior_mean.copy(), model.prior_sd.copy(), start.copy()
-    mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, HELD_SD, log_s
+    mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, FIXED_SD, log_s
     return _climb(_problem(model.observed, model.where, mean, sd, model.latents), mode)
 
 
@@ -227,7 +221,7 @@ def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]
         names += [name] * count
     means = [scale[name] if (mean := priors[name].mean) is None else mean for name in names]
     sds = [priors[name].sd for name in names]
-    sds[where.link.start] = OWN_LINK_SD
+    sds[where.link.start] = FIXED_SD
     middles, deviations = np.array(means), np.array(sds)
     for index, (log_compute, log_batch) in _one_batch_size(observed).items():
         middles[where.fixed.start + index] = log_compute + math.log(FIXED_SHARE)

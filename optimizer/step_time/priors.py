@@ -89,8 +89,8 @@ SWITCHED: Mapping[str, Normal] = MappingProxyType({"contention": replace(PRIORS[
 """Instead, where a switch joins the GPUs of each type that was measured: eight of them take 1.065 times as long as one,
 the median over 14 public jobs, each by its own (`benchmarks.transfer`, which scores a job by what the others tell)."""
 
-OWN_LINK_SD = 1e-3
-"""The first type is what the links of others are compared with."""
+FIXED_SD = 1e-3
+"""A parameter with such a prior stays where it is: the first type's links, with which those of others are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
