@@ -82,7 +82,8 @@ LINK_CLASSES = (OWN_LINKS, THROUGH_THE_HOST)
 """What is believed of links inside a machine, in place of `PRIORS`, which stand between the two: samples decide by the
 evidence of each (MacKay 1992). Without them the median error with whole clusters held out is 0.7, 1.4 and 1.2 points
 larger with none, one and three probes (`benchmarks.prediction`, whose part *terms* prints the gain of each term of
-the equations). A wider second class (sharing 0.5, 0.6 or 1.0, each 0.5 more or less) has less evidence where it holds."""
+the equations). A wider second class (sharing 0.5, 0.6 or 1.0, each 0.5 more or less) has less evidence than this one
+where it holds."""
 
 SWITCHED: Mapping[str, Normal] = MappingProxyType({"contention": replace(PRIORS["contention"], mean=-3.1)})
 """Instead, where a switch joins the GPUs of each type that was measured: eight of them take 1.065 times as long as one,
