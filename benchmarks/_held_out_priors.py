@@ -8,82 +8,74 @@ not tell what a third is like.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from hetopt.optimizer.step_time.physics import SHARED
-from hetopt.optimizer.step_time.posterior import Posterior
+from benchmarks._step_traces import Samples
+from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.physics import SHARED, Array
+from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
-
-SCALES = ("network", "rest")
-"""Not a shape of the equations: the job's own scale, and what is left over."""
 
 # Shares are anywhere between nothing and all (`relief`, `host_sharing`). Messages inside a machine take 10 us over a
 # switch to 10 ms through the sockets of a busy host, all buckets of a gradient together.
-_FLAT = {
-    "contention": (-3.0, 2.0),
-    "straggling": (-4.0, 1.5),
-    "forward": (0.0, 2.0),
-    "overlap": (1.0, 1.5),
-    "host_ratio": (-0.7, 1.5),
-    "relief": (0.5, 0.3),
-    "host_latency": (-8.0, 2.0),
-    "network_latency": (-9.0, 1.5),
-    "host_sharing": (0.5, 0.5),
-    "network_growth": (-3.0, 1.5),
-}
 FLAT: Mapping[str, Normal] = {
     **PRIORS,
-    **{name: Normal(mean=mean, sd=sd, about=PRIORS[name].about) for name, (mean, sd) in _FLAT.items()},
+    **{
+        name: replace(PRIORS[name], mean=mean, sd=sd)
+        for name, (mean, sd) in {
+            "contention": (-3.0, 2.0),
+            "straggling": (-4.0, 1.5),
+            "forward": (0.0, 2.0),
+            "overlap": (1.0, 1.5),
+            "host_ratio": (-0.7, 1.5),
+            "relief": (0.5, 0.3),
+            "host_latency": (-8.0, 2.0),
+            "network_latency": (-9.0, 1.5),
+            "host_sharing": (0.5, 0.5),
+            "network_growth": (-3.0, 1.5),
+        }.items()
+    },
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    mean: float
-    variance: float
+def fitted_whole(rows: Mapping[str, Samples], fixed: Mapping[str, Normal] | None = None) -> dict[str, Posterior]:
+    """Return posteriors of all rows of each folder under flat priors, but for those that are ``fixed``."""
+    return {
+        folder: fit(observe(samples), priors={**FLAT, **(fixed or {})}, classes=()) for folder, samples in rows.items()
+    }
 
 
 def learned_priors(fits: Mapping[str, Posterior]) -> dict[str, Normal]:
     """Return priors from fits under `FLAT`, which are given by the name of their folder: job and cluster."""
-    priors = dict(PRIORS)
     clusters = len({folder.split("-")[1] for folder in fits})
+    priors = dict(PRIORS)
     for index, name in enumerate(SHARED):
-        if name in SCALES:
-            continue
-        flat = FLAT[name]
-        assert flat.mean is not None
-        seen = [estimate for fit in fits.values() if (estimate := _alone(fit, index, flat.mean, flat.sd)) is not None]
-        priors[name] = _pooled(seen, flat, clusters) if seen else flat
+        if FLAT[name] is not PRIORS[name]:
+            modes = np.array([fit.mode[index] for fit in fits.values()])
+            variances = np.array([fit.covariance[index, index] for fit in fits.values()])
+            priors[name] = _pooled(modes, variances, FLAT[name], clusters)
     return priors
 
 
-def _alone(fit: Posterior, index: int, mean: float, sd: float) -> _Seen | None:
-    """Return the mean and variance that one folder's samples imply: its posterior without the flat prior."""
-    variance = float(fit.covariance[index, index])
-    information = 1 / variance - 1 / sd**2
-    if information < 1e-3:
-        return None
-    return _Seen(mean=(float(fit.mode[index]) / variance - mean / sd**2) / information, variance=1 / information)
-
-
-def _pooled(seen: Sequence[_Seen], flat: Normal, clusters: int) -> Normal:
-    means, variances = (
-        np.array([estimate.mean for estimate in seen]),
-        np.array([estimate.variance for estimate in seen]),
-    )
+def _pooled(modes: Array, variances: Array, flat: Normal, clusters: int) -> Normal:
+    """Return a parameter's prior from its posterior modes and variances, a folder each, where the samples told any."""
     assert flat.mean is not None
+    information = 1 / variances - flat.sd**-2
+    told = information >= 1e-3
+    if not told.any():
+        return flat
+    # What one folder's samples imply: its posterior without the flat prior.
+    own = 1 / information[told]
+    seen = own * (modes / variances - flat.mean / flat.sd**2)[told]
     between, middle, weights = flat.sd**2, flat.mean, np.ones(len(seen))
     for _ in range(50):
-        weights = 1 / (variances + between)
-        middle = float(weights @ means / weights.sum())
-        moments = max(float((weights**2) @ ((means - middle) ** 2 - variances) / (weights**2).sum()), 0.0)
+        weights = 1 / (own + between)
+        middle = float(weights @ seen / weights.sum())
+        moments = max(float((weights**2) @ ((seen - middle) ** 2 - own) / (weights**2).sum()), 0.0)
         between = (flat.sd**2 + (clusters - 1) * moments) / clusters
-    variance = between + 1 / float(weights.sum())
-    precision, flat_precision = 1 / variance, flat.sd**-2
+    precision, flat_precision = 1 / (between + 1 / float(weights.sum())), flat.sd**-2
     total = precision + flat_precision
-    return Normal(
-        mean=(middle * precision + flat.mean * flat_precision) / total, sd=float(total**-0.5), about=flat.about
-    )
+    return replace(flat, mean=(middle * precision + flat.mean * flat_precision) / total, sd=float(total**-0.5))

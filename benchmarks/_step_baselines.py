@@ -13,10 +13,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.step_time.model import StepTime
 from hetopt.optimizer.step_time.physics import Array
 
 
@@ -184,41 +182,14 @@ UNTESTED = math.log(4.0)
 """Half-width of a peer's interval where nothing could be left out to see how far off it is: a factor of four."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerModel:
-    """A published model with an interval that its own held-out errors give it.
+def steps_and_reach(name: str, samples: Sequence[StepSample], asked: Sequence[Configuration]) -> tuple[Array, float]:
+    """Return a published model's seconds of steps, fitted to samples, and the half-width of a 90 % interval of the log.
 
-    Attributes:
-        half_width: of a 90 % interval of the log step.
-        types: that were measured; a peer takes every type for the same.
+    Its own errors on layouts that were left out give the interval (grouped conformal prediction).
     """
-
-    peer: StepTimePeer
-    half_width: float
-    types: frozenset[str]
-
-    @classmethod
-    def fit(cls, name: str, samples: Sequence[StepSample]) -> PeerModel:
-        """Return a peer fitted to samples; layouts left out give its interval (grouped conformal prediction)."""
-        half_width = _left_out(PEERS[name], samples) if len({s.layout for s in samples}) > 2 else UNTESTED
-        return cls(
-            peer=PEERS[name](samples),
-            half_width=half_width,
-            types=frozenset(sample.kind(node) for sample in samples for node in sample.nodes),
-        )
-
-    def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
-        """Return the predicted step time in seconds, with its interval, of each configuration."""
-        reach = math.exp(self.half_width)
-        return [
-            StepTime(
-                step_time_s=step_s,
-                step_time_low_s=step_s / reach,
-                step_time_high_s=step_s * reach,
-                evidence="measured" if all(asked.kind(node) in self.types for node in asked.nodes) else "extrapolated",
-            )
-            for asked, step_s in zip(configurations, self.peer.step_time_s(configurations).tolist(), strict=True)
-        ]
+    fit_peer = PEERS[name]
+    reach = _left_out(fit_peer, samples) if len({sample.layout for sample in samples}) > 2 else UNTESTED
+    return fit_peer(samples).step_time_s(asked), reach
 
 
 def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples: Sequence[StepSample]) -> float:
@@ -231,15 +202,8 @@ def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples:
     residual = np.zeros(len(samples))
     for fold in range(min(FOLDS, len(place))):
         out = layout % FOLDS == fold
-        residual[out] = _residuals(fit_peer(_some(samples, ~out)), _some(samples, out))
+        kept, left = ([samples[row] for row in np.flatnonzero(some).tolist()] for some in (~out, out))
+        predicted_s = np.maximum(fit_peer(kept).step_time_s(left), 1e-12)
+        residual[out] = np.log([sample.step_time_s for sample in left]) - np.log(predicted_s)
     order, weight = np.argsort(np.abs(residual)), 1 / np.bincount(layout)[layout] / len(place)
     return float(np.abs(residual)[order][np.searchsorted(np.cumsum(weight[order]), 0.9 - 1e-12)])
-
-
-def _residuals(peer: StepTimePeer, shown: Sequence[StepSample]) -> Array:
-    seconds = np.array([sample.step_time_s for sample in shown], dtype=np.float64)
-    return np.asarray(np.log(seconds) - np.log(np.maximum(peer.step_time_s(shown), 1e-12)))
-
-
-def _some(samples: Sequence[StepSample], which: NDArray[np.bool_]) -> list[StepSample]:
-    return [sample for sample, wanted in zip(samples, which.tolist(), strict=True) if wanted]

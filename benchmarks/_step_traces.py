@@ -5,18 +5,19 @@ The folder's README defines files, splits and scoring. A probe is the rows of on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks._outcome import DATA
 from hetopt.core.step_samples import StepSample, read_samples
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
-from hetopt.optimizer.step_time.priors import PRIORS, Normal
+from hetopt.optimizer.step_time.physics import Array
+from hetopt.optimizer.step_time.posterior import fit
+from hetopt.optimizer.step_time.priors import LINK_CLASSES, PRIORS, Normal
 
 FOLDERS = ("cifar10-aws", "bert-aws", "ncf-aws", "cifar10-rtx", "bert-rtx", "ncf-rtx")
 AZURE = ("cifar10-azure", "ncf-azure")
@@ -24,10 +25,9 @@ AZURE = ("cifar10-azure", "ncf-azure")
 
 EVERY = (*FOLDERS, *AZURE)
 
-PROTOCOLS = ("no probe", "one probe", "three probes", "10 % of rows")
-PROBES = {"one probe": 1, "three probes": 3}
+PROBES = {"no probe": 0, "one probe": 1, "three probes": 3}
+PROTOCOLS = (*PROBES, "10 % of rows")
 
-Array = NDArray[np.float64]
 Samples = tuple[StepSample, ...]
 
 
@@ -65,30 +65,42 @@ def read(root: Path, folder: str, name: str) -> Samples:
         return read_samples(lines, origin=str(path))
 
 
-def tasks(root: Path, folder: str, priors: dict[str, Normal] | None = None) -> list[Task]:
+@dataclass(frozen=True, kw_only=True)
+class Beliefs:
+    """What hetopt's model believes before it sees a sample: priors, and classes of links inside a machine."""
+
+    priors: Mapping[str, Normal]
+    classes: Sequence[Mapping[str, Normal]]
+
+    def fitted(self, shown: Samples) -> StepTimeModel:
+        """Return the model fitted to samples of machines that no catalogue knows."""
+        return StepTimeModel(posterior=fit(observe(shown), priors=self.priors, classes=self.classes), catalog={})
+
+
+DEFAULT = Beliefs(priors=PRIORS, classes=LINK_CLASSES)
+
+
+def tasks(root: Path, folder: str, beliefs: Beliefs = DEFAULT) -> list[Task]:
     """Return the tasks of all protocols of a folder; hetopt suggests the probes without seeing a time of theirs."""
     profile, answers = read(root, folder, "profile"), read(root, folder, "answers")
-    model = StepTimeModel.fit(observe(profile), {}, priors or PRIORS)
-    probes = model.suggest(answers, max(PROBES.values()), [None] * len(answers))
-    by_protocol = [Task(folder=folder, protocol="no probe", shown=profile, asked=answers)]
-    for protocol, count in PROBES.items():
-        layouts = {answers[probe.row].layout for probe in probes[:count]}
-        by_protocol.append(
-            Task(
-                folder=folder,
-                protocol=protocol,
-                shown=profile + tuple(sample for sample in answers if sample.layout in layouts),
-                asked=tuple(sample for sample in answers if sample.layout not in layouts),
-            )
+    probes = beliefs.fitted(profile).suggest(answers, max(PROBES.values()), [None] * len(answers))
+    probed = {protocol: {answers[probe.row].layout for probe in probes[:count]} for protocol, count in PROBES.items()}
+    by_protocol = [
+        Task(
+            folder=folder,
+            protocol=protocol,
+            shown=profile + tuple(sample for sample in answers if sample.layout in layouts),
+            asked=tuple(sample for sample in answers if sample.layout not in layouts),
         )
-    shown, asked = read(root, folder, "profile-10pct"), read(root, folder, "answers-90pct")
-    by_protocol.append(Task(folder=folder, protocol="10 % of rows", shown=shown, asked=asked))
-    return by_protocol
+        for protocol, layouts in probed.items()
+    ]
+    tenth, rest = read(root, folder, "profile-10pct"), read(root, folder, "answers-90pct")
+    return [*by_protocol, Task(folder=folder, protocol=PROTOCOLS[-1], shown=tenth, asked=rest)]
 
 
 def score(predicted_s: Sequence[float] | Array, asked: Samples) -> Score:
     """Return the relative errors of predictions; one that is missing or not positive is off by 100 %."""
-    true = _times(asked)
+    true = np.array([sample.step_time_s for sample in asked])
     predicted = np.asarray(predicted_s, dtype=np.float64)
     usable = np.isfinite(predicted) & (predicted > 0)
     error = np.where(usable, (predicted - true) / true, -1.0)
@@ -99,22 +111,15 @@ def score(predicted_s: Sequence[float] | Array, asked: Samples) -> Score:
     )
 
 
-def score_hetopt(task: Task, priors: dict[str, Normal] | None = None) -> Score:
-    """Return the score of hetopt's default model on a task, with its intervals."""
-    predicted = StepTimeModel.fit(observe(task.shown), {}, priors or PRIORS).predict(task.asked)
-    true = _times(task.asked)
+def score_hetopt(task: Task, beliefs: Beliefs = DEFAULT) -> Score:
+    """Return the score of hetopt's model on a task, with its intervals."""
+    predicted = beliefs.fitted(task.shown).predict(task.asked)
+    true = np.array([sample.step_time_s for sample in task.asked])
     low, high = (
         np.array([getattr(step_time, f"step_time_{end}_s") for step_time in predicted]) for end in ("low", "high")
     )
-    plain = score([step_time.step_time_s for step_time in predicted], task.asked)
-    return Score(
-        median=plain.median,
-        p90=plain.p90,
-        bias=plain.bias,
+    return replace(
+        score([step_time.step_time_s for step_time in predicted], task.asked),
         coverage=float(np.mean((low <= true) & (true <= high))),
         width=float(np.median((high - low) / true)),
     )
-
-
-def _times(samples: Samples) -> Array:
-    return np.array([sample.step_time_s for sample in samples], dtype=np.float64)

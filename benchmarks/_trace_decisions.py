@@ -8,15 +8,14 @@ predicts every configuration.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks._decided import Array, Belief, Chooser, Menu
-from benchmarks._held_out_priors import FLAT, learned_priors
-from benchmarks._step_baselines import PeerModel, columns
+from benchmarks._step_baselines import columns, steps_and_reach
 from benchmarks._step_traces import Samples, read
 from hetopt.core.memory import non_negative
 from hetopt.core.step_samples import StepSample
@@ -24,7 +23,6 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
-from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 
 
@@ -66,7 +64,8 @@ class Table:
 
     def peer(self, name: str, shown: Samples) -> Belief:
         """Return the belief of a published model, with the interval that its own held-out errors give it."""
-        return self.belief(PeerModel.fit(name, shown).predict(self.configurations))
+        steps_s, reach = steps_and_reach(name, shown, self.configurations)
+        return Belief(seconds=self.seconds(steps_s), log_sd=np.full(len(self.samples), reach / Z90))
 
     def linear(self) -> Belief:
         """Return the belief of linear scaling: a step of many workers takes as long as one of a single worker."""
@@ -117,16 +116,3 @@ def table(root: Path, folder: str) -> Table:
         menu=Menu(seconds=measured / samples, usd_per_s=columns(configurations)[0]),
         samples=samples,
     )
-
-
-def fitted_whole(tables: Sequence[Table]) -> dict[str, Posterior]:
-    """Return the posterior of each table's rows under flat priors, by folder."""
-    return {t.folder: fit(observe(t.rows), priors=FLAT, classes=()) for t in tables}
-
-
-def priors_of_others(fits: Mapping[str, Posterior], same: Callable[[str, str], bool]) -> list[dict[str, Normal]]:
-    """Return priors for each table, learned from the tables that ``same`` does not count as the one that is scored."""
-    return [
-        learned_priors({other: posterior for other, posterior in fits.items() if not same(folder, other)})
-        for folder in fits
-    ]

@@ -126,6 +126,7 @@ CLAIMS = (
     ),
     Claim(
         benchmark="prediction",
+        options=("--quick",),
         title="Step times on a cluster that nobody measured",
         sentence="Steps on up to 64 GPUs of a kind of cluster that the priors know nothing of, where one and two "
         "machines were profiled, are {no_probe_median_cluster_held_out:.1%} off in the median (Ernest "

@@ -29,10 +29,11 @@ from benchmarks._decided import (
     missed,
     throughputs,
 )
+from benchmarks._held_out_priors import fitted_whole, learned_priors
 from benchmarks._outcome import Outcome, options, publish, run_benchmark
 from benchmarks._step_baselines import PEERS
 from benchmarks._step_traces import AZURE, FOLDERS, traces
-from benchmarks._trace_decisions import Table, fitted_whole, priors_of_others, table
+from benchmarks._trace_decisions import Table, table
 
 PROTOCOLS = ("no probe", "one probe")
 OURS, SEEN_ALL = "hetopt", "hetopt that has seen all rows"
@@ -174,9 +175,9 @@ def confidences(results: Outcome, tables: Sequence[Table], ours: Mapping[str, Se
 def held_out(results: Outcome, tables: Sequence[Table]) -> None:
     """Measure hetopt's choices with priors that are learned from other folders alone."""
     print("\nhetopt with priors from other folders alone: extra cost / missed (%)")
-    fits = fitted_whole(tables)
+    fits = fitted_whole({t.folder: t.rows for t in tables})
     for what, same in HELD_OUT.items():
-        priors = priors_of_others(fits, same)
+        priors = [learned_priors({other: fits[other] for other in fits if not same(t.folder, other)}) for t in tables]
         cells = []
         for protocol in PROTOCOLS:
             beliefs = [t.hetopt(t.shown[protocol], prior) for t, prior in zip(tables, priors, strict=True)]

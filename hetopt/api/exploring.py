@@ -186,12 +186,16 @@ def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Pla
         workers: most worker processes of a probe; None: one a usable processor, at least 2.
         tell: receives what goes on.
     """
-    probes = local_probes(measured, workers or max(2, usable_processors()))
     name = measured.devices[0].type
     price = None if name == LOCAL else load_catalog().price(name, "on-demand")
     hourly = STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
-    started_s = measured.startup_s or STARTUP_S
-    return _place(LocalLauncher(), probes, lambda asked: hourly * len(asked.nodes), tell, startup_s=started_s)
+    return _place(
+        LocalLauncher(),
+        local_probes(measured, workers or max(2, usable_processors())),
+        lambda asked: hourly * len(asked.nodes),
+        tell,
+        startup_s=measured.startup_s or STARTUP_S,
+    )
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
@@ -315,10 +319,7 @@ def place_on_ec2(
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
     """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known."""
-    prices = {}
-    for name in types:
-        price = catalog.price(name, "spot") or catalog.price(name, "on-demand")
-        if price is None:
-            raise BadInput(f"no price of {name} is known in {catalog.region}.", hint="name another type")
-        prices[name] = price.usd_per_hour
-    return prices
+    prices = {name: catalog.price(name, "spot") or catalog.price(name, "on-demand") for name in types}
+    if unknown := [name for name, price in prices.items() if price is None]:
+        raise BadInput(f"no price of {', '.join(unknown)} is known in {catalog.region}.", hint="name another type")
+    return {name: price.usd_per_hour for name, price in prices.items() if price is not None}

@@ -98,7 +98,7 @@ class StepTimeModel:
     def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])
         worst = np.where(asked.rows.has_type, tiers, 0).max(axis=1)
-        middle = np.exp(asked.log_step)
+        middle = np.exp(asked.steps.log_step)
         above, below = (np.exp(Z90 * np.sqrt(part)) for part in (asked.above, asked.below))
         return [
             StepTime(step_time_s=step, step_time_low_s=low, step_time_high_s=high, evidence=TIERS[tier])

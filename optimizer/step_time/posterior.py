@@ -30,11 +30,12 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.observed import Channel, Observed, channels, median_s
 from hetopt.optimizer.step_time.physics import FARTHEST_RATIO, SHARED, Array, Coordinates
 from hetopt.optimizer.step_time.priors import (
+    FIXED_SD,
     LINK_CLASSES,
-    OWN_LINK_SD,
     PRIORS,
     SCALE_ROWS,
     SPREAD,
+    TAIL,
     Latents,
     Normal,
     Spread,
@@ -55,18 +56,12 @@ SLOWEST_MESSAGE_S = 10e-3
 """Inside a node, in at most 95 of 100 machines: from 10 us over a link to 10 ms through sockets of a busy host is what
 is believed before anything is measured."""
 
-HELD_SD = 1e-4
-"""A parameter with such a prior stays where it is."""
-
 _LATENCY = SHARED.index("host_latency")
 
 MOST_ITERATIONS = 40
 MOST_TRIES = 4
 MOST_SCALINGS = 3
 LONGEST_STRIDE = 1.5
-LEARNED = 0.2
-"""A parameter whose variance the samples reduced by less is a prior."""
-
 ENOUGH = 0.01
 """Of log likelihood: what is still to be gained then moves no prediction."""
 
@@ -155,13 +150,13 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
     mean, sd = _priors(observed, where, priors)
     among = partial(_problem, observed, where, mean, sd)
     compute_noise = exchange_noise = layouts = 1.0
-    problem = among(Latents.at(rows.points, rows.layouts, spread))
     # First the parameters alone, everything left over being noise: quick, and it tells which hill is the higher.
     alone = among(Latents.at(rows.points, rows.layouts, spread.as_noise))
     foot = min(
         (_climb(alone, _start(alone, start), free=len(where)) for start in STARTS),
         key=lambda peak: peak.loss,
     )
+    problem = among(Latents.at(rows.points, rows.layouts, spread, _first_doubt(foot, len(rows.layouts), spread)))
     best = _climb(problem, foot.mode)
     for _ in range(MOST_SCALINGS):
         covariance = _covariance(problem, best)
@@ -169,7 +164,7 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
         compute_noise, exchange_noise = compute_noise * factors[0], exchange_noise * factors[1]
         layouts *= factors[2]
         scaled = spread.scaled(compute=compute_noise, exchange=exchange_noise, layouts=layouts)
-        problem = among(Latents.at(rows.points, rows.layouts, scaled))
+        problem = among(Latents.at(rows.points, rows.layouts, scaled, _doubt(problem, best, covariance)))
         best = _climb(problem, best.mode)
         if max(abs(math.log(factor)) for factor in factors) < 0.05:
             break
@@ -191,7 +186,7 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
 def _with_latency(model: Posterior, log_s: float, start: Array) -> _Peak:
     """Return the nearest peak with the latency inside a node held at a value; its loss is that of all else."""
     mean, sd, mode = model.prior_mean.copy(), model.prior_sd.copy(), start.copy()
-    mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, HELD_SD, log_s
+    mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, FIXED_SD, log_s
     return _climb(_problem(model.observed, model.where, mean, sd, model.latents), mode)
 
 
@@ -226,7 +221,7 @@ def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]
         names += [name] * count
     means = [scale[name] if (mean := priors[name].mean) is None else mean for name in names]
     sds = [priors[name].sd for name in names]
-    sds[where.link.start] = OWN_LINK_SD
+    sds[where.link.start] = FIXED_SD
     middles, deviations = np.array(means), np.array(sds)
     for index, (log_compute, log_batch) in _one_batch_size(observed).items():
         middles[where.fixed.start + index] = log_compute + math.log(FIXED_SHARE)
@@ -355,6 +350,30 @@ def _peak(problem: _Problem, mode: Array) -> _Peak:
 
 def _covariance(problem: _Problem, peak: _Peak) -> Array:
     return np.asarray(np.linalg.inv(_normal(problem, peak.channels)[0]), dtype=np.float64)
+
+
+def _first_doubt(foot: _Peak, layouts: int, spread: Spread) -> Array:
+    """Return each layout's doubt by what its rows have in common beyond the equations and its neighbours.
+
+    A climb that begins without it follows a congested launch, and then finds nothing odd in it.
+    """
+    channel = foot.channels[0]
+    precision = channel.by_exchange**2 / channel.variance
+    known = np.bincount(channel.layout, precision, layouts) + 1 / (spread.exchange**2 + spread.layout**2)
+    pulled = channel.residual * channel.by_exchange / channel.variance
+    common = np.bincount(channel.layout, pulled, layouts) / known
+    squares = np.maximum(common**2 - spread.exchange**2, spread.layout**2)
+    return np.asarray((TAIL + squares / spread.layout**2) / (TAIL + 1))
+
+
+def _doubt(problem: _Problem, peak: _Peak, covariance: Array) -> Array:
+    """Return each layout's doubt: the expectation step of Student's t for what sets the layout apart."""
+    latents, count = problem.latents, len(problem.latents.layouts)
+    apart = latents.doubt * latents.spread.layout**2
+    weights = apart[:, None] * latents.exchange_inverse
+    variance = apart * (1 - np.diag(weights)) + ((weights @ covariance[-count:, -count:]) * weights).sum(axis=1)
+    squares = (weights @ peak.mode[-count:]) ** 2 + np.maximum(variance, 0.0)
+    return np.asarray((TAIL + squares / latents.spread.layout**2) / (TAIL + 1))
 
 
 def _layout_factor(problem: _Problem, peak: _Peak, covariance: Array) -> float:

@@ -23,7 +23,7 @@ from hetopt.optimizer.step_time.observed import evaluate, noise_variance
 from hetopt.optimizer.step_time.physics import SHARED, Array, Coordinates, Index, Kinds, Rows, Steps, make_rows
 from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, Posterior
 from hetopt.optimizer.step_time.priors import PRIORS, Point, compute_covariance, exchange_covariance
-from hetopt.optimizer.step_time.tiers import Kinship
+from hetopt.optimizer.step_time.tiers import LEARNED, Kinship
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,6 @@ class Linearised:
             of each type that is only a relative, and each new compressor.
         above, below: variance of the log of (true / predicted) towards longer steps, and towards shorter ones.
         noise: of both, one run against another.
-        sockets: of `above`, how GPUs beyond a socket's are joined, where no such machine was measured.
     """
 
     rows: Rows
@@ -48,12 +47,6 @@ class Linearised:
     above: Array
     below: Array
     noise: Array
-    sockets: Array
-
-    @property
-    def log_step(self) -> Array:
-        """Log of the predicted median, seconds."""
-        return self.steps.log_step
 
 
 def predict(
@@ -132,7 +125,6 @@ def predict(
         above=longer + sockets + unmeasured,
         below=shorter + unmeasured,
         noise=noise,
-        sockets=sockets,
     )
 
 
@@ -159,9 +151,6 @@ def _unseen_sockets(measured: Rows, rows: Rows, kinds: Kinds, switched: Collecti
 FAR = ("network", "host_ratio", "host_latency", "host_sharing", "network_latency")
 """Parameters of links, which samples of one node, of few workers or of much computing leave wide open."""
 
-KNOWN = 0.5
-"""Share of the prior variance that must be gone for a linear approximation to do."""
-
 
 def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array], Array]) -> tuple[Array, Array]:
     """Return the variance of longer and of shorter steps by what was learned.
@@ -169,19 +158,15 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
     It is linear around the mode, but for links that nothing was learned about.
 
     An exchange that hides behind computing has next to no derivative, and yet a network ten times slower would show.
-    Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is; that
-    of messages inside a node ends with the longest that the samples allow.
+    Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is.
     """
     covariance, here = model.covariance.copy(), log_step(model.mode)
     above, below = np.zeros(len(here)), np.zeros(len(here))
     for name in FAR:
-        if model.learned(name) < KNOWN:
+        if model.learned(name) < LEARNED:
             index = SHARED.index(name)
             stride = covariance[:, index] / np.sqrt(covariance[index, index])
-            reach = Z90
-            if name == "host_latency":  # of which the samples often exclude what the covariance allows
-                reach = min(Z90, max(0.0, (np.log(model.slowest_message_s) - model.mode[index]) / stride[index]))
-            ends = [(log_step(model.mode + deviations * stride) - here) / Z90 for deviations in (-Z90, reach)]
+            ends = [(log_step(model.mode + deviations * stride) - here) / Z90 for deviations in (-Z90, Z90)]
             above += np.maximum(np.maximum(*ends), 0.0) ** 2
             below += np.minimum(np.minimum(*ends), 0.0) ** 2
             covariance -= np.outer(stride, stride)
@@ -232,7 +217,6 @@ PROBE_STEPS = 30
 
 OF_COMPUTE = "how computing follows the batch size"
 OF_LAYOUTS = "how communication differs between layouts"
-OF_SOCKETS = "how GPUs beyond a processor's are joined"
 OF_TYPES = "machine types and compressors that were not measured"
 
 
@@ -271,33 +255,25 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
     priced = np.array([1.0 if price is None or None in prices else price for price in prices])
     before = float(np.trace(between))
     open_ = np.array([price is None or math.isfinite(price) for price in prices])
-    # How full machines are joined has no derivative where computing hides it: where it is most, one of them is first.
-    sockets = asked.sockets[every]
-    unseen = all_sockets = float(sockets.sum())
-    full_first = unseen > before and bool((open_ & (sockets > 0)).any())
     probes: list[Probe] = []
     while len(probes) < count and open_.any() and before > 0:
         gains = (between**2).sum(axis=0) / (np.diag(between) + noise)
-        full = full_first and not probes
-        best = int(np.argmax(np.where(open_ & (sockets > 0) if full else open_, gains / priced, -np.inf)))
+        best = int(np.argmax(np.where(open_, gains / priced, -np.inf)))
         # What the measurement would take from each part of the variance, summed over the rows.
         update = shared[best] / np.sqrt(between[best, best] + noise[best])
         update_rows = derivatives * update
         removed = {
             name: float((update_rows[:, part].sum(axis=1) * (derivatives @ update)).sum()) for name, part in parts
         }
-        about = OF_SOCKETS if full else max(removed, key=lambda name: removed[name])
-        update_of_sockets = unseen if sockets[best] > 0 else 0.0
         probes.append(
             Probe(
                 row=int(every[best]),
-                removed=(float(gains[best]) + update_of_sockets) / (before + all_sockets),
-                variance=(float(np.trace(between)) + unseen) / len(every),
-                about=about,
+                removed=float(gains[best]) / before,
+                variance=float(np.trace(between)) / len(every),
+                about=max(removed, key=lambda name: removed[name]),
                 usd=None if None in prices else prices[best],
             )
         )
-        unseen -= update_of_sockets
         covariance = covariance - np.outer(update, update)
         shared = derivatives @ covariance
         between = shared @ derivatives.T

@@ -12,7 +12,6 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, fit
-from hetopt.optimizer.step_time.prediction import OF_SOCKETS
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured, true_log_step
 
 
@@ -48,6 +47,28 @@ def test_a_disturbed_run_is_discounted() -> None:
     ]
     asked = grid(((1,), (2, 2), (1, 1)))
     assert np.median(errors(model(disturbed), asked)) < np.median(errors(model(samples), asked)) + 0.03
+
+
+@pytest.mark.parametrize("probe", LARGE[1:])
+def test_a_congested_launch_bends_no_other_layout(probe: tuple[int, ...]) -> None:
+    """Ten times as slow in every row; a second layout that was not contradicts it."""
+    samples = measured(grid(SMALL), noise=0.02)
+    others = [layout for layout in LARGE if layout != probe]
+    launch = [s.model_copy(update={"step_time_s": 10 * s.step_time_s}) for s in measured(grid((probe,)), noise=0.02)]
+    before, after = (np.median(errors(model([*samples, *more]), grid(tuple(others)))) for more in ([], launch))
+    assert after < 1.1 * before + 0.05
+    second = measured(grid((others[0],)), noise=0.02)
+    asked = grid(tuple(others[1:]))
+    alone, both = (np.median(errors(model([*samples, *second, *more]), asked)) for more in ([], launch))
+    assert both < 1.1 * alone + 0.03
+
+
+def test_a_regime_that_two_layouts_show_is_followed() -> None:
+    """Full machines share what is between their GPUs, which the small ones did not tell."""
+    samples = measured(grid(SMALL), noise=0.02, host_sharing=1.0, host_ratio=0.5)
+    probes = measured(grid(((8,), (8, 8))), noise=0.02, host_sharing=1.0, host_ratio=0.5)
+    asked = grid(((8, 8, 8), (8,) * 4))
+    assert np.median(errors(model([*samples, *probes]), asked, host_sharing=1.0, host_ratio=0.5)) < 0.15
 
 
 def test_intervals_cover_layouts_that_were_not_measured() -> None:
@@ -282,15 +303,6 @@ def test_each_further_probe_is_another_layout_and_worth_less(small: StepTimeMode
     removed = [probe.removed for probe in probes]
     assert removed == sorted(removed, reverse=True)
     assert 0 < sum(removed) <= 1
-
-
-def test_full_machines_come_first_where_how_they_are_joined_is_the_most_that_is_unknown(small: StepTimeModel) -> None:
-    asked = grid((*LARGE, (6,), (8,), (8, 8)))
-    first, second = small.suggest(asked, 2, [None] * len(asked))
-    assert max(node.workers for node in asked[first.row].nodes) > 4
-    assert first.about == OF_SOCKETS
-    assert second.about != OF_SOCKETS
-    assert first.removed + second.removed <= 1
 
 
 def test_measuring_a_probe_narrows_the_intervals_by_what_was_promised() -> None:
