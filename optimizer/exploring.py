@@ -120,21 +120,13 @@ def _size(configuration: Configuration) -> tuple[int, int, int]:
     return len(configuration.nodes), configuration.workers, max(configuration.batch_sizes)
 
 
-def unprobed_types(plan: Plan) -> tuple[str, ...]:
-    """Return the chosen cluster's machine types, each once, whose speed is extrapolated from another kind of machine.
-
-    Empty where every type, or a relative of it, was measured.
-    """
-    return tuple(dict.fromkeys(group.instance_type for group in plan.chosen.groups if group.evidence == "extrapolated"))
-
-
 def check_probed(plan: Plan, *, unprobed: bool) -> None:
     """Raise an error if the speed of a planned machine type is only extrapolated, unless ``unprobed`` allows it.
 
     Raises:
         BadInput: such a type is in the chosen cluster, and ``unprobed`` is False.
     """
-    types = unprobed_types(plan)
+    types = list(dict.fromkeys(group.instance_type for group in plan.chosen.groups if group.evidence == "extrapolated"))
     if types and not unprobed:
         step_time = plan.chosen.prediction.step_time_s
         raise BadInput(

@@ -208,22 +208,18 @@ def planned_interval_s(
     written_s: float = 0.0,
     restart_s: ArrayLike,
 ) -> Array:
-    """Return the best seconds of work between checkpoints for uncertain loss rates, bounded; infinite without losses.
+    """Return the best seconds of work between checkpoints for uncertain loss rates; infinite without losses.
 
-    Arguments as those of `interruptions`.
+    They are clipped to 1 to 30 minutes, and are at least ``written_s``, the time to write one. Arguments as those of
+    `interruptions`.
     """
     chance, calm, scarce, restart = np.broadcast_arrays(
         *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour, restart_s))
     )
     rates, weights = _nodes(calm, scarce, chance)
     best = interval_under_belief_s(rates, weights, checkpoint_s, restart.reshape(-1, 1) + written_s)
-    interval = bounded_interval_s(best, written_s)
+    interval = np.maximum(np.clip(best, *CHECKPOINT_INTERVAL_S), written_s)
     return np.where((weights * rates).sum(axis=1) > 0, interval, np.inf).reshape(chance.shape)
-
-
-def bounded_interval_s(interval_s: Array, written_s: float) -> Array:
-    """Return seconds between checkpoints, clipped to 1 to 30 minutes; at least ``written_s``, the time to write."""
-    return np.maximum(np.clip(interval_s, *CHECKPOINT_INTERVAL_S), written_s)
 
 
 def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:

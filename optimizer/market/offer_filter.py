@@ -59,8 +59,11 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
             NAME, NAME:COUNT or NAME:COUNT+, the zone is of another region, or nothing fulfils the requirements: says
             how many offers there would be without those that stand most in the way.
     """
-    if wishes.zone is not None:
-        _belongs(catalog, wishes.zone)
+    if (zone := wishes.zone) is not None and zone[:-1] != catalog.region:
+        raise BadInput(
+            f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other.",
+            hint=f"name the region of that zone, or a zone of {catalog.region}, such as {catalog.region}a",
+        )
     filters, everything = _of_types(catalog, wishes), offers(catalog)
     if wishes.market != "any":
         sold = setting("market", wishes.market)
@@ -208,15 +211,6 @@ def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
                 hint="patterns are those of a shell, such as 'g5.*' or '*.xlarge', in quotes",
             )
         catalog.instance_type(pattern)
-
-
-def _belongs(catalog: Catalog, zone: str) -> None:
-    """Refuse a zone of another region."""
-    if zone[:-1] != catalog.region:
-        raise BadInput(
-            f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other.",
-            hint=f"name the region of that zone, or a zone of {catalog.region}, such as {catalog.region}a",
-        )
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
