@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import bytes_, duration
 from hetopt.core.profile import Counted, Device, Host, Job, Profile, StepTime
+from hetopt.core.records import dataclass
 from hetopt.optimizer.market.instance_type import Accelerator
 from hetopt.optimizer.model_counts import FULL, MASTER_BYTES, ModelCount, Recipe
 from hetopt.optimizer.step_time.device_memory import blocks_of, schemes, usable_on_gpu

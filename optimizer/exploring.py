@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import usd
+from hetopt.core.records import dataclass
 from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Plan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +14,7 @@ from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import MemoryLine, Precision, fit_memory, robust_non_negative
 from hetopt.core.profile import CompressorCost, Device, GainPoint, Link, Profile
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.convergence.compression_penalty import ExchangeLosses, exchange_losses
 from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
 

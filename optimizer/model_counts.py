@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import StepMemory, TrainingMemory
+from hetopt.core.records import dataclass
 
 Kind = Literal["transformer", "convolution"]
 

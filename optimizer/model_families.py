@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import shown
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.model_counts import ACTIVE_ALONE, LOGIT_BYTES, Fields, Kind, ModelCount, image, sequence
 
 PROMPT_TOKENS = 77

@@ -6,7 +6,6 @@ import datetime
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,6 +47,7 @@ from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration, usd
 from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, shown
+from hetopt.core.records import dataclass, field
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.run_status import RunStatus
 from hetopt.optimizer.market.catalog import load_catalog

@@ -6,12 +6,12 @@ import contextlib
 import datetime
 import fcntl
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
+from hetopt.core.records import dataclass
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_folder import ANY_REGION, catalogs_home, in_use, write_catalog
 from hetopt.optimizer.market.catalog_refresh import PublicFeeds, refreshed

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hetopt.api.options import REGION, Gpus, Listed, Rentable
 from hetopt.core.option import names, options_of, takes
 from hetopt.core.plain_text import known
+from hetopt.core.records import dataclass, fields
 from hetopt.optimizer.market import catalog_filter, clouds
 from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog, no_prices
 from hetopt.optimizer.market.catalog_filter import RentableGpu, RentableGpus, rentable_gpus

@@ -20,12 +20,12 @@ import ast
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.script_text import SourceFile, called, read_script, several_workers
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import typed
+from hetopt.core.records import dataclass
 
 FOUR_LINES = """\
 from hetopt import session

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.profiling_script import ONLY_WORKER, alone_environment
@@ -21,6 +20,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.interruption import Reporter
 from hetopt.core.paths import home, inside
 from hetopt.core.plain_text import one_line
+from hetopt.core.records import dataclass
 from hetopt.core.run_folder import SPEC_FILE, SPEC_VARIABLE
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec

@@ -6,7 +6,6 @@ import datetime
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from hetopt.core.hosts import read_hosts
 from hetopt.core.interruption import Reporter, usable_processors
 from hetopt.core.plain_text import typed
 from hetopt.core.profile import LOCAL, Profile
+from hetopt.core.records import dataclass, replace
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +12,7 @@ from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, pair
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import COUNT, DURATION, FRACTION, NUMBER, SIZE, WHOLE, Unit, arguments, fields, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, within, zone
+from hetopt.core.records import field, replace
 
 if TYPE_CHECKING:
     import optuna
@@ -224,7 +224,6 @@ class Changes(Options):
             help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
             "ar_topk_star, ar_topk_var. Default: the plan's.",
             names=("auto", "hetopt.core.comm.composition:COLLECTIVES"),
-            read=read_by("hetopt.core.run_rules:parse_collective"),
         ),
     ] = None
     sync: Annotated[

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, Unread, read_with_decisions
 from hetopt.core.events.records import RunStarted
 from hetopt.core.interruption import PIECES, Reporter, stopping
+from hetopt.core.records import dataclass
 from hetopt.core.run_folder import (
     LOG_FOLDER,
     MODEL_FILES,

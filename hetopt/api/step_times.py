@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.catalogs import in_use
@@ -12,6 +11,7 @@ from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile
+from hetopt.core.records import dataclass
 from hetopt.core.step_samples import Configuration, StepSamples
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, Market

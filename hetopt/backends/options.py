@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hetopt.core.errors import BadInput
 from hetopt.core.option import Option, Options, duration_s, options, positive, within, zone
+from hetopt.core.records import field
 
 if TYPE_CHECKING:
     from hetopt.core.run_spec import RunSpec

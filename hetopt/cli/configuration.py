@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from hetopt.cli import render
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import expanded, inside, read_text
 from hetopt.core.plain_text import fault_of, known, texts_in
+from hetopt.core.records import dataclass
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
@@ -54,7 +54,7 @@ _LISTS = "`hetopt --help` lists the commands, and `hetopt COMMAND --help-all` th
 _MOST_BYTES = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """An option that a file or the environment sets, with its value and source.
 

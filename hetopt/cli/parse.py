@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -17,6 +16,7 @@ from hetopt.core.artifact import kind_in, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import MOST_BYTES, decoded, parse_json, read_text
 from hetopt.core.plain_text import typed
+from hetopt.core.records import dataclass
 from hetopt.core.run_spec import parse_sync
 from hetopt.core.step_samples import HINT, Configuration, parse_line
 

@@ -18,16 +18,16 @@ import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from hetopt.core.errors import BadInput
+from hetopt.core.records import dataclass, replace
 from hetopt.core.run_spec import AllocationSettings, RunSpec
 
 # One clamped line of the water level: start, rate (samples per unit of level), minimum, maximum.
 _Line = tuple[float, float, int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerTime:
     """The compute time of one worker, in seconds a step, as a function of its local batch size in samples.
 
@@ -64,7 +64,7 @@ class WorkerTime:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Shares:
     """Local batch sizes in samples, in worker order, and the slowest worker's compute time of a step in seconds."""
 
@@ -322,8 +322,7 @@ def begun_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
     """
     if not spec.is_elastic:
         return spec_of_living(spec, [rank for rank, worker in enumerate(spec.workers) if worker.host in there], {})
-    workers = sorted(spec.workers, key=lambda worker: worker.host not in there)
-    return spec.model_copy(update={"workers": tuple(workers)})
+    return spec.model_copy(update={"workers": tuple(sorted(spec.workers, key=lambda worker: worker.host not in there))})
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
+from hetopt.core.records import dataclass
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -30,7 +30,7 @@ _KEY = re.compile(r"[A-Za-z_][\w.:-]*")
 _MOST = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Item:
     """A parsed ``name(value, key=value)``, its values still text; error messages begin with ``where``."""
 
@@ -187,7 +187,7 @@ _THOUSANDS = re.compile(r"(?<=\d)[,_](?=\d{3}(?!\d))")
 """As in 3,000,000, and in Python's 3_000_000."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """A kind of quantity that people type, such as a duration, with the units that may follow the number.
 

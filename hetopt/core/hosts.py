@@ -9,12 +9,9 @@ kw = 0.7                           # drawn while training
 hours = "18:00-08:00"              # when it may be used, in this machine's time; absent: always
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import re
-import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -213,7 +210,7 @@ class Host(Record):
         return self
 
     @property
-    def through(self) -> tuple[Host, ...]:
+    def through(self) -> tuple["Host", ...]:
         """The hosts that ssh goes through, the nearest first."""
         return () if self.jump is None else _hosts_at(self.jump)
 
@@ -254,6 +251,8 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     Raises:
         BadInput: the file cannot be read, names no host, or says something of one that cannot be.
     """
+    import tomllib  # a plan without hosts does not wait for it
+
     text = read_text(path, most_bytes=_MOST_BYTES, hint=_NO_FILE_HINT)
     try:
         given = tomllib.loads(text)

@@ -17,9 +17,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from hetopt.core.records import dataclass
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

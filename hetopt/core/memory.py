@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from statistics import linear_regression
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hetopt.core.artifact import Record
+from hetopt.core.records import dataclass
 
 if TYPE_CHECKING:  # commands that fit nothing do not wait for it
     import numpy as np

@@ -20,7 +20,6 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -29,6 +28,7 @@ from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, SIZE, WHOLE, Unit, quantity, split
 from hetopt.core.plain_text import known
+from hetopt.core.records import MISSING, dataclass, field, fields
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -115,12 +115,15 @@ class _WhenAsked:
 
 
 def _signature(record: Any) -> inspect.Signature:
-    _, *parameters = inspect.signature(record.__init__).parameters.values()
-    known_of = options_of(record)
     return inspect.Signature(
         [
-            parameter.replace(annotation=_plain(parameter.annotation, known_of.get(parameter.name)))
-            for parameter in parameters
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default if each.default_factory is MISSING else each.default_factory(),
+                annotation=_plain(str(each.type), options_of(record).get(each.name)),
+            )
+            for each in fields(record)
         ]
     )
 
@@ -157,11 +160,10 @@ def types_of(record: Any) -> dict[str, Any]:
 
 
 def _options_of(record: Any) -> Mapping[str, Option]:
-    hints = types_of(record)
     return {
         attribute.name: option
         for attribute in fields(record)
-        for option in getattr(hints[attribute.name], "__metadata__", ())
+        for option in getattr(types_of(record)[attribute.name], "__metadata__", ())
         if isinstance(option, Option)
     }
 
@@ -180,6 +182,7 @@ def expanded(names: Iterable[str]) -> list[str]:
     return values
 
 
+@cache
 def _plain(annotation: str, option: Option | None) -> str:
     """Return the annotation of a field for signatures: the type itself, or a text."""
     tree = ast.parse(annotation, mode="eval").body

@@ -63,8 +63,7 @@ def expanded(path: str | Path) -> Path:
 
 def home() -> Path:
     """Return the folder of hetopt's own files of this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
-    base = os.environ.get("HETOPT_HOME")
-    return expanded(base or "~/.hetopt")
+    return expanded(os.environ.get("HETOPT_HOME") or "~/.hetopt")
 
 
 def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = False) -> Path:
@@ -105,8 +104,7 @@ def is_name(pattern: str, text: object) -> bool:
 
 def host_name(text: str) -> str:
     """Return a machine's own name made fit to name a host of a run: letters, digits and ``._-``, at most 64."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64]
-    return name or "host"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64] or "host"
 
 
 def shown(name: str) -> str:
@@ -154,7 +152,8 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
     """
     shown = shortened(str(path))
     try:
-        stream = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  # closed below
+        # Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever.
+        stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except FileNotFoundError:
         raise MissingFile(f"{shown} does not exist.", hint=hint) from None
     except OSError as error:
@@ -191,8 +190,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
         MissingFile: it does not exist.
         BadInput: it cannot be read (see `read_bytes`), or is not UTF-8 text.
     """
-    content = read_bytes(path, most_bytes=most_bytes, hint=hint)
-    return decoded(content, origin=shortened(str(path)), hint=hint)
+    return decoded(read_bytes(path, most_bytes=most_bytes, hint=hint), origin=shortened(str(path)), hint=hint)
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> Any:
@@ -264,8 +262,3 @@ def _integer(digits: str) -> int:
     if len(digits) > len(str(_LARGEST_INTEGER)) + 1 or abs(value := int(digits)) > _LARGEST_INTEGER:
         raise ValueError("beyond 64 bits")
     return value
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file with O_NONBLOCK, without which opening a pipe that nobody writes to waits for ever."""
-    return os.open(path, flags | os.O_NONBLOCK)

@@ -4,13 +4,10 @@ There are the spec, logs of workers, models, outputs, and small files that a con
 (`write_present`, `write_conditions`).
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.core.artifact import Record, ReplacedRecord, read_record, write_atomically
@@ -18,6 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import ITS_OWNER
 from hetopt.core.formatting import bytes_
 from hetopt.core.paths import MissingFile, home, inside, opened_file, read_text, shortened, shown
+from hetopt.core.records import dataclass, field
 from hetopt.core.run_spec import Conditions, RunSpec
 
 SPEC_FILE = "spec.json"
@@ -46,11 +44,6 @@ LATEST_OBJECT = "ckpt/LATEST"
 """The object that names the newest complete checkpoint of a run whose hosts send theirs away."""
 MANIFEST_FILE = "manifest.json"
 """The file in a checkpoint's folder that lists its files, written last."""
-
-
-def is_unfinished(model: Path) -> bool:
-    """Return whether a model file, by its name, is of a run that was stopped before its planned end."""
-    return model.stem == Path(UNFINISHED_MODEL_FILE).stem
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:

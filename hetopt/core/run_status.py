@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from hetopt.core.events.records import (
     TrainingFinished,
 )
 from hetopt.core.paths import MissingFile, opened_file
+from hetopt.core.records import dataclass
 from hetopt.core.run_folder import LOG_FOLDER, SPEC_FILE, host_log_folder
 
 _TAIL_BYTES = 65_536
@@ -114,8 +114,7 @@ def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
     Raises:
         BadInput: it cannot be read.
     """
-    begin = max(since, log_bytes(run_dir) - _TAIL_BYTES)
-    return EventReader(path=run_dir / EVENTS_FILE, offset=begin).read()
+    return EventReader(path=run_dir / EVENTS_FILE, offset=max(since, log_bytes(run_dir) - _TAIL_BYTES)).read()
 
 
 def read_tail(path: Path) -> str:

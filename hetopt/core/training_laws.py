@@ -34,16 +34,14 @@ sample's gradient. A mean over ``b`` independent samples has ``E|g|^2 = |G|^2 + 
 ``V / |G|^2`` is the batch size, in samples, at which noise and signal are equally strong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from hetopt.core.artifact import Record
 from hetopt.core.profile import LearningRateRule
+from hetopt.core.records import dataclass, replace
 
 
 def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_size: int) -> float:
@@ -157,7 +155,7 @@ class NoiseCurve(Record):
     means: tuple[float, ...] = (0.0,) * 4
     focus: NonNegativeFloat = 0.0
 
-    def add(self, moments: Moments) -> NoiseCurve:
+    def add(self, moments: Moments) -> "NoiseCurve":
         """Return a curve with one more noise estimate; unchanged where it is zero or absurd, as of a diverging run."""
         both = moments.gradient_variance, moments.gradient_square
         size = sum(map(abs, both))

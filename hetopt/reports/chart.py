@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
 import numpy as np
 
 from hetopt.core import formatting
+from hetopt.core.records import dataclass
 from hetopt.reports.document import UNITS
 from hetopt.reports.series import Column, OverTime, Series, as_column
 

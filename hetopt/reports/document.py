@@ -7,11 +7,11 @@ the record that a document is made of, as JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from hetopt.core import formatting
+from hetopt.core.records import dataclass
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Range

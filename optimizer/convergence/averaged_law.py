@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetopt.core.records import dataclass
 from hetopt.core.training_laws import KAPPA
 from hetopt.optimizer.convergence.steps_law import (
     PSEUDO_RUNS,

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -45,6 +44,7 @@ from hetopt.core.comm.options import KEPT, LOSSLESS, RANDOM, has_levels, timed_a
 from hetopt.core.comm.payload_bytes import summed_bits
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.profile import ExchangeTrial
+from hetopt.core.records import dataclass, field, replace
 from hetopt.core.run_spec import Compression, Synchronization, spell_sync
 from hetopt.core.training_laws import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN, NOISE_COEFFICIENT, NOISE_COEFFICIENT_SD
 from hetopt.optimizer.convergence.steps_law import Z90, Array

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import ArrayLike
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
+from hetopt.core.records import dataclass, field
 from hetopt.core.run_spec import parse_sync
 from hetopt.core.training_laws import KAPPA
 from hetopt.optimizer.convergence.averaged_law import (

@@ -5,10 +5,10 @@ Notation: ``B`` is the global batch size in samples, ``S`` the optimizer steps t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from hetopt.core.records import dataclass
 
 Array = NDArray[np.float64]
 

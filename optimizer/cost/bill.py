@@ -24,7 +24,6 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +34,7 @@ from pydantic import Field
 from hetopt.core.artifact import Record, validated
 from hetopt.core.budget_law import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN, SECONDS_PER_HOUR, Usd, worst_usd
 from hetopt.core.errors import BadInput
+from hetopt.core.records import dataclass
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, Offer
 from hetopt.optimizer.market.catalog_rows import HINT, read_object
 from hetopt.optimizer.market.instance_type import Confidence

@@ -14,12 +14,11 @@ done again, so that the time of writing belongs to R, and no checkpoint begins b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.records import dataclass
 from hetopt.optimizer.cost.bill import Array, Numbers, Usage
 
 CHECKPOINT_INTERVAL_S = (60.0, 1800.0)

@@ -15,12 +15,12 @@ time, if the budget pays for that: as a launch does that is followed. Replayed s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.records import dataclass
 from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Billing, Numbers, Usage, billed_hours, total_usd
 from hetopt.optimizer.cost.preemption_rate import OUTAGE_SHAPE, PreemptionRatePosterior, effective_machines
 

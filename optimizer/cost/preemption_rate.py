@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, Self
@@ -34,6 +33,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from hetopt.core.artifact import Artifact, Record, update_artifact
 from hetopt.core.paths import home
+from hetopt.core.records import dataclass
 from hetopt.optimizer.plan import ObservedLosses
 
 Array = NDArray[np.float64]

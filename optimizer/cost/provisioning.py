@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from hetopt.core.records import dataclass, field, replace
 from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, Term
 from hetopt.optimizer.market.instance_type import InstanceType
 

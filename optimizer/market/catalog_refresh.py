@@ -13,7 +13,6 @@ import datetime
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hetopt.catalogs.build import as_csv, number
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.paths import inside, read_json, read_text
 from hetopt.core.plain_text import known
+from hetopt.core.records import dataclass
 from hetopt.optimizer.market import price_feeds
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 from hetopt.optimizer.market.price_feeds import feed_url

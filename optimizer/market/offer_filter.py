@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
+from hetopt.core.records import dataclass
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Listing, Market, Offer, offers
 from hetopt.optimizer.market.catalog_filter import (
     AnyMarket,

@@ -10,14 +10,11 @@ A plan uses them however old they are, and says how old once they are older than
 and hardly ever lowered: old ones leave out what could be rented by now, and let through nothing that cannot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +27,7 @@ from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import arguments
 from hetopt.core.paths import home
 from hetopt.core.plain_text import known
+from hetopt.core.records import dataclass
 from hetopt.optimizer.market.catalog import Market, Offer
 from hetopt.optimizer.market.instance_type import InstanceType
 

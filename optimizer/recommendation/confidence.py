@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.formatting import duration, round_up_s, round_up_usd, usd
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.cost.cost import DETECTION_S
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, possible_runs
 from hetopt.optimizer.plan import SURE

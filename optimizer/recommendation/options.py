@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +12,7 @@ from hetopt.core.comm.compression_text import IDENTITY, NONE
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
+from hetopt.core.records import KW_ONLY, dataclass, field
 from hetopt.core.run_spec import Synchronization
 from hetopt.optimizer.cost.preemption_rate import ObservedPreemptions
 from hetopt.optimizer.market.catalog import Catalog

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import get_args
@@ -17,6 +16,7 @@ import numpy as np
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import cluster as cluster_words
 from hetopt.core.hosts import Host, placeable
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.market.offer_filter import Unpriced

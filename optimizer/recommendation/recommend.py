@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 
@@ -17,6 +16,7 @@ from hetopt.core.formatting import counted, duration, usd
 from hetopt.core.memory import ExchangeMemory, Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
+from hetopt.core.records import dataclass, replace
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
+from hetopt.core.records import dataclass, field, replace
 from hetopt.core.run_spec import Compression
 from hetopt.core.step_samples import Configuration, Node
 from hetopt.optimizer.convergence.steps_law import Z90

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import beside_usd_per_hour
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s

@@ -7,11 +7,11 @@ A box of one cluster is that cluster, and then the integer shares are solved exa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import effective_machines
 from hetopt.optimizer.market.quota import bucket_of

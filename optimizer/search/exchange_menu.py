@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -38,6 +37,7 @@ from hetopt.core.comm.options import (
 )
 from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
 from hetopt.core.errors import BadInput, setting
+from hetopt.core.records import dataclass, field, replace
 from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import Penalty

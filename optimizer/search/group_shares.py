@@ -7,11 +7,12 @@ integers stands the level below which no integers can be, for every cluster of a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hetopt.core.records import dataclass, fields
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.intp]

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.records import dataclass
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import Forecast

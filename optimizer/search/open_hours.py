@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hetopt.core.hosts import Host
+from hetopt.core.records import dataclass
 from hetopt.optimizer.convergence.steps_law import Array
 
 DAY_S = 86_400.0

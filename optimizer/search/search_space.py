@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
 from hetopt.core.memory import ALONE, ExchangeMemory, Precision
+from hetopt.core.records import dataclass, field, replace
 from hetopt.optimizer.convergence.convergence import PrecisionLoss
 from hetopt.optimizer.cost.preemption_rate import NEVER_LOST, ObservedPreemptions, PreemptionRatePosterior
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s

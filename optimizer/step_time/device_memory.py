@@ -20,12 +20,11 @@ copies of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.memory import ALONE, Blocks, ExchangeMemory, Sharding, TrainingMemory
 from hetopt.core.profile import Counted
+from hetopt.core.records import dataclass, replace
 from hetopt.core.run_spec import Compression, Synchronization
 from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import InstanceType

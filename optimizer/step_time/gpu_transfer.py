@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +36,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.records import dataclass, fields, replace
 from hetopt.core.step_samples import ModelKind
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel
 

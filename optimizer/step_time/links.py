@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hetopt.core.comm.payload_bytes import Collective
+from hetopt.core.records import dataclass
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import AWS, NetworkSource

@@ -12,10 +12,10 @@ steered (SelSync with ``auto``), measured by an earlier run, or assumed from wha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from hetopt.core.records import dataclass
 from hetopt.core.run_rules import steps_of_epochs
 from hetopt.core.run_spec import Synchronization
 from hetopt.core.training_laws import MOST_LOST

@@ -9,11 +9,11 @@ import math
 import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hetopt.core.profile import Profile
+from hetopt.core.records import dataclass, replace
 from hetopt.core.step_samples import IN_PRECISION, Configuration, Node
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedDevice, FittedModel

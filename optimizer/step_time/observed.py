@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.errors import BadInput
+from hetopt.core.records import dataclass
 from hetopt.core.step_samples import ModelKind, StepSample
 from hetopt.optimizer.step_time.physics import Array, Coordinates, Index, Kinds, Rows, Steps, make_rows, steps
 from hetopt.optimizer.step_time.priors import TAIL, Latents, Spread

@@ -13,7 +13,6 @@ elements, a part of 0.01 where a part is sent): all of these stream the gradient
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -23,6 +22,7 @@ from hetopt.core.comm.composition import AUTO, GATHER, METHODS, PLAIN
 from hetopt.core.comm.compression_text import USUAL_RATIO
 from hetopt.core.comm.options import COMPRESS_SD, IDENTITY, ROUNDED, SELECTOR, settled_collective, timed_as
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.records import dataclass
 from hetopt.core.run_spec import Compression
 from hetopt.optimizer.fit import CompressorLine
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +38,7 @@ from hetopt.core.comm.cost import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
+from hetopt.core.records import dataclass
 from hetopt.core.run_spec import Synchronization, parse_sync
 from hetopt.core.step_samples import Compression, Configuration
 from hetopt.optimizer.step_time.local_options import PLANNED, communication, is_planned

@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
 from hetopt.core.comm.cost import UNDER_BACKWARD, last_bucket_share
+from hetopt.core.records import dataclass
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.observed import Channel, Observed, channels, median_s
 from hetopt.optimizer.step_time.physics import FARTHEST_RATIO, SHARED, Array, Coordinates

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.records import dataclass
 from hetopt.core.step_samples import IN_PRECISION, Configuration
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.observed import evaluate, noise_variance

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.step_time.physics import PITCH, Array, Layout
 from hetopt.optimizer.step_time.step_time import expected_maximum
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetopt.core.records import dataclass
 from hetopt.optimizer.convergence.steps_law import Array
 
 _NOTHING_S = 1e-300

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
+from hetopt.core.records import dataclass, replace
 from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.fit import THREAD_SCALING, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType

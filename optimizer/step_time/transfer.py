@@ -20,12 +20,12 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.memory import ALONE, ExchangeMemory
 from hetopt.core.profile import Device
+from hetopt.core.records import dataclass, replace
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedDevice, FittedModel, StepTimeLine, times_as_long
 from hetopt.optimizer.market.catalog_filter import FIRST_CAPABILITY_WITH_BF16

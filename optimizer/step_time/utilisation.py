@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from hetopt.core.profile import Counted
+from hetopt.core.records import asdict, dataclass
 from hetopt.optimizer.model_counts import FULL, LOGIT_BYTES, ModelCount, Recipe
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Precision, is_half
 

@@ -30,7 +30,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
@@ -38,6 +37,7 @@ from hetopt.backends.processes import locks
 from hetopt.core.comm.cost import Primitive
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.interruption import delay_signals
+from hetopt.core.records import dataclass
 from hetopt.core.run_spec import EmulatedHost
 from hetopt.optimizer.fit import LinkModel
 from hetopt.trainer.host.forks import ForkedProcess, ForkServer

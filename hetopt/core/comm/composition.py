@@ -6,13 +6,12 @@ done is registered under the same name in `hetopt.trainer.comm.methods`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import either, known
+from hetopt.core.records import dataclass, replace
 
 AUTO = "auto"
 
@@ -54,7 +53,7 @@ LOW_PRECISION = ("identity", "fp16", "bf16", "int8", "int4")
 """Compressors that send every element in 32 bits or fewer: parameters can be averaged by them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """The properties of a compressor, and the collectives, memories and options that go with it.
 
@@ -171,7 +170,7 @@ def register(name: str, method: Method) -> None:
     _METHODS[name] = method
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Combination:
     """A compressor with the memory and the collective that it is used with."""
 
@@ -202,15 +201,6 @@ def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combina
         goes_with = f"{name} goes with {either(method.collectives)}, and with {either(method.memories)}"
         raise BadInput(reason, hint=goes_with)
     return chosen
-
-
-def combinations() -> tuple[Combination, ...]:
-    """Return every combination of compressor, memory and collective that goes together."""
-    return tuple(
-        Combination(name=name, memory=memory, collective=collective)
-        for name, collective, memory in itertools.product(METHODS, COLLECTIVES, MEMORIES)
-        if why_not(name, memory, collective) is None
-    )
 
 
 def why_not(name: str, memory: str, collective: str) -> str | None:

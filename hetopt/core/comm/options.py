@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hetopt.core.comm.composition import (
@@ -24,6 +23,7 @@ from hetopt.core.comm.composition import (
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.cost import Operation, pipelined_s
 from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements, operations
+from hetopt.core.records import dataclass, field, replace
 from hetopt.core.run_spec import Compression
 
 COMPRESS_SD = 0.05
@@ -159,7 +159,7 @@ SELECTOR = "topk"
 """The compressor of a run that leaves the choice to hetopt: exact, same size everywhere, and the fastest here."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CompressTime:
     """A worker's own time to compress and decompress ``k`` selected elements: ``fixed_s + per_element_s * k``."""
 

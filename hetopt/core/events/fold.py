@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Self
 
 from hetopt.core.events.records import (
@@ -32,6 +31,7 @@ from hetopt.core.events.records import (
     TrainingFinished,
     TrainingStarted,
 )
+from hetopt.core.records import dataclass, field
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,6 +27,7 @@ from hetopt.core.artifact import faults
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.records import ANY_EVENT, LogEvent
 from hetopt.core.paths import MissingFile, opened_file
+from hetopt.core.records import dataclass
 
 EVENTS_FILE = "events.jsonl"
 
