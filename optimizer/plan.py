@@ -1,7 +1,5 @@
 """The `Plan`: the cluster to rent, how the work is split over it, what it costs and takes, and why it won."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from types import MappingProxyType

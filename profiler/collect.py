@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from hetopt.core.artifact import Record, faults
 from hetopt.core.calibration_benchmark import usual_mean
-from hetopt.core.comm.cost import make_link
+from hetopt.core.comm.cost import fit_alpha_beta
 from hetopt.core.errors import RunFailed
 from hetopt.core.memory import Precision, StepMemory, TrainingMemory, fit_memory
 from hetopt.core.profile import (
@@ -458,3 +458,29 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, flo
         is_over = event.get("ended", "") is not None  # a pilot is seen several times
         done = max(done, least) + is_over * brings.get(str(event.get("event")), 0.0)
     return text, min(done, 1.0)
+
+
+def make_link(
+    collective: Collective, *, workers: int, across_hosts: bool, payload_bytes: Sequence[int], time_s: Sequence[float]
+) -> Link:
+    """Return the profile's `Link` of timed payloads: samples in order of size, and the line fitted through them.
+
+    Args:
+        collective: that was timed.
+        workers: that took part, at least 2.
+        across_hosts: whether the workers were on several hosts.
+        payload_bytes: bytes that one worker contributed, in any order.
+        time_s: seconds of each payload, above 0.
+    """
+    pairs = sorted(zip(payload_bytes, time_s, strict=True))
+    payloads, times = tuple(size for size, _ in pairs), tuple(time for _, time in pairs)
+    line = fit_alpha_beta(payloads, times)
+    return Link(
+        scope="network" if across_hosts else "host",
+        collective=collective,
+        workers=workers,
+        payload_bytes=payloads,
+        time_s=times,
+        latency_s=line.latency_s,
+        bytes_per_s=line.bytes_per_s,
+    )

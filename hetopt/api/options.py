@@ -261,7 +261,6 @@ class Changes(Options):
             help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
             "ar_topk_star, ar_topk_var. Default: the plan's.",
             names=("auto", "hetopt.core.comm.composition:COLLECTIVES"),
-            read=read_by("hetopt.core.run_rules:parse_collective"),
         ),
     ] = None
     sync: Annotated[

@@ -47,7 +47,6 @@ from hetopt.optimizer.market.clouds import (
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import AccountQuotas, Quotas, account_quotas_file, obtainable, read_quotas
 from hetopt.optimizer.model_counts import ADAPTER_SHARE, CONTRIBUTION, ModelCount, Recipe, of_flops, of_parameters
-from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import AWS, UNLIKE, Goal, Plan
 from hetopt.optimizer.recommendation.options import ADAPTIVE_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.places import better_of, on_own_machines, plan_in_regions
@@ -719,6 +718,8 @@ def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple
             hint="for example `samples=3e6`",
         )
     if config is not None:
+        from hetopt.optimizer.model_families import of_config
+
         model = of_config(_config(config), tokens, whole=asked.method == "full")
         assumed += [f"{model.sample} a sample (`tokens`)"] * (tokens is None and "tokens" in model.sample)
         assumed += ["images are loaded as fast as they are computed"] * model.sample.startswith("an image")

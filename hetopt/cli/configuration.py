@@ -54,7 +54,7 @@ _LISTS = "`hetopt --help` lists the commands, and `hetopt COMMAND --help-all` th
 _MOST_BYTES = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """An option that a file or the environment sets, with its value and source.
 

@@ -23,18 +23,14 @@ _NAMED = re.compile(r"`(?P<name>[a-z_0-9]+)(?:=(?P<value>[^`]*))?`")
 
 
 @cache
-def flags() -> Mapping[str, str]:
-    """Return the command-line option of each library parameter that a message may name, by parameter."""
+def flag_of(name: str) -> str | None:
+    """Return the command-line option of a library parameter that a message may name; None: it has none."""
     from hetopt.api.options import RECORDS
     from hetopt.core.option import options_of
 
-    derived = {
-        name: f"--{option.called(name)}"
-        for record in RECORDS
-        for name, option in options_of(record).items()
-        if name != "script"  # an argument
-    }
-    return {**derived, **OTHERS}
+    owners = (record for record in reversed(RECORDS) if name in record.__dataclass_fields__ and name != "script")
+    derived = (options_of(owner).get(name) for owner in owners)  # an argument is the script alone
+    return OTHERS.get(name) or next((f"--{option.called(name)}" for option in derived if option is not None), None)
 
 
 def in_flags(text: str) -> str:
@@ -46,7 +42,7 @@ def in_flags(text: str) -> str:
 
 
 def _flag(named: re.Match[str]) -> str:
-    flag, value = flags().get(named["name"]), named["value"]
+    flag, value = flag_of(named["name"]), named["value"]
     if flag is None:
         return named[0]
     return flag if value in (None, "True") else f"{flag} {_typed(value)}"

@@ -29,7 +29,7 @@ COMPLETING = "_HETOPT_COMPLETE"
 COMMANDS: Mapping[str, str] = {
     "check": "hetopt.cli.check",
     "profile": "hetopt.cli.profile",
-    "estimate": "hetopt.cli.recommend",
+    "estimate": "hetopt.cli.estimate",
     "predict": "hetopt.cli.predict",
     "recommend": "hetopt.cli.recommend",
     "show": "hetopt.cli.show",

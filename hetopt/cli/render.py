@@ -1,4 +1,5 @@
-"""How things look in a terminal; the only file that knows rich. stdout carries the artifact, stderr the progress.
+"""How things look in a terminal; the only file that knows rich, which draws the bar of progress and nothing else: to
+import it took a twentieth of a first answer. stdout carries the artifact, stderr the progress.
 
 All text goes through `_shown`: what others wrote commands nothing here, and the library's parameters become options.
 """
@@ -6,61 +7,49 @@ All text goes through `_shown`: what others wrote commands nothing here, and the
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any, TextIO
 from weakref import WeakKeyDictionary
-
-from rich.console import Console
-from rich.markup import escape
 
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
 from hetopt.core.interruption import PIECES, Reporter
 from hetopt.core.paths import shortened
 from hetopt.reports.document import Block, Line, Remarks, Style
-from hetopt.reports.text import BAR, SCREEN, lines, on_one_screen, shown
+from hetopt.reports.text import BAR, COLUMNS, SCREEN, lines, on_one_screen, shown, wrapped
 
-STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
-"""Names that rich has for the styles of documents."""
-
-
-class _Console(Console):
-    """A rich console that turns failed writes (full disk, closed pipe) into the command line's errors."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does, with failed writes as errors of the command line.
-
-        Raises:
-            OutputLost: it cannot be written.
-        """
-        with terminal.output_errors():
-            super().print(*objects, **options)
-
-    def on_broken_pipe(self) -> None:
-        """Raise an error where rich would end the process.
-
-        Raises:
-            ReaderGone: whoever read has seen enough.
-        """
-        raise terminal.ReaderGone("the output is no longer read.")
+STYLES = {"strong": "1", "soft": "2", "warning": "1;31", "good": "1;32"}
+"""Styles of documents as terminals name them (ECMA-48, Select Graphic Rendition)."""
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a rich console on the current stdout or stderr (tests and pipes replace them).
+def _columns() -> int:
+    """Return the width of the terminal on stdout; ``COLUMNS`` of the environment goes before it."""
+    return shutil.get_terminal_size((COLUMNS, SCREEN)).columns
 
-    Progress and errors that go to a file or a pipe keep one line a sentence: a reader or a program there looks for
-    words, and the width of a terminal that is not there must not break them.
 
-    Args:
-        stderr: whether it writes to stderr.
-    """
-    stream = sys.stderr if stderr else sys.stdout
-    return _Console(file=stream, highlight=False, emoji=False, soft_wrap=stderr and not stream.isatty())
+def _styled(text: str, style: str, stream: TextIO) -> str:
+    """Return a text with the codes of a style, where its stream is a terminal that has styles (no-color.org)."""
+    codes = STYLES.get(style)
+    is_plain = not stream.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") in ("dumb", "unknown")
+    return text if is_plain or not codes or not text else f"\x1b[{codes}m{text}\x1b[0m"
+
+
+def _put(stream: TextIO, text: str) -> None:
+    """Write a line at once; lost output is an error of the command line (see `terminal.output_errors`)."""
+    with terminal.output_errors():
+        print(text, file=stream, flush=True)
+
+
+def _remarked(text: str) -> list[str]:
+    """Return the lines of a remark on stderr; where that is no terminal, one: a reader there looks for words."""
+    return wrapped(_shown(text), _columns()) if sys.stderr.isatty() else [_shown(text)]
 
 
 def print_json(value: Any) -> None:
@@ -75,9 +64,8 @@ def print_json(value: Any) -> None:
 
 def show(blocks: Iterable[Block]) -> None:
     """Print a document's blocks on stdout."""
-    out = console()
-    for text, style in lines(blocks, out.width, _shown):
-        out.print(text, style=STYLES.get(style, style), markup=False, soft_wrap=True)
+    for text, style in lines(blocks, _columns(), _shown):
+        _put(sys.stdout, _styled(text, style, sys.stdout))
 
 
 def answer(blocks: Sequence[Block], *, explain: bool) -> None:
@@ -88,18 +76,11 @@ def answer(blocks: Sequence[Block], *, explain: bool) -> None:
         explain: whether to print all of them; else as many as one screen holds.
     """
     room = SCREEN - _lines_above.pop(sys.stderr, 0)
-    show(blocks if explain else on_one_screen(blocks, console().width, _shown, room=room))
+    show(blocks if explain else on_one_screen(blocks, _columns(), _shown, room=room))
 
 
-_lines_above: WeakKeyDictionary[IO[str], int] = WeakKeyDictionary()
+_lines_above: WeakKeyDictionary[TextIO, int] = WeakKeyDictionary()
 """Lines of the remarks on each terminal that no answer stands below yet."""
-
-
-def _remark(out: Console, text: str) -> None:
-    """Print a remark on a console of stderr."""
-    out.print(_shown(text), markup=False, style="dim")
-    if out.is_terminal:
-        _lines_above[out.file] = _lines_above.get(out.file, 0) + len(out.render_lines(_shown(text)))
 
 
 def line(text: str = "", *, style: Style = "") -> None:
@@ -119,7 +100,12 @@ def bullet(text: str, *, mark: str = "•") -> None:
 
 def note(text: str) -> None:
     """Print a remark on stderr: what is going on, where a file went."""
-    _remark(console(stderr=True), text)
+    remark = _remarked(text)
+    for part in remark:
+        _put(sys.stderr, _styled(part, "soft", sys.stderr))
+    if sys.stderr.isatty():
+        terminal_below = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+        _lines_above[terminal_below] = _lines_above.get(terminal_below, 0) + len(remark)
 
 
 def error(message: str, hint: str | None) -> None:
@@ -131,30 +117,24 @@ def error(message: str, hint: str | None) -> None:
         message: sentence of the error.
         hint: next step; None: there is none.
     """
-    out = console(stderr=True)
-    out.print(f"[bold red]error:[/] {_cell(shortened(message, terminal.MOST_MESSAGE_CHARACTERS))}")
-    if hint:
-        out.print(f"  [bold]→[/] {_cell(shortened(hint, terminal.MOST_MESSAGE_CHARACTERS))}")
+    for mark, style, text in (("error:", "warning", message), ("  →", "strong", hint)):
+        if text:
+            first, *others = _remarked(f"{mark} {shortened(text, terminal.MOST_MESSAGE_CHARACTERS)}")
+            for part in (first.replace(mark, _styled(mark, style, sys.stderr), 1), *others):
+                _put(sys.stderr, part)
 
 
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
-    """Show a live progress bar on stderr inside; where stderr is no terminal, the few lines of `PlainProgress`.
-
-    Args:
-        description: words before the bar.
-
-    Yields:
-        Reporter of what is done and of remarks.
-    """
-    out = console(stderr=True)
-    if not out.is_terminal:
-        plain = PlainProgress(write=lambda line: out.print(_shown(f"{description}: {line}"), markup=False, style="dim"))
-        yield Reporter(progress=plain.tell, note=note)
+    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
+    if not sys.stderr.isatty():
+        yield Reporter(progress=PlainProgress(write=lambda text: note(f"{description}: {text}")).tell, note=note)
         return
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
+    out = Console(stderr=True, highlight=False, emoji=False)
     said = TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=out.width < NARROW))
     shown = (
         TextColumn("{task.description}", markup=False),
@@ -162,14 +142,14 @@ def progress(description: str) -> Iterator[Reporter]:
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
+    # What is written meanwhile, as by `note`, goes above the bar: rich stands in for stderr.
     with Progress(*shown, said, console=out, refresh_per_second=2, transient=True, expand=True) as live:
         task = live.add_task(_shown(description), total=None, text="")
 
         def tell(text: str, done: float | None) -> None:
             live.update(task, text=_shown(text), completed=done or 0.0, total=None if done is None else 1.0)
 
-        # Through its own console, or the remark would be written into the line.
-        yield Reporter(progress=tell, note=lambda text: _remark(live.console, text))
+        yield Reporter(progress=tell, note=note)
 
 
 NARROW = 60
@@ -219,8 +199,3 @@ class PlainProgress:
 def _shown(text: str) -> str:
     """Return the text escaped for the terminal, with options in place of the library's parameters."""
     return shown(in_flags(text))
-
-
-def _cell(text: str) -> str:
-    """Return the text escaped for rich's markup."""
-    return escape(_shown(text))

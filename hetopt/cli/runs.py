@@ -15,7 +15,7 @@ from hetopt.cli.options import NewestRun, runs
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.interruption import Reporter
-from hetopt.core.run_folder import OUTPUT_FOLDER, is_unfinished
+from hetopt.core.run_folder import OUTPUT_FOLDER, UNFINISHED_MODEL_FILE
 
 if TYPE_CHECKING:
     from hetopt.core.run_folder import Outputs
@@ -114,7 +114,7 @@ def fetch(
     fetched = Run.find(run)
     path, _ = fetched.fetch_model()
     outputs = fetched.fetch_outputs()
-    what = "unfinished model" if is_unfinished(path) else "model"
+    what = "unfinished model" if path.stem == Path(UNFINISHED_MODEL_FILE).stem else "model"
     if out is not None:
         _copy(path, out)
         path = out

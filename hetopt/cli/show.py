@@ -10,7 +10,7 @@ import typer
 import hetopt
 from hetopt.cli import render, terminal
 from hetopt.cli.options import Explain
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, NoFeasiblePlan
 
 
 def show(
@@ -48,6 +48,20 @@ def show_plan(
     if explain:
         render.show(details(plan))
         render.note(f"searched {plan.searched}")
+
+
+def refuse_a_risk(plan: hetopt.Plan) -> None:
+    """Raise an error for a plan that keeps its limits less probably than was asked for.
+
+    Raises:
+        NoFeasiblePlan: it is not, and nobody has accepted that.
+    """
+    if plan.risk is None or plan.insight is None or plan.insight.risk_accepted:
+        return
+    raise NoFeasiblePlan(
+        f"This is the best of the likeliest plans, but {plan.risk}.",
+        hint=", or ".join([*plan.insight.remedies, "take the risk with --accept-risk"]),
+    )
 
 
 def compare(

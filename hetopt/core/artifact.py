@@ -4,8 +4,6 @@ Artifacts come from disk and from other people, so they are validated on the way
 that names the file, the field and what to do. They are written whole or not at all.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import secrets

@@ -27,7 +27,7 @@ from hetopt.core.run_spec import AllocationSettings, RunSpec
 _Line = tuple[float, float, int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerTime:
     """The compute time of one worker, in seconds a step, as a function of its local batch size in samples.
 
@@ -67,7 +67,7 @@ class WorkerTime:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Shares:
     """The division of a global batch over workers.
 
@@ -369,8 +369,7 @@ def begun_on(spec: RunSpec, there: Collection[str]) -> RunSpec:
     """
     if not spec.is_elastic:
         return spec_of_living(spec, [rank for rank, worker in enumerate(spec.workers) if worker.host in there], {})
-    workers = sorted(spec.workers, key=lambda worker: worker.host not in there)
-    return spec.model_copy(update={"workers": tuple(workers)})
+    return spec.model_copy(update={"workers": tuple(sorted(spec.workers, key=lambda worker: worker.host not in there))})
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:

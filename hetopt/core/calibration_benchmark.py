@@ -4,8 +4,6 @@ speed        processor time of the arithmetic     of the machine: by it, steps o
 contention   its wall over its processor time     of the others: what widens the intervals of predictions
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -88,9 +86,6 @@ def _work(matrix: np.ndarray) -> None:
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution in units of its median absolute deviation."""
 
-NOISY_SPREAD = 0.15
-"""Relative standard error of a median above which a set of timings says too little."""
-
 
 def relative_spread(samples_s: Sequence[float]) -> float:
     """Return the relative standard deviation of timings, as their scaled median absolute deviation over the median.
@@ -100,11 +95,6 @@ def relative_spread(samples_s: Sequence[float]) -> float:
     """
     median = statistics.median(samples_s)
     return NORMAL_MAD * statistics.median(abs(sample - median) for sample in samples_s) / median
-
-
-def is_noisy(samples_s: Sequence[float]) -> bool:
-    """Return whether timings (at least one) scatter so much that their median has a standard error above 15 % of it."""
-    return math.sqrt(math.pi / 2 / len(samples_s)) * relative_spread(samples_s) > NOISY_SPREAD
 
 
 def usual_mean(samples_s: Sequence[float]) -> float:

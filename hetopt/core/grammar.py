@@ -30,7 +30,7 @@ _KEY = re.compile(r"[A-Za-z_][\w.:-]*")
 _MOST = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Item:
     """A parsed ``name(value, key=value)``.
 
@@ -221,7 +221,7 @@ _THOUSANDS = re.compile(r"(?<=\d)[,_](?=\d{3}(?!\d))")
 """As in 3,000,000, and in Python's 3_000_000."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """A kind of quantity that people type, such as a duration, with the units that may follow the number.
 

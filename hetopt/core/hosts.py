@@ -9,12 +9,9 @@ kw = 0.7                           # drawn while training
 hours = "18:00-08:00"              # when it may be used, in this machine's time; absent: always
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import re
-import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -213,7 +210,7 @@ class Host(Record):
         return self
 
     @property
-    def through(self) -> tuple[Host, ...]:
+    def through(self) -> tuple["Host", ...]:
         """The jump hosts that ssh goes through, the nearest first; empty: none."""
         return () if self.jump is None else _hosts_at(self.jump)
 
@@ -256,6 +253,8 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
         BadInput: the file cannot be read or is no TOML, names no host or over 256, names one twice, or a setting is
             unknown or invalid.
     """
+    import tomllib  # a plan without hosts does not wait for it
+
     text = read_text(path, most_bytes=_MOST_BYTES, hint=_NO_FILE_HINT)
     try:
         given = tomllib.loads(text)

@@ -20,7 +20,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -123,12 +123,15 @@ class _WhenAsked:
 
 
 def _signature(record: Any) -> inspect.Signature:
-    _, *parameters = inspect.signature(record.__init__).parameters.values()
-    known_of = options_of(record)
     return inspect.Signature(
         [
-            parameter.replace(annotation=_plain(parameter.annotation, known_of.get(parameter.name)))
-            for parameter in parameters
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default if each.default_factory is MISSING else each.default_factory(),
+                annotation=_plain(str(each.type), options_of(record).get(each.name)),
+            )
+            for each in fields(record)
         ]
     )
 
@@ -167,11 +170,10 @@ def types_of(record: Any) -> dict[str, Any]:
 
 
 def _options_of(record: Any) -> Mapping[str, Option]:
-    hints = types_of(record)
     return {
         attribute.name: option
         for attribute in fields(record)
-        for option in getattr(hints[attribute.name], "__metadata__", ())
+        for option in getattr(types_of(record)[attribute.name], "__metadata__", ())
         if isinstance(option, Option)
     }
 
@@ -193,6 +195,7 @@ def expanded(names: Iterable[str]) -> list[str]:
     return values
 
 
+@cache
 def _plain(annotation: str, option: Option | None) -> str:
     """Return the annotation of a field for signatures: the type itself, or a text."""
     tree = ast.parse(annotation, mode="eval").body

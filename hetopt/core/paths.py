@@ -67,8 +67,7 @@ def home() -> Path:
     Raises:
         BadInput: the home folder is not known (see `expanded`).
     """
-    base = os.environ.get("HETOPT_HOME")
-    return expanded(base or "~/.hetopt")
+    return expanded(os.environ.get("HETOPT_HOME") or "~/.hetopt")
 
 
 def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = False) -> Path:
@@ -113,8 +112,7 @@ def host_name(text: str) -> str:
 
     A name of which nothing is left becomes ``host``.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64]
-    return name or "host"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64] or "host"
 
 
 def shown(name: str) -> str:
@@ -162,7 +160,8 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
     """
     shown = shortened(str(path))
     try:
-        stream = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  # closed below
+        # Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever.
+        stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except FileNotFoundError:
         raise MissingFile(f"{shown} does not exist.", hint=hint) from None
     except OSError as error:
@@ -199,8 +198,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
         MissingFile: the file does not exist.
         BadInput: the file cannot be read (see `read_bytes`), or is not UTF-8 text.
     """
-    content = read_bytes(path, most_bytes=most_bytes, hint=hint)
-    return decoded(content, origin=shortened(str(path)), hint=hint)
+    return decoded(read_bytes(path, most_bytes=most_bytes, hint=hint), origin=shortened(str(path)), hint=hint)
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> Any:
@@ -277,8 +275,3 @@ def _integer(digits: str) -> int:
     if len(digits) > len(str(_LARGEST_INTEGER)) + 1 or abs(value := int(digits)) > _LARGEST_INTEGER:
         raise ValueError("beyond 64 bits")
     return value
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file with O_NONBLOCK, without which opening a pipe that nobody writes to waits for ever."""
-    return os.open(path, flags | os.O_NONBLOCK)

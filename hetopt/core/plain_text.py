@@ -51,12 +51,12 @@ def texts_in(value: object) -> Iterable[str]:
     """Yield every text in nested plain values (lists, mappings), keys included."""
     if isinstance(value, str):
         yield value
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        for each in value:
+            yield from texts_in(each)
     elif isinstance(value, Mapping):
         for key, each in value.items():
             yield from texts_in(key)
-            yield from texts_in(each)
-    elif isinstance(value, (tuple, list, set, frozenset)):
-        for each in value:
             yield from texts_in(each)
 
 

@@ -3,8 +3,6 @@
 Seconds, bytes and samples throughout. Unmeasured is absent (`None` or an empty tuple), never zero.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal, Self
 

@@ -4,8 +4,6 @@ There are the spec, logs of workers, models, outputs, and small files that a con
 (`write_present`, `write_conditions`).
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 import secrets
@@ -48,11 +46,6 @@ LATEST_OBJECT = "ckpt/LATEST"
 """The object that names the newest complete checkpoint of a run whose hosts send theirs away."""
 MANIFEST_FILE = "manifest.json"
 """The file in a checkpoint's folder that lists its files, written last."""
-
-
-def is_unfinished(model: Path) -> bool:
-    """Return whether a model file, by its name, is of a run that was stopped before its planned end."""
-    return model.stem == Path(UNFINISHED_MODEL_FILE).stem
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:

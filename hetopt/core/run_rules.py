@@ -14,9 +14,7 @@ from types import MappingProxyType
 
 from hetopt.core import formatting
 from hetopt.core.comm.composition import (
-    AUTO,
     CODINGS,
-    COLLECTIVES,
     CORRECTION,
     GATHER,
     NONE,
@@ -121,15 +119,6 @@ def parse_ratio_policy(text: str) -> tuple[str, Settings]:
         BadInput: there is no such policy or setting of it, or a value is out of its range.
     """
     return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
-
-
-def parse_collective(text: str) -> str:
-    """Return ``text`` if it names a collective or is ``auto``, which stands for the cheapest.
-
-    Raises:
-        BadInput: there is no such collective; the nearest one is named.
-    """
-    return known(text, (AUTO, *COLLECTIVES), "collective")
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:

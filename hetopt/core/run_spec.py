@@ -20,8 +20,6 @@ selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)
 diloco(50)                 local-sgd(50, outer_rate=0.7, outer_momentum=0.9), in a word
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
@@ -1048,8 +1046,3 @@ def first_rank(spec: RunSpec, host: str) -> int:
         if worker.host == host:
             return rank
     raise BadInput(f"the run has no host called {host!r}.", hint=f"its hosts are {', '.join(host_names(spec))}")
-
-
-def workers_on(spec: RunSpec, host: str) -> int:
-    """Return the number of a run's workers on a host; 0 for a name that no worker has."""
-    return sum(worker.host == host for worker in spec.workers)

@@ -131,8 +131,7 @@ def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
     Raises:
         BadInput: the log is there and cannot be read.
     """
-    begin = max(since, log_bytes(run_dir) - _TAIL_BYTES)
-    return EventReader(path=run_dir / EVENTS_FILE, offset=begin).read()
+    return EventReader(path=run_dir / EVENTS_FILE, offset=max(since, log_bytes(run_dir) - _TAIL_BYTES)).read()
 
 
 def read_tail(path: Path) -> str:

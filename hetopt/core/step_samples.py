@@ -6,8 +6,6 @@ Seconds and samples throughout. ``local_batch_size`` is a number, or one a worke
 are not known here are others' and ignored, unless their name is almost that of a field which is missing.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 from typing import ClassVar, Literal, Self, TypeVar
@@ -22,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.core.artifact import Artifact, CleanText, PlainText, faults
+from hetopt.core.artifact import DEFERS, Artifact, CleanText, PlainText, faults
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import shortened
 from hetopt.core.plain_text import meant
@@ -41,7 +39,7 @@ MOST_SAMPLES = 20_000
 
 
 class _Line(PlainText):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=DEFERS)
 
     @model_validator(mode="before")
     @classmethod
@@ -228,8 +226,7 @@ def condense(samples: list[StepSample], most: int) -> list[StepSample]:
         for middle in (statistics.median_low(s.step_time_s for s in group),)
     ]
     middles.sort(key=lambda sample: (sample.workers, sample.layout, sample.batch_sizes))
-    step = max(1.0, len(middles) / most)
-    return [middles[int(index * step)] for index in range(min(most, len(middles)))]
+    return middles if len(middles) <= most else [middles[index * len(middles) // most] for index in range(most)]
 
 
 _AnyLine = TypeVar("_AnyLine", bound=Configuration)

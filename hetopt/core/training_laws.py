@@ -34,8 +34,6 @@ sample's gradient. A mean over ``b`` independent samples has ``E|g|^2 = |G|^2 + 
 ``V / |G|^2`` is the batch size, in samples, at which noise and signal are equally strong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -166,7 +164,7 @@ class NoiseCurve(Record):
     means: tuple[float, ...] = (0.0,) * 4
     focus: NonNegativeFloat = 0.0
 
-    def add(self, moments: Moments) -> NoiseCurve:
+    def add(self, moments: Moments) -> "NoiseCurve":
         """Return a curve with one more noise estimate; the same where that is zero or absurd, as of a diverging run."""
         both = moments.gradient_variance, moments.gradient_square
         size = sum(map(abs, both))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetopt.core import formatting
-from hetopt.core.calibration_benchmark import is_noisy, relative_spread
+from hetopt.core.calibration_benchmark import relative_spread
 from hetopt.core.comm.cost import FASTEST_BYTES_PER_S
 from hetopt.core.profile import Device, Link, Pilot, Profile
 from hetopt.core.training_laws import Moments, noise_scale
@@ -51,9 +51,6 @@ def notes(profile: Profile) -> Iterator[str]:
 
     Nothing is yielded where all is certain.
     """
-    noisy = [point for device in profile.devices for point in device.step_times if is_noisy(point.samples_s)]
-    if noisy:
-        yield f"{len(noisy)} step times vary a lot: measure again for narrower predictions."
     if (profile.contention or 1.0) >= WORTH_SAYING:
         yield (
             f"Other programs kept the processors busy: computing took {profile.contention:.1f} times its processor "

@@ -3,8 +3,6 @@
 Where AWS's regions are: people ask for Frankfurt and AWS for eu-central-1.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -12,7 +10,7 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic.dataclasses
 from pydantic import BeforeValidator, Field, PositiveFloat
@@ -65,7 +63,7 @@ one of its zones, and zones differ. 49 zones of 13 pairs of region and type in s
 the pairs 0.09)."""
 
 
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=FACT)
 class RegionRow:
     """One line of a catalogue's regions/REGION.csv: an instance type's zones, prices and interruption band there.
 
@@ -81,7 +79,7 @@ class RegionRow:
     interruption_band: Band | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Price:
     """Hourly price of one machine, USD: Linux, shared tenancy, before tax and discounts; with market and region.
 
@@ -101,7 +99,7 @@ class Price:
     log_sd: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class InterruptionBand:
     """Band, such as '5-10%', of the share of a type's spot machines that the provider took back in a month.
 
@@ -114,7 +112,7 @@ class InterruptionBand:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Listing:
     """Availability zones, prices and interruption band of one instance type in one region; None: not known.
 
@@ -152,7 +150,7 @@ class Listing:
         return self.spot if market == "spot" else self.on_demand
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Offer:
     """An instance type at its price in one market, which a plan can rent, with its on-demand price.
 
@@ -256,7 +254,7 @@ class Catalog:
         """True where some type has an on-demand or a spot price in this region."""
         return any(listing.on_demand or listing.spot for listing in self.listings.values())
 
-    def in_region(self, region: str) -> Catalog:
+    def in_region(self, region: str) -> Self:
         """Return the same catalogue with the listings of another region, read anew from the catalogue's folder.
 
         Raises:
@@ -265,7 +263,7 @@ class Catalog:
         """
         return replace(self, region=region, listings=_read_region(self, region))
 
-    def priced(self, usd_per_hour: Mapping[str, float], *, today: datetime.date) -> Catalog:
+    def priced(self, usd_per_hour: Mapping[str, float], *, today: datetime.date) -> Self:
         """Return a copy with on-demand prices that the user gives, USD an hour by instance type, dated ``today``.
 
         Zones and spot prices stay as they are; the source of a given price is 'your own'.

@@ -38,7 +38,9 @@ class Filter:
 
 def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
     """Return the listings, or offers, that pass every filter, in their order."""
-    return [listing for listing in listings if all(requirement.keeps(listing) for requirement in filters)]
+    for requirement in filters:
+        listings = list(filter(requirement.keeps, listings))
+    return list(listings)
 
 
 def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
@@ -179,7 +181,7 @@ FIRST_CAPABILITY_WITH_BF16 = 8.0
 """Matrix units of Ampere and later multiply bf16, as fast as fp16 (CUDA programming guide, tensor core formats)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RentableGpu:
     """GPU model that can be rented, its memory and peak rates, and the cheapest machine with it; None: not known.
 

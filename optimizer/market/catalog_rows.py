@@ -3,12 +3,11 @@
 Where the catalogue's figures come from: a source with its date and licence for every column of every file.
 """
 
-from __future__ import annotations
-
 import csv
 import datetime
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
@@ -79,13 +78,14 @@ def read_rows(
             else "names a column twice"
         )
         raise BadInput(f"{path} {problem}.", hint=hint)
-    read, needed = set(columns), set(filled)
+    is_read, needed, file = [column in columns for column in header], set(filled), str(path)
+    names = list(compress(header, is_read))
     for number, cells in lines[1:]:
-        where = f"{path} line {number}"
+        where = f"{file} line {number}"
         if len(cells) != len(header):
             raise BadInput(f"{where}: has {len(cells)} cells where the header has {len(header)}.", hint=hint)
-        values = {column: cell for column, cell in zip(header, cells, strict=True) if cell and column in read}
-        if not values.keys() >= needed:
+        values = {column: cell for column, cell in zip(names, compress(cells, is_read), strict=True) if cell}
+        if not needed.issubset(values):
             continue
         try:
             record = make(values)

@@ -8,8 +8,6 @@ Nothing else is paid for them: no volume, no address, no traffic. How fast a hos
 its GPU's published rates, by step samples that name it, or as so many CPUs of which nothing is known but their number.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 import statistics

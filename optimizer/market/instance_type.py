@@ -6,8 +6,6 @@ A GPU that can be rented is not one that can be trained on. The facts are dated,
 holds them against the torch that is pinned, and against the installed one where that is built for CUDA.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -81,7 +79,7 @@ _Several = Annotated[tuple[str, ...], BeforeValidator(lambda cell: cell.split("|
 _BYTES_PER_S_PER_GBPS = 1e9 / 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
+@dataclass(frozen=True, kw_only=True, config=FACT)
 class AcceleratorModel:
     """Published peak rates of one whole accelerator: dense (not sparse) TFLOP/s, and GB/s of memory; None: not known.
 
@@ -109,7 +107,7 @@ class AcceleratorModel:
     compute_capability: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
+@dataclass(frozen=True, kw_only=True, config=FACT)
 class Accelerator:
     """Accelerators of one machine, all alike: how many, the memory of each, and their model's published rates.
 
@@ -170,7 +168,7 @@ class Accelerator:
         return None if whole is None else whole * unit * self.fraction
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
+@dataclass(frozen=True, kw_only=True, config=FACT)
 class InstanceType:
     """One type of machine, rented or owned: CPUs, memory, accelerators, network and disk; None: not known.
 
@@ -282,9 +280,10 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     models = _known_models(directory / REGISTRY)
 
     def typed(cells: Mapping[str, str]) -> InstanceType:
-        fields: dict[str, Any] = {name: cell for name, cell in cells.items() if name not in ACCELERATOR_COLUMNS}
-        name = fields.pop("instance_type", "")
-        return InstanceType(name=name, accelerator=_accelerator(cells, models), **fields)
+        fields, accelerator = dict[str, Any](cells), _accelerator(cells, models)
+        for column in ACCELERATOR_COLUMNS:
+            fields.pop(column, None)
+        return InstanceType(name=fields.pop("instance_type", ""), accelerator=accelerator, **fields)
 
     types: dict[str, InstanceType] = {}
     called = {

@@ -10,8 +10,6 @@ A plan uses them however old they are, and says how old once they are older than
 and hardly ever lowered: old ones leave out what could be rented by now, and let through nothing that cannot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -211,10 +211,9 @@ def _surest(space: SearchSpace, job: JobModel, limits: Limits) -> tuple[SearchRe
 
 def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
     """Yield the saving of the best batch size at equal progress, where it is sure and the job's own is kept unasked."""
-    if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
-        return
     job, length, limits = request.profile.job, problem.job.steps, request.limits
-    if result.chosen is None or not isinstance(length, GivenSteps):
+    is_open = request.options.batch_size is None and problem.goal.ends != "target" and not job.script
+    if not is_open or result.chosen is None or not isinstance(length, GivenSteps):
         return
     steps = equal_steps(problem.model.convergence, length, job.batch_size)
     space = replace(problem.space, batch_sizes=_batch_sizes(problem.model, steps, to_target=False))

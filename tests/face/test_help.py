@@ -22,10 +22,12 @@ from hypothesis import given, strategies as st
 from typer.testing import CliRunner
 
 import hetopt
-from hetopt.cli.flags import flags, in_flags
+from hetopt.api.options import RECORDS
+from hetopt.cli.flags import OTHERS, flag_of, in_flags
 from hetopt.cli.help_screen import FIRST, MAIN
 from hetopt.cli.main import app
 from hetopt.core.errors import setting
+from hetopt.core.option import options_of
 from tests.disturbance import PATIENCE_S
 
 from .conftest import Answer
@@ -162,7 +164,7 @@ def test_python_runs_it_as_a_module() -> None:
 
 # The library's parameters become options of the command line, and each of these options is real.
 
-FLAGS = flags()
+FLAGS = {name: flag for known in (*map(options_of, RECORDS), OTHERS) for name in known if (flag := flag_of(name))}
 NAMES = st.sampled_from(sorted(FLAGS))
 
 

@@ -133,7 +133,7 @@ def test_no_text_is_markup_of_a_page(text: str) -> None:
 
 def test_every_way_to_show_text_is_looked_at() -> None:
     ways = {name for name, one in vars(render).items() if inspect.isfunction(one) and one.__module__ == render.__name__}
-    others = {"console", "progress", "_cell", "_shown", "_remark", "plain", "height", "progress_lines"}
+    others = {"progress", "_columns", "_styled", "_put", "_remarked", "_shown"}
     assert ways - others == set(SHOW) - {"write"}
 
 

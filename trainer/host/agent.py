@@ -23,7 +23,7 @@ from hetopt.core.events.log import EVENTS_FILE, read_log, tell_failure
 from hetopt.core.interruption import die_with_parent, openmp_environment
 from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret
 from hetopt.core.run_folder import LOG_FOLDER, host_log_folder, read_living
-from hetopt.core.run_spec import Node, RunSpec, first_rank, host_names, workers_on
+from hetopt.core.run_spec import Node, RunSpec, first_rank, host_names
 from hetopt.core.run_status import failure_reason, last_log_line
 from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork, import_all
 
@@ -129,7 +129,7 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
 
 
 def _workers_here(spec: RunSpec, node: Node | None) -> int:
-    return len(spec.workers) if node is None else workers_on(spec, node.host)
+    return len(spec.workers) if node is None else sum(worker.host == node.host for worker in spec.workers)
 
 
 def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:

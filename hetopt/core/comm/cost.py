@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hetopt.core.memory import robust_non_negative
-from hetopt.core.profile import Collective, Link
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +82,7 @@ def deals(payload_bytes: float, members: int) -> bool:
     return members > 2 and payload_bytes > DEALT_BYTES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Algorithm:
     """The cost of a collective by its number of members, at least 1.
 
@@ -131,7 +130,7 @@ def trainer(operation: Operation) -> Algorithm:
     return gloo(operation)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     """The amounts of a collective in which its time is linear.
 
@@ -144,7 +143,7 @@ class Terms:
     traffic_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One collective operation of a gradient exchange: its primitive, payload and members.
 
@@ -169,7 +168,7 @@ class Operation:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class LinkSpeed:
     """The speed of one network hop.
 
@@ -230,32 +229,6 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
 
     latency, slope = robust_non_negative(rows, limit).tolist()
     return LinkSpeed(latency_s=latency, bytes_per_s=1 / max(slope, 1 / FASTEST_BYTES_PER_S))
-
-
-def make_link(
-    collective: Collective, *, workers: int, across_hosts: bool, payload_bytes: Sequence[int], time_s: Sequence[float]
-) -> Link:
-    """Return the profile's `Link` of timed payloads: samples in order of size, and the line fitted through them.
-
-    Args:
-        collective: that was timed.
-        workers: that took part, at least 2.
-        across_hosts: whether the workers were on several hosts.
-        payload_bytes: bytes that one worker contributed, in any order.
-        time_s: seconds of each payload, above 0.
-    """
-    pairs = sorted(zip(payload_bytes, time_s, strict=True))
-    payloads, times = tuple(size for size, _ in pairs), tuple(time for _, time in pairs)
-    line = fit_alpha_beta(payloads, times)
-    return Link(
-        scope="network" if across_hosts else "host",
-        collective=collective,
-        workers=workers,
-        payload_bytes=payloads,
-        time_s=times,
-        latency_s=line.latency_s,
-        bytes_per_s=line.bytes_per_s,
-    )
 
 
 FIRST_BUCKET_BYTES = 1 << 20

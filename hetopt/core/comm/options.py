@@ -163,7 +163,7 @@ SELECTOR = "topk"
 """The compressor of a run that leaves the choice to hetopt: exact, same size everywhere, and the fastest here."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CompressTime:
     """A worker's own time to compress and decompress ``k`` selected elements: ``fixed_s + per_element_s * k``.
 

@@ -12,8 +12,6 @@ All is as strict as a log is trusted little: numbers are finite and bounded, so 
 control characters, and sentences are freed of them.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 
