@@ -557,7 +557,7 @@ def space_of(
         )
     return SearchSpace(
         options=unbeaten,
-        beaten=tuple(option for option in usable if option not in unbeaten),
+        beaten=tuple(option for kept in ({*map(id, unbeaten)},) for option in usable if id(option) not in kept),
         batch_sizes=(fixed or min(job.batch_size, job.dataset_size),),  # whoever does not ask keeps the batch size
         exchanges=menu,
         max_machines=min(options.max_machines or options.max_workers, options.max_workers),
