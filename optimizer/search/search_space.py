@@ -51,9 +51,11 @@ together."""
 DENSE_COUNTS = 32
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MachineOption:
     """One offer of a machine in one precision: price, predicted worker speed, network, start-up, preemption rate.
+
+    Each is equal to itself alone: to compare a million pairs by their fields took a sixth of a recommendation.
 
     Attributes:
         offer: type, price and market of the machine.
