@@ -55,6 +55,7 @@ def runs_left_in_slurm(*, remove: bool) -> list[str]:
 
     Raises:
         BadInput: Slurm is not installed here, or a run's folder cannot be read.
+        RunFailed: `squeue` fails or does not answer.
     """
     known = {folder.name: folder for folder in RunFolders(home=runs_home()).all()}
     left = [run for run in runs_with_jobs() if run in known and not is_alive(known[run])]

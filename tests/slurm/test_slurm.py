@@ -88,6 +88,12 @@ def test_the_nodes_of_a_cluster_are_an_inventory(says: Path) -> None:
         of_slurm("nope")
 
 
+def test_a_queue_that_does_not_answer_is_no_empty_queue(says: Path) -> None:
+    command(says / "squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
+    with pytest.raises(RunFailed, match="lists no jobs: .*Unable to contact slurm controller"):
+        runs_left_in_slurm(remove=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "device"),
     [("a100", "A100"), ("tesla_v100-sxm2-32gb", "V100"), ("rtx_2080_ti", "RTX 2080 Ti"), ("nvidia_l4", "L4"),

@@ -403,6 +403,10 @@ def runs_with_jobs() -> list[str]:
 
     Raises:
         BadInput: Slurm is not installed here.
+        RunFailed: `squeue` fails or does not answer.
     """
-    names = set(slurm("squeue", "--me", "--noheader", "--format=%j").stdout.split())
+    done = slurm("squeue", "--me", "--noheader", "--format=%j")
+    if done.returncode != 0:
+        raise RunFailed(f"Slurm lists no jobs: {_last(done.stderr)}.", hint="see what `squeue --me` says")
+    names = set(done.stdout.split())
     return sorted(name.removeprefix(JOB_PREFIX) for name in names if name.startswith(JOB_PREFIX))
