@@ -90,7 +90,7 @@ def test_the_nodes_of_a_cluster_are_an_inventory(says: Path) -> None:
 
 def test_a_queue_that_does_not_answer_is_no_empty_queue(says: Path) -> None:
     command(says / "squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
-    with pytest.raises(RunFailed, match="lists no jobs: .*Unable to contact slurm controller"):
+    with pytest.raises(RunFailed, match=r"lists no jobs: .*Unable to contact slurm controller"):
         runs_left_in_slurm(remove=True)
 
 
