@@ -338,11 +338,14 @@ def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
 _SCALAR_STEPS = 16
 """Multiplications of a loss by numbers (a GradScaler's, 1 / accumulation) that are looked through."""
 
+_SCALED_BY = ("MulBackward0", "MulBackward1", "DivBackward0", "ToCopyBackward0")
+
 
 def cross_entropy_weight(loss: Tensor) -> Tensor | None:
-    """Return the targets' total weight that a mean cross entropy was divided by; None: the loss is none.
+    """Return the total weight of the targets that a mean cross entropy was divided by; None: it is not recognised.
 
-    It is read off the graph of the loss, through multiplications by numbers. A sum over targets has no such weight.
+    It is read off the graph of the loss, through up to 16 multiplications by numbers. Not recognised are sums over
+    targets, targets that are probabilities of classes, and a cross entropy that another term was added to.
     """
     node: Any = loss.grad_fn
     for _ in range(_SCALAR_STEPS):
@@ -350,10 +353,10 @@ def cross_entropy_weight(loss: Tensor) -> Tensor | None:
         if name in ("NllLossBackward0", "NllLoss2DBackward0"):
             is_mean = node._saved_reduction == 1
             return node._saved_total_weight if is_mean else None
-        if name not in ("MulBackward0", "DivBackward0", "ToCopyBackward0"):
-            return None
-        inputs = [inner for inner, _ in node.next_functions if inner is not None]
-        if len(inputs) != 1:
+        inputs = [inner for inner, _ in getattr(node, "next_functions", ()) if inner is not None]
+        # torch smooths labels by adding a mean over the same targets; nothing else is multiplied by MulBackward1.
+        is_smoothed = name == "AddBackward0" and [inner.name() for inner in inputs] == ["MulBackward1"] * 2
+        if not is_smoothed and (name not in _SCALED_BY or len(inputs) != 1):
             return None
         node = inputs[0]
     return None

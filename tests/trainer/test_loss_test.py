@@ -58,7 +58,7 @@ def network(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), *between, nn.Tanh(), nn.Linear(8, CLASSES))
 
 
-def of_tokens(model: nn.Module, batch: tuple[Tensor, ...], **options: str) -> Tensor:
+def of_tokens(model: nn.Module, batch: tuple[Tensor, ...], **options: str | float) -> Tensor:
     tokens = functional.one_hot(batch[2], FEATURES).float()
     logits = model(tokens[:, :-1]).flatten(0, 1)
     return functional.cross_entropy(logits, batch[2][:, 1:].flatten(), ignore_index=0, **options)  # type: ignore[arg-type]
@@ -86,6 +86,14 @@ CASES: dict[str, Case] = {
     "class weights": (
         network(),
         lambda m, b: functional.cross_entropy(m(b[0]), b[1], weight=torch.arange(1.0, 1 + CLASSES)),
+        "counted",
+    ),
+    "smoothed tokens": (network(), lambda m, b: of_tokens(m, b, label_smoothing=0.2), "counted"),
+    "smoothed class weights": (
+        network(),
+        lambda m, b: (
+            functional.cross_entropy(m(b[0]), b[1], weight=torch.arange(1.0, 1 + CLASSES), label_smoothing=0.2) / 2
+        ),
         "counted",
     ),
     "counted tokens": (network(), lambda m, b: (of_tokens(m, b, reduction="sum"), (b[2][:, 1:] != 0).sum()), "counted"),
@@ -123,7 +131,9 @@ def test_batch_norm_is_measured_in_training_mode() -> None:
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["samples", "tokens", "class weights", "counted tokens"])
+@pytest.mark.parametrize(
+    "name", ["samples", "tokens", "class weights", "smoothed tokens", "smoothed class weights", "counted tokens"]
+)
 @given(first=st.integers(1, SAMPLES - 1))
 @settings(deadline=None, max_examples=8)
 def test_unequal_parts_with_their_weights_give_the_whole_gradient(name: str, first: int) -> None:
