@@ -82,7 +82,8 @@ def train(context: WorkerContext, group: WorkerGroup | None = None, material: Ma
     Raises:
         BadInput: the task, its data or the checkpoint cannot be used, or workers would exchange in different ways.
         RunFailed: the loss, a metric or the model is no longer finite, the replicas differ, memory does not hold one
-            sample, or the disk refuses.
+            sample, a file of the run cannot be written, or, without a group, a worker did not answer in time.
+        LostPeer: without a group, the connection to another worker broke.
         Abandoned: workers were lost, and meanwhile the run was asked to stop or is over.
     """
     material = material or Material.load(context.spec)

@@ -212,7 +212,10 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
 
 
 def _quotas(edge: Edge, region: str) -> Check:
-    """Return a check of the account's vCPU quotas in a region, and keep them for plans."""
+    """Return a check of the account's vCPU quotas in a region, and keep them for plans; it is bad where all are 0.
+
+    Where AWS refuses to tell them, its verdict is unknown, and nothing is kept.
+    """
     try:
         granted = doctor.account_quotas(edge)
         number = accounts.identity(edge).account_id

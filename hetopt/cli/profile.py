@@ -136,10 +136,13 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
 
 
 def read_file(source: Path) -> tuple[StepSample, ...]:
-    """Return the checked step-time samples of a JSON Lines file, or of standard input for ``-``.
+    """Return the checked step-time samples of a JSON Lines file, or of standard input for ``-``; at least one.
+
+    Empty lines are passed over, and more than 20,000 samples are condensed to as many.
 
     Raises:
-        BadInput: the file cannot be read, or a line is no step-time sample.
+        BadInput: the file cannot be read or is too large, standard input is a terminal, a line is no step-time sample,
+            or there is none.
     """
     origin = "standard input" if str(source) == "-" else str(source)
     return read_samples(parse.lines_of(source, "--from-samples"), origin=origin)

@@ -117,7 +117,10 @@ def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: in
 
 
 def gpu_table(gpus: Sequence[RentableGpu], catalogs: Sequence[Catalog]) -> Iterator[Block]:
-    """Yield a table of GPUs: rates in TFLOP/s and GB/s, and USD an hour of the cheapest machine that has each.
+    """Yield a table of GPUs, and lines of notes below it.
+
+    Columns are memory in GiB, rates in TFLOP/s and GB/s, and the cheapest machine that has the GPU, with the USD an
+    hour of the whole machine on demand and on spot.
 
     Args:
         gpus: GPUs to show, in order.

@@ -128,7 +128,13 @@ def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSamp
 
 
 def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | None) -> StepSample | None:
-    """Return the mean of logged steps as one sample; None: they took no time, or a worker had no samples."""
+    """Return the mean of logged steps as one sample; None: they took no time, or a worker had no samples.
+
+    Args:
+        rows: one or more, of the same local batch sizes and exchange.
+        nodes: hosts that trained.
+        sync: local SGD policy as it is written, for rows in which parameters were averaged; None: they were not.
+    """
     weights = [event.steps for event in rows]
     total = math.fsum(weights)
     step_time_s = round(math.fsum(n * event.step_time_s for n, event in zip(weights, rows, strict=True)) / total, 7)

@@ -159,12 +159,12 @@ def wrapped(text: str, width: int, *, hang: int = 0) -> list[str]:
 
 
 def hung(mark: str, text: str, width: int) -> list[str]:
-    """Return the lines of a text behind a mark such as a bullet, wrapped to ``width`` under itself.
+    """Return the lines of a text: the first behind two blanks and a mark, the others indented to stand under its words.
 
     Args:
         mark: bullet or name.
-        text: words behind it.
-        width: characters of a line; the text has 12 at least.
+        text: words behind it; empty: there is one line, of the mark alone.
+        width: characters of a line. The words have at least 12 of them, even where the line becomes longer.
     """
     first, *others = wrapped(text, max(width - len(mark) - 3, LONGEST_WORD))
     return [f"  {mark} {first}".rstrip(), *(f"{' ' * (len(mark) + 3)}{line}" for line in others)]

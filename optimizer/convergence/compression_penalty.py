@@ -248,7 +248,14 @@ class LocalGate:
         )
 
     def objection(self, sync: Synchronization, share: float) -> str | None:
-        """Return why local SGD at an averaging ``share`` is not planned unasked, in a sentence; None: it may be."""
+        """Return why local SGD is planned only if it was asked for, as a clause; None: it may be planned.
+
+        How many workers it may be planned for says `most_workers`.
+
+        Args:
+            sync: policy of local SGD.
+            share: of the steps, that end in an average of parameters, 0 to 1.
+        """
         for pilot in self._of_family(sync):
             needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
             if pilot.share >= share * (1 - 1e-9) and pilot.failed(needed):

@@ -194,7 +194,11 @@ def main(argv: list[str]) -> int:
 
 
 def _host(run_dir: Path, spec: RunSpec, node: Node | None, meeting: Rendezvous) -> int:
-    """Run torchrun's agent until its workers end; return the exit code."""
+    """Run torchrun's agent until its workers end, report a failure, and return the exit code.
+
+    It is 0, 128 and the signal that ended the agent, or the smallest of the codes with which the first workers failed.
+    ``node`` None: all workers of the run are here.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -656,7 +656,11 @@ class AllocateMicroBatches(AllocationSettings):
     """The state before the first period: no measurements."""
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
-        """Return the mean so far, and local batch sizes in whole micro-batches, dealt out anew if an epoch has ended.
+        """Return the mean so far, and local batch sizes in whole micro-batches.
+
+        Sizes that are no multiples of the micro-batch are made so at once. Else they change at the end of an epoch, or
+        of each control period if ``every`` says so, if compute times differ by more than the tolerance and a quicker
+        step is expected; the mean begins anew then.
 
         Raises:
             BadInput: the global batch is not made of micro-batches, or of too few.

@@ -221,10 +221,12 @@ class ZeroPadShortcut(nn.Module):
 class ResidualBlock(nn.Module):
     """A residual block of two 3x3 convolutions with BatchNorm and a shortcut: relu(body(x) + shortcut(x)).
 
+    The shortcut has no parameters: it takes each ``stride``-th pixel, and adds channels of zeros (option A).
+
     Args:
         inputs: channels of the images.
-        width: channels of the result.
-        stride: of the first convolution, and of the shortcut.
+        width: channels of the result, at least as many.
+        stride: of the first convolution.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:

@@ -133,7 +133,7 @@ class Roster:
     present: tuple[int, ...] = ()
 
     def take(self, event: RunStarted) -> None:
-        """Replace the present workers by those of an event; a worker on a known host keeps the totals of that host."""
+        """Replace the present workers by those of an event; the nth on a host keeps the totals of its nth."""
         places: list[int] = []
         for worker in event.workers:
             alike = (p for p, known in enumerate(self.workers) if p not in places and known.host == worker.host)

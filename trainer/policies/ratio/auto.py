@@ -425,11 +425,17 @@ class Outlook:
         return gain >= self.policy.least_gain and self.coefficient * distance(gain) <= self.policy.most_lost
 
     def judged(self, option: Option, *, coefficient: float | None = None) -> RatedOption | None:
-        """Return an option with the energy it keeps, step seconds and seconds per progress.
+        """Return an option with its gain, the seconds of a step, and the seconds per progress of a dense step.
 
-        None: its energy is not known.
+        Both are given twice: as expected, and as hoped for where the option was never timed.
 
-        ``coefficient`` is that of the law of slowdown; None: as it stands after trials.
+        Args:
+            option: to judge.
+            coefficient: of the law by which lost energy costs steps; None: as trials left it. It does not count for
+                options that average, whose gain is the progress of a local step.
+
+        Returns:
+            The rated option; None: its gain is not known.
         """
         gain = self.gain(option)
         if gain is None:

@@ -394,7 +394,14 @@ def _wait_for(
 
 
 def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
-    """Return the action by which new machines join: those that train pause first; where none do, at once."""
+    """Return the next action by which machines that wait come to train; None: there are none, or the pause goes on.
+
+    Machines that train pause first, until they have saved a checkpoint or `PAUSE_PATIENCE_S` are over. Nobody pauses
+    where all of them are lost, or for hosts of the present placement that come late (``state.missed``).
+
+    Raises:
+        CloudRefused: the hosts cannot hold the batch.
+    """
     state = observed.state
     new = {machine.host for machine in state.waiting if machine.heartbeat_s is not None}
     if not new:
