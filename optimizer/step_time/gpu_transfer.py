@@ -240,6 +240,11 @@ class Cells:
     def __len__(self) -> int:
         return len(self.gpu)
 
+    @property
+    def kind_gain(self) -> Array:
+        """The log throughput that the kind of each cell's model adds with the batch (`KIND_GAINS`), [cells]."""
+        return KIND_GAINS[self.kind] * self.features[:, 3]
+
     @classmethod
     def of(cls, places: Sequence[Place], job: str, column: int, kind: int, likeness: Sequence[float]) -> Cells:
         """Return the cells of one job, one a place; ``column``: number of its set of runs, ``kind``: in `KINDS`."""
@@ -334,7 +339,7 @@ class GpuModel:
 
     @cached_property
     def _weights(self) -> Array:
-        return self.precision @ (self.throughput - KIND_GAINS[self.cells.kind] * self.cells.features[:, 3])
+        return self.precision @ (self.throughput - self.cells.kind_gain)
 
     def without(self, *, jobs: Sequence[str] = (), gpu: str | None = None) -> GpuModel:
         """Return the model as if some ``jobs``, and all cells of one ``gpu`` (by key), had not been measured."""
@@ -354,13 +359,12 @@ class GpuModel:
             asked: GPUs, precisions and batch sizes to predict.
         """
         kind = next((KINDS.index(step.kind) for step in measured if step.kind is not None), 0)
-        likeness = np.mean([step.likeness for step in measured], axis=0).tolist()
         at = [step.place for step in measured]
-        cells = Cells.of([*at, *asked], "", -1, kind, likeness)
+        cells = Cells.of([*at, *asked], "", -1, kind, np.mean([step.likeness for step in measured], axis=0).tolist())
         shared = _covariance(cells, self.cells, self.spread)
         among = _covariance(cells, cells, self.spread) - shared @ self.precision @ shared.T
         among += self.spread.noise**2 * np.eye(len(cells))
-        expected = shared @ self._weights + KIND_GAINS[cells.kind] * cells.features[:, 3]
+        expected = shared @ self._weights + cells.kind_gain
         known, new = slice(len(measured)), slice(len(measured), None)
         seen = among[known, known] + np.diag([step.log_sd**2 for step in measured])
         gain = np.linalg.solve(seen, among[known, new]).T
@@ -370,8 +374,7 @@ class GpuModel:
         middle = throughput.mean()
         predicted = middle + expected[new] + gain @ (throughput - middle - expected[known])
         left = among[new, new] - gain @ among[known, new]
-        guessed = np.diag([place.gpu.log_sd**2 for place in asked])
-        guessed += max((step.place.gpu.log_sd**2 for step in measured), default=0.0)
+        guessed = np.diag([place.gpu.log_sd**2 for place in asked]) + max(place.gpu.log_sd**2 for place in at)
         return (1 - BATCH_GAIN) * wanted - predicted, self.spread.calibration**2 * left + guessed
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from benchmarks.box.manners import PARAMETERS, UBUNTU
-from hetopt.api.probes import ProbeRun, read_sample, rented_probes
+from hetopt.api.probes import BOOT_S, ProbeRun, probe_usd, read_sample, rented_probes
 from hetopt.api.profiling import measured
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.backend import Ec2Probes, roles_for, spent_usd
@@ -272,6 +272,8 @@ def test_layouts_are_one_and_two_machines_and_mixes_of_one_image(profile: Profil
         roles = roles_for(probe.spec, catalog)
         assert sum(role.machines for role in roles) == len(probe.configuration.nodes)
         assert {role.market for role in roles} == {"spot"}
+    assert probe_usd(0.05, BOOT_S, None) == pytest.approx(0.05 * BOOT_S / 3600)
+    assert probe_usd(0.05, BOOT_S, 1.0) == pytest.approx(0.05 * BOOT_S / 3600 * (1 + PROBE_STEPS / BOOT_S))
 
 
 def a_machine_that(events: list[dict[str, object]], cloud: BotoEdge, folder: Path) -> Callable[[], None]:
