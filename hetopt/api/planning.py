@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from hetopt.reports.document import Document
 
 
-PROFILES = Path(next(iter(catalogs.__path__))) / "profiles"
+PROFILES = catalogs.FOLDER / "profiles"
 """Folder of the recorded profiles that ship, so that planning can be tried where nothing was measured yet."""
 
 

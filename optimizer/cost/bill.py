@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from hetopt import catalogs
 from hetopt.core.artifact import Record, validated
 from hetopt.core.budget_law import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN, SECONDS_PER_HOUR, Usd, worst_usd
 from hetopt.core.errors import BadInput
@@ -326,7 +327,7 @@ def fixed_usd(checkpoint_bytes: float, billing: Billing) -> float:
     return CHECKPOINTS_KEPT * checkpoint_bytes / BYTES_PER_GB * billing.s3_usd_per_gb_month.value
 
 
-FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "transfer.json"
+FACTS = catalogs.AWS / "transfer.json"
 
 ELSEWHERE = "elsewhere"
 

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
+from hetopt import catalogs
 from hetopt.core.artifact import Artifact, Record, update_artifact
 from hetopt.core.paths import home
 from hetopt.optimizer.plan import ObservedLosses
@@ -318,7 +319,7 @@ class ObservedPreemptions(Artifact):
         return ObservedPreemptions(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))
 
 
-RECORDED = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "spot_pools.json"
+RECORDED = catalogs.AWS / "spot_pools.json"
 """Totals of public recordings of pools that run dry, each with its source and the day of its beginning."""
 
 

@@ -16,13 +16,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
+from hetopt import catalogs
 from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, Term
 from hetopt.optimizer.market.instance_type import InstanceType
 
-FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "provisioning.json"
+FACTS = catalogs.AWS / "provisioning.json"
 
 MORE = 1.1
 """Beside the image, a tenth more than is counted."""

@@ -46,7 +46,7 @@ __all__ = [
 
 Market = Literal["spot", "on-demand"]
 
-BUNDLED = Path(next(iter(catalogs.__path__))) / AWS
+BUNDLED = catalogs.AWS
 
 Band = Literal["<5%", "5-10%", "10-15%", "15-20%", ">20%"]
 BANDS: Mapping[Band, float] = MappingProxyType(

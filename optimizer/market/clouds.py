@@ -169,7 +169,7 @@ def coremark_of(catalog: Catalog, cpus: int) -> float | None:
     return cpus * statistics.median(rated) if rated else None
 
 
-BUNDLED_CLOUDS = Path(next(iter(catalogs.__path__))) / "clouds"
+BUNDLED_CLOUDS = catalogs.FOLDER / "clouds"
 
 ANY_CLOUD = "any"
 

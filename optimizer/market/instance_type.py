@@ -314,7 +314,7 @@ REGISTRY = "accelerators.csv"
 
 @cache
 def _registered() -> Mapping[str, list[AcceleratorModel]]:
-    return _read_models(Path(next(iter(catalogs.__path__))) / REGISTRY)
+    return _read_models(catalogs.FOLDER / REGISTRY)
 
 
 def _known_models(path: Path) -> Mapping[str, list[AcceleratorModel]]:
@@ -355,7 +355,7 @@ def _accelerator(cells: Mapping[str, str], models: Mapping[str, list[Accelerator
     return replace(accelerator, model=model)
 
 
-FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "software.json"
+FACTS = catalogs.AWS / "software.json"
 
 _WHEEL_NAMES: dict[Architecture, str] = {"x86_64": "x86-64", "arm64": "aarch64"}
 

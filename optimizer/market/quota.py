@@ -23,6 +23,7 @@ from typing import ClassVar, get_args
 
 from pydantic import Field, NonNegativeInt
 
+from hetopt import catalogs
 from hetopt.core.artifact import Artifact, Record
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import arguments
@@ -140,7 +141,7 @@ NEW_ACCOUNT: Quotas = MappingProxyType(
 """What a new account may run: some small machines without a GPU. AWS raises it on request, and with use."""
 
 
-OBTAINABLE = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "obtainable.json"
+OBTAINABLE = catalogs.AWS / "obtainable.json"
 
 
 @cache
