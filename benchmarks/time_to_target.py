@@ -315,7 +315,7 @@ def outcome(comparison: Comparison, asked: str) -> Outcome:
         auto_s, best = comparison.seconds(AUTO, rate), comparison.best(rate)
         if best is not None:
             results.goal(
-                f"over_the_best_at_{key(f'{rate:g}')}x", NEVER if auto_s is None else auto_s / best[0], at_most=1.25
+                f"over_the_best_at_{key(f'{rate:g}')}x", NEVER if auto_s is None else auto_s / best[0], at_most=1.05
             )
         if (plain_s := comparison.seconds(PLAIN, rate)) is not None:
             results.goal(
