@@ -1,9 +1,10 @@
 """A loop with DistributedDataParallel that begins its epochs in evaluation mode, or does what hetopt's shares need not.
 
-``ddp_script.py usual|compiled|public_hook|own_hook|no_rank|sharded``
+``ddp_script.py usual|compiled|halves|scaled|sum|public_hook|own_hook|no_rank|sharded``
 """
 
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,21 +31,29 @@ mesh = init_device_mesh("cpu", (2,))
 model: Any = parallelize_module(net, mesh, halves) if way == "sharded" else DistributedDataParallel(net)
 if way == "own_hook":
     model.register_comm_hook(None, allreduce_hook)
-if way == "public_hook":
-    model.register_comm_hook(hetopt.CommState(model), hetopt.comm_hook)
+if way in ("public_hook", "sum"):
+    model.register_comm_hook(hetopt.CommState(model, weight="sum" if way == "sum" else None), hetopt.comm_hook)
 if way == "no_rank":
     loader = DataLoader(Subset(data, range(dist.get_rank(), 202, 2)), batch_size=24, shuffle=True)
 else:
     loader = DataLoader(data, batch_size=24, sampler=DistributedSampler(data))
 call = torch.compile(model, backend="eager") if way == "compiled" else model
+parts, scaler = 1 + (way == "halves"), torch.amp.GradScaler("cpu", enabled=way == "scaled")
 optimizer: Any = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 for _ in range(2):
     for inputs, targets in loader:
         model.train()
         optimizer.zero_grad()
-        loss: Any = cross_entropy(call(inputs), targets)
-        loss.backward()
-        optimizer.step()
+        for part in range(parts):
+            loss: Any = cross_entropy(call(inputs.chunk(parts)[part]), targets.chunk(parts)[part]) / parts
+            if way == "sum":  # over a count of the whole batch, as a loss over tokens is
+                count = torch.tensor(float(len(targets)))
+                dist.all_reduce(count)
+                loss = loss * len(targets) * dist.get_world_size() / count
+            with nullcontext() if part == parts - 1 else model.no_sync():
+                scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
     model.eval()
     for batch in DataLoader(data, batch_size=20):
         net(batch[0])

@@ -103,6 +103,20 @@ def test_what_is_not_as_usual_is_said_and_runs_on(way: str, shares: list[int], w
     assert torch.allclose(own[0], plain("no_rank" if way == "no_rank" else "usual"), rtol=1e-4, atol=1e-6)
 
 
+@cache
+def last_loss(way: str) -> float:
+    """The loss of the last step, as the log has it."""
+    with TemporaryDirectory() as folder:
+        trained(Path(folder) / "shares", "shares", DDP, way)
+        return next(event.loss for event in read_log(Path(folder) / "shares" / EVENTS_FILE) if event.event == "step")
+
+
+@pytest.mark.parametrize("way", ["halves", "scaled", "sum"])
+def test_the_loss_that_is_logged_is_that_whose_gradient_is_stepped_by(way: str) -> None:
+    """In micro-batches, scaled against underflow, or divided by a count of the whole batch as a loss over tokens is."""
+    assert last_loss(way) == pytest.approx(last_loss("usual"), rel=1e-6)
+
+
 def test_a_sharded_model_is_refused_at_its_first_step(tmp_path: Path) -> None:
     outcomes = start(tmp_path / "shares", "shares", DDP, "sharded")
     assert all(code and "shards its model over the workers" in said for code, said in outcomes)

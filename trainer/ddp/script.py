@@ -40,6 +40,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -217,6 +218,7 @@ class DdpRun:
         periods: control periods, which count its steps and decide on shares and exchange.
         steps: number of steps that optimizers have made.
         can_audit: whether a loss is of the samples of its worker alone, and not divided by what all workers count.
+        scaled: what a GradScaler made of a loss last, and that loss; None: no scaler was used.
     """
 
     def __init__(self, spec: RunSpec, run_dir: Path, rank: int, world_size: int, *, as_one: bool = False) -> None:
@@ -229,7 +231,8 @@ class DdpRun:
         self._waiting: deque[tuple[object, Part]] = deque()
         self._read: Counter[UnequalBatches] = Counter()  # batches of each loader that was trained on
         self._part: Part | None = None
-        self._loss: Tensor | None = None
+        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self.scaled: tuple[Tensor, Tensor] | None = None
         self._state: CommState | None = None  # of the module that was called last
         self._computes_in = torch.float32
         self._is_within = False  # a backward pass
@@ -449,6 +452,15 @@ class DdpRun:
         is_leaders = part.is_audit and not self._is_audit and self.rank > 0
         return 0.0 if is_leaders else self.world_size * part.weight
 
+    def _counted_samples(self) -> float:
+        """Return the samples of the batch for which this worker's loss stands, as its gradient does."""
+        part, weight = self._part, None if self._state is None else self._state.weight
+        if part is None:
+            return 0.0
+        if weight is not None:
+            return part.batch * (1 / self.world_size if weight == SUM else float(weight))
+        return 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
+
     def _read_from(self, sampler: object) -> None:
         if isinstance(sampler, UnequalBatches):
             sampler.is_trained_on = True
@@ -490,7 +502,8 @@ class DdpRun:
             yield gradients
             return
         if isinstance(tensors, Tensor) and tensors.dim() == 0:
-            self._loss = tensors.detach()
+            loss = self.scaled[1] if self.scaled is not None and self.scaled[0] is tensors else tensors
+            self._loss_sum = self._loss_sum + self._counted_samples() * loss.detach().double()
         factor, self._is_within = self._factor(), True
         self._backwards += 1
         try:
@@ -541,12 +554,11 @@ class DdpRun:
             # Of losses of several batches that are added up, nobody can tell which batch a gradient is of.
             self._tells_batches = self._batches <= self._backwards
             table.audits = replace(table.audits, accumulate=self._batches) if self._tells_batches else None
-        loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
-        samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
+        loss_sum, self._loss_sum = self._loss_sum, torch.zeros_like(self._loss_sum)
         waited_s, state.waited_s = state.waited_s, 0.0
         stops = periods.after(
             part.shares,
-            loss_sum=loss * samples,
+            loss_sum=loss_sum,
             stats=state.take_stats(),
             hidden=state.is_under_backward,
             waited_s=waited_s,
@@ -745,6 +757,12 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
             runs[0].give(self._index_sampler, batch)
         return batch
 
+    def scaled(scale: Any, self: GradScaler, outputs: Any) -> Any:
+        result = scale(self, outputs)
+        for run in runs:
+            run.scaled = (result, outputs)
+        return result
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def backward(run: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
         with runs[0].backward(tensors, grad_tensors) if runs else nullcontext(grad_tensors) as gradients:
@@ -783,6 +801,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
             (DistributedDataParallel, "register_comm_hook", registered),
             (dataloader._BaseDataLoaderIter, "__next__", following),
             (torch.autograd, "backward", backward),
+            (GradScaler, "scale", scaled),
             (dist, "init_process_group", joined),
             (dist, "destroy_process_group", left),
             (fsdp, "fully_shard", sharded),
