@@ -67,6 +67,7 @@ class Job(RecordLeavingOut):
         dataset_size: samples of an epoch.
         counts_epochs: False: nothing tells a script's epoch, and ``dataset_size`` is a stand-in.
         batch_size: global batch size in samples at which the task's defaults were tuned.
+        batches_per_step: batches of a script's loader in a step.
         least_local_batch_size: samples that a worker needs in a step.
         learning_rate_rule: how the learning rate follows the batch size.
         target_metric: name of the metric of the target.
@@ -83,6 +84,7 @@ class Job(RecordLeavingOut):
     """
 
     LEFT_OUT = (
+        "batches_per_step",
         "has_session",
         "converts",
         "resumes",
@@ -115,6 +117,9 @@ class Job(RecordLeavingOut):
         description="false: nothing tells how many samples an epoch of a script has, and `dataset_size` is a stand-in",
     )
     batch_size: PositiveInt = Field(description="global batch size the task's defaults were tuned at, samples")
+    batches_per_step: PositiveInt = Field(
+        default=1, description="batches of a script's loader in a step: more than one where it accumulates gradients"
+    )
     least_local_batch_size: PositiveInt = Field(
         default=1, description="samples that a worker needs in a step: two where BatchNorm normalises over them"
     )

@@ -849,6 +849,7 @@ class RunSpec(RecordLeavingOut):
     Attributes:
         task: name of the task, or of the script's job.
         script: a training script with a session, and its arguments; empty: the task runs.
+        batches_per_step: batches of a script's loader in a step.
         resumes: whether it goes on from checkpoints.
         data_dir: folder of the data; None: the task needs none.
         seed: of weights and sample order.
@@ -879,11 +880,14 @@ class RunSpec(RecordLeavingOut):
         miniature: the rehearsed cluster; None: the run is no rehearsal.
     """
 
-    LEFT_OUT = ("resumes", "ratio_settings", "batch_settings", "shard")
+    LEFT_OUT = ("batches_per_step", "resumes", "ratio_settings", "batch_settings", "shard")
 
     task: str
     script: tuple[str, ...] = Field(
         default=(), description="a training script with a session, and its arguments, in place of a task"
+    )
+    batches_per_step: PositiveInt = Field(
+        default=1, description="batches of a script's loader in a step: more than one where it accumulates gradients"
     )
     resumes: bool = Field(
         default=True, description="goes on from checkpoints; false: a script that saves none begins again"

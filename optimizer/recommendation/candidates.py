@@ -322,6 +322,7 @@ def run_spec(
     return RunSpec(
         task=job.task,
         script=job.script,
+        batches_per_step=job.batches_per_step,
         resumes=job.resumes,
         data_dir=profile.data_dir,
         seed=seed,

@@ -230,6 +230,7 @@ class ScriptProbe:
             dataset_size=epoch or STREAM_BATCHES * training.batch_size,
             counts_epochs=epoch is not None,
             batch_size=training.batch_size,
+            batches_per_step=training.batches,
             least_local_batch_size=LEAST_SAMPLES if any(map(normalises, training.modules)) else 1,
             learning_rate_rule="none",
             target_metric=NO_TARGET.metric,

@@ -92,8 +92,9 @@ class ScriptCourse:
         step = yield Wish()
         counted = yield from self._count()
         # Of three steps: what reads batches ahead, as frameworks do, has read more of them in its first one.
-        batch_size = statistics.median_low((step.samples, *counted))
+        batch_size = statistics.median_low(each.samples for each in (step, *counted))
         self.observer.batch_size = batch_size or self.observer.batch_size
+        self.observer.batches = max(1, statistics.median_low(each.batches for each in (step, *counted)))
         begun_s = self.crew.elapsed_s()
         sizes = self._sizes()
         # The script's own size comes first: it is what training takes, and is measured however short the time is.
@@ -110,8 +111,8 @@ class ScriptCourse:
         if not self.points:
             raise RunFailed(f"no steps of {self.observer.batch_size} samples came, as the script's first ones had")
 
-    def _count(self) -> Generator[Wish, Step, tuple[int, int]]:
-        """Count the operators and FLOPs of a step, and return the samples of the two steps that this takes."""
+    def _count(self) -> Generator[Wish, Step, tuple[Step, Step]]:
+        """Count the operators and FLOPs of a step, and return the two steps that this takes."""
         whole, apart = WorkCount(), WorkCount()
         first = yield Wish(inside=(whole,))
         self.operators = whole.operators
@@ -120,7 +121,7 @@ class ScriptCourse:
         step = yield Wish(inside=counters)
         if step.samples:
             self.flops_per_sample = apart.flops / step.samples or None
-        return first.samples, step.samples
+        return first, step
 
     @property
     def changes_size(self) -> bool:

@@ -66,12 +66,14 @@ class Step:
 
     Attributes:
         samples: of its batches; 0: not known.
+        batches: that its loader gave it; 0: it has none.
         timed: from the end of the step before to its own end; its phases are waiting for batches, from a batch to its
             backward pass, backward passes, and the optimizers' updates.
         gradient: of all parameters, flat fp32, as the last backward pass left it; None: the `Wish` did not want it.
     """
 
     samples: int
+    batches: int
     timed: TimedStep
     gradient: Tensor | None
 
@@ -92,10 +94,11 @@ LOADING, FORWARD, BACKWARD, UPDATE = range(PHASES)
 
 @dataclass
 class _Seen:
-    """The samples and the spans of each phase of the step under way."""
+    """The samples, batches and the spans of each phase of the step under way."""
 
     begun: Mark | None = None
     samples: int = 0
+    batches: int = 0
     spans: tuple[list[tuple[Mark, Mark]], ...] = field(default_factory=lambda: ([], [], [], []))
     gradient: Tensor | None = None
 
@@ -143,6 +146,7 @@ class Observer:
         modules: that the process held when the first step ended.
         loader: of the training data, the one read last; None: no DataLoader is known.
         batch_size: samples of a step as the script has it; 0: not known.
+        batches: batches of its loader in a step.
         backward_at, step_at: line of the user's files with the script's first backward pass, and first step; empty:
             none yet.
         hook: by which it hears modules being called, removed once a DataLoader is known; None: it does not listen to
@@ -154,7 +158,7 @@ class Observer:
         self.parameters: list[nn.Parameter] = []
         self.modules: list[nn.Module] = []
         self.loader: DataLoader[Any] | None = None
-        self.batch_size = 0
+        self.batch_size, self.batches = 0, 1
         self.hook: RemovableHandle | None = None
         self._stopwatch: Stopwatch = Stopwatch(torch.device("cpu"))
         self._course = course
@@ -267,6 +271,7 @@ class Observer:
             self.loader, samples = self._newest
             self._training.add(self.loader)
             self._seen.samples += samples
+            self._seen.batches += 1
             self._newest = None
 
     def calls(self, inputs: Any) -> None:
@@ -345,7 +350,7 @@ class Observer:
             if not seen.spans[UPDATE]:  # nobody heard its parts: whether it waited or computed cannot be told
                 parts_s = ((1 - BACKWARD_PART) * timed.wall_s, BACKWARD_PART * timed.wall_s)
                 timed = timed._replace(phases_s=(0.0, *parts_s, 0.0))
-            self._follow(Step(samples=seen.samples, timed=timed, gradient=seen.gradient))
+            self._follow(Step(samples=seen.samples, batches=seen.batches, timed=timed, gradient=seen.gradient))
         self._around = ExitStack()
         for counter in self._wish.inside:
             self._around.enter_context(counter)

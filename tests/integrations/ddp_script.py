@@ -1,6 +1,6 @@
 """A loop with DistributedDataParallel that begins its epochs in evaluation mode, or does what hetopt's shares need not.
 
-``ddp_script.py usual|compiled|halves|scaled|sum|public_hook|own_hook|no_rank|sharded``
+``ddp_script.py usual|compiled|accumulates|scaled|sum|public_hook|own_hook|no_rank|sharded``
 """
 
 import sys
@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 import hetopt
 
 (way,) = sys.argv[1:]
+parts = 1 + (way == "accumulates")
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 x = torch.randn(203, 8)
@@ -36,24 +37,26 @@ if way in ("public_hook", "sum"):
 if way == "no_rank":
     loader = DataLoader(Subset(data, range(dist.get_rank(), 202, 2)), batch_size=24, shuffle=True)
 else:
-    loader = DataLoader(data, batch_size=24, sampler=DistributedSampler(data))
+    loader = DataLoader(data, batch_size=24 // parts, sampler=DistributedSampler(data))
 call = torch.compile(model, backend="eager") if way == "compiled" else model
-parts, scaler = 1 + (way == "halves"), torch.amp.GradScaler("cpu", enabled=way == "scaled")
+scaler = torch.amp.GradScaler("cpu", enabled=way == "scaled")
 optimizer: Any = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 for _ in range(2):
-    for inputs, targets in loader:
+    for number, (inputs, targets) in enumerate(loader):
         model.train()
-        optimizer.zero_grad()
-        for part in range(parts):
-            loss: Any = cross_entropy(call(inputs.chunk(parts)[part]), targets.chunk(parts)[part]) / parts
-            if way == "sum":  # over a count of the whole batch, as a loss over tokens is
-                count = torch.tensor(float(len(targets)))
-                dist.all_reduce(count)
-                loss = loss * len(targets) * dist.get_world_size() / count
-            with nullcontext() if part == parts - 1 else model.no_sync():
-                scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        begins = number % parts == 0
+        ends = number % parts == parts - 1 or number == len(loader) - 1
+        loss: Any = cross_entropy(call(inputs), targets) / (1 if begins and ends else parts)
+        if way == "sum":  # over a count of the whole batch, as a loss over tokens is
+            count = torch.tensor(float(len(targets)))
+            dist.all_reduce(count)
+            loss = loss * len(targets) * dist.get_world_size() / count
+        with nullcontext() if ends else model.no_sync():
+            scaler.scale(loss).backward()
+        if ends:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
     model.eval()
     for batch in DataLoader(data, batch_size=20):
         net(batch[0])

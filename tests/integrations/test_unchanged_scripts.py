@@ -71,7 +71,9 @@ def test_a_framework_takes_on_unequal_shares_the_steps_of_equal_ones(
     steps = {}
     for way in ("plain", "shares"):
         output = () if name == "with_accelerate" else ("--output", str(tmp_path / f"{way}-output"))
-        steps[way], _ = trained(tmp_path / way, way, EXAMPLES / f"{name}.py", *arguments, *output)
+        # Each steps once in two batches of its loader, which are the plan's batch.
+        plan = {"SHARES": "a:64,b:32", "BATCHES": "2"}
+        steps[way], _ = trained(tmp_path / way, way, EXAMPLES / f"{name}.py", *arguments, *output, **plan)
     assert samples(tmp_path / "shares") == [32, 16]
     assert torch.equal(*steps["shares"])
     assert torch.allclose(steps["shares"][0], steps["plain"][0], rtol=1e-4, atol=1e-5)
@@ -89,13 +91,14 @@ def plain(batches: str) -> Tensor:
     [
         ("usual", [32, 16], ""),
         ("compiled", [32, 16], ""),
+        ("accumulates", [16, 8], ""),
         ("public_hook", [32, 16], ""),
         ("own_hook", [32, 16], "registers a communication hook of its own, which is kept"),
         ("no_rank", [24, 24], "keeps equal shares: nothing in its sampler is of one rank"),
     ],
 )
 def test_what_is_not_as_usual_is_said_and_runs_on(way: str, shares: list[int], words: str, tmp_path: Path) -> None:
-    own, said = trained(tmp_path / "shares", "shares", DDP, way)
+    own, said = trained(tmp_path / "shares", "shares", DDP, way, BATCHES=str(1 + (way == "accumulates")))
     assert samples(tmp_path / "shares") == shares
     assert said.count("hetopt:") == bool(words)
     assert words in said
@@ -107,11 +110,11 @@ def test_what_is_not_as_usual_is_said_and_runs_on(way: str, shares: list[int], w
 def last_loss(way: str) -> float:
     """The loss of the last step, as the log has it."""
     with TemporaryDirectory() as folder:
-        trained(Path(folder) / "shares", "shares", DDP, way)
+        trained(Path(folder) / "shares", "shares", DDP, way, BATCHES=str(1 + (way == "accumulates")))
         return next(event.loss for event in read_log(Path(folder) / "shares" / EVENTS_FILE) if event.event == "step")
 
 
-@pytest.mark.parametrize("way", ["halves", "scaled", "sum"])
+@pytest.mark.parametrize("way", ["accumulates", "scaled", "sum"])
 def test_the_loss_that_is_logged_is_that_whose_gradient_is_stepped_by(way: str) -> None:
     """In micro-batches, scaled against underflow, or divided by a count of the whole batch as a loss over tokens is."""
     assert last_loss(way) == pytest.approx(last_loss("usual"), rel=1e-6)

@@ -36,6 +36,7 @@ def spec(script: str) -> RunSpec:
     return RunSpec(
         task="script",
         script=(script,),
+        batches_per_step=int(os.environ.get("BATCHES", "1")),
         workers=tuple(WorkerSpec(host=host, type="local", local_batch_size=int(samples)) for host, samples in shares),
         compression=parse_compression(os.environ.get("COMPRESSION", "identity"), option="COMPRESSION"),
         batch_policy="static",

@@ -26,12 +26,12 @@ import copy
 import datetime
 import functools
 import gc
+import operator
 import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -231,7 +231,7 @@ class DdpRun:
         self._waiting: deque[tuple[object, Part]] = deque()
         self._read: Counter[UnequalBatches] = Counter()  # batches of each loader that was trained on
         self._part: Part | None = None
-        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._loss, self._taken = torch.zeros((), dtype=torch.float64), (0,) * world_size  # of the step under way
         self.scaled: tuple[Tensor, Tensor] | None = None
         self._state: CommState | None = None  # of the module that was called last
         self._computes_in = torch.float32
@@ -262,9 +262,9 @@ class DdpRun:
             print(f"hetopt: {sentence}", file=sys.stderr, flush=True)
 
     def batch_of(self, batch_size: int) -> int:
-        """Return the global batch size in samples: a script's plan's, else ``batch_size`` per worker times workers."""
-        planned = self._spec.global_batch_size
-        return planned if self._spec.script else batch_size * self.world_size
+        """Return the samples of a loader's batch over all workers: a script's plan's, else ``batch_size`` on each."""
+        spec = self._spec
+        return max(1, spec.global_batch_size // spec.batches_per_step) if spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
         """Begin control periods on a new loader of ``batch_size`` samples a rank; return its table of shares.
@@ -312,7 +312,8 @@ class DdpRun:
             return Audits(every_step=True)
         is_off = any(state.record is None or state.record.mode == "off" for state in states)
         is_wanted = can_audit and self._tells_batches and not is_off
-        return Audits(largest=spec.workers[0].max_local_batch_size) if is_wanted else None
+        accumulate = spec.batches_per_step
+        return Audits(accumulate=accumulate, largest=spec.workers[0].max_local_batch_size) if is_wanted else None
 
     # What the script does.
 
@@ -425,7 +426,7 @@ class DdpRun:
             return
         if self.periods.engine is None:
             self._begin(part.batch, part.shares)
-        self._part = part
+        self._part, self._taken = part, tuple(map(operator.add, self._taken, part.shares))
         self.periods.samples_seen += part.batch
         self.periods.pace.begin(part.samples)
         self._batches += 1
@@ -452,14 +453,14 @@ class DdpRun:
         is_leaders = part.is_audit and not self._is_audit and self.rank > 0
         return 0.0 if is_leaders else self.world_size * part.weight
 
-    def _counted_samples(self) -> float:
-        """Return the samples of the batch for which this worker's loss stands, as its gradient does."""
+    def _weight(self) -> float:
+        """Return the weight of this worker's loss in that of the step, which is its gradient's; 0 before a batch."""
         part, weight = self._part, None if self._state is None else self._state.weight
         if part is None:
             return 0.0
         if weight is not None:
-            return part.batch * (1 / self.world_size if weight == SUM else float(weight))
-        return 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
+            return 1 / self.world_size if weight == SUM else float(weight)
+        return 0.0 if part.is_audit and self.rank else part.weight  # the leader's loss is of the whole batch
 
     def _read_from(self, sampler: object) -> None:
         if isinstance(sampler, UnequalBatches):
@@ -503,7 +504,7 @@ class DdpRun:
             return
         if isinstance(tensors, Tensor) and tensors.dim() == 0:
             loss = self.scaled[1] if self.scaled is not None and self.scaled[0] is tensors else tensors
-            self._loss_sum = self._loss_sum + self._counted_samples() * loss.detach().double()
+            self._loss = self._loss + self._weight() * loss.detach().double()
         factor, self._is_within = self._factor(), True
         self._backwards += 1
         try:
@@ -550,19 +551,28 @@ class DdpRun:
         self.steps += 1
         _, state = self._modules[-1]
         table = periods.table
+        if self.steps == 1 and self._spec.script and part.step and self._batches != self._spec.batches_per_step:
+            planned, samples = self._spec.global_batch_size, sum(self._taken)
+            raise BadInput(
+                f"The plan steps by {planned:,} samples, and {Path(self._spec.script[0]).name} by {samples:,}: by "
+                f"{self._batches} batches of its loader, where it had {self._spec.batches_per_step} in its profile.",
+                hint="profile it with the arguments that it is launched with",
+            )
         if self.steps == 1 and table is not None and table.audits is not None and not table.audits.every_step:
             # Of losses of several batches that are added up, nobody can tell which batch a gradient is of.
             self._tells_batches = self._batches <= self._backwards
-            table.audits = replace(table.audits, accumulate=self._batches) if self._tells_batches else None
-        loss_sum, self._loss_sum = self._loss_sum, torch.zeros_like(self._loss_sum)
+            table.audits = table.audits if self._tells_batches else None
+        taken = self._taken if any(self._taken) else part.shares  # one more step of the same batch
+        loss_sum = sum(taken) * self._loss
+        self._loss, self._taken = torch.zeros_like(loss_sum), (0,) * self.world_size
         waited_s, state.waited_s = state.waited_s, 0.0
         stops = periods.after(
-            part.shares,
+            taken,
             loss_sum=loss_sum,
             stats=state.take_stats(),
             hidden=state.is_under_backward,
             waited_s=waited_s,
-            norms=state.norms.take(part.samples),
+            norms=state.norms.take(taken[self.rank]),
             counts=part.shares == periods.shares and not part.is_audit,
             learning_rate=float(optimizer.param_groups[0]["lr"]),
             epoch=self._passes,
