@@ -72,7 +72,11 @@ class Timed:
         return utilisation_prior().transformer.usual * self._most_flops(precision)
 
     def _most_flops(self, precision: Precision) -> float:
-        """Return the operations that the GPUs can do in that time, at their peak rate."""
+        """Return the operations that the GPUs can do in that time, at their peak rate.
+
+        Raises:
+            BadInput: no rates of the GPU are published.
+        """
         gpu = gpu_of(self.gpus)
         if gpu is None:
             raise BadInput(f"no rates of the {self.gpus.name} are published.", hint="leave `took` and `on` out")
@@ -156,6 +160,7 @@ def described_profile(
     operators = OPERATORS_A_LAYER * count.layers
 
     def device(precision: Precision) -> Device:
+        """Return the device of the profile that computes in a precision."""
         prior, memory = utilisation_prior(), recipe.memory(count, batch_size, half=is_half(precision))
         counted = prior.counted(count, precision, recipe)
         if timed is not None:

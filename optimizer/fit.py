@@ -95,7 +95,7 @@ class CompressorLine:
     def parts_s(self, ratio: float) -> tuple[float, float]:
         """Return seconds to compress a gradient at ``ratio``, and to decompress one payload.
 
-        Beyond the ends, theirs.
+        Ratios beyond the measured ones get the nearest one's seconds.
         """
         at = math.log(ratio)
         return (
@@ -157,7 +157,7 @@ class FittedDevice:
 
     @property
     def largest_batch(self) -> int | None:
-        """Most samples that fit in the worker's memory; None when memory was not measured or does not grow."""
+        """Most samples that fit in the worker's memory; 0: none; None: memory was not measured, or does not grow."""
         return None if self.memory is None else self.memory.largest_batch(self.device.memory_limit_bytes)
 
 
@@ -318,7 +318,10 @@ def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
 
 
 def fit_device(device: Device) -> FittedDevice:
-    """Fit step time, sample loading, peak memory and compressor costs to the measurements of one profiled device."""
+    """Fit step time, sample loading, peak memory and compressor costs to the measurements of one profiled device.
+
+    The memory is None where peaks of fewer than two batch sizes are known.
+    """
     points = device.step_times
     sizes = [point.local_batch_size for point in points]
     fixed, per_sample, floor, log_sd = fit_step_time(sizes, [point.step_time_s for point in points])

@@ -175,11 +175,11 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
     _check_trainable(config, whole=whole)
     name = config.get("model_type", config.get("_class_name"))
     if not isinstance(name, str) or name not in FAMILIES:
-        said = shown(name) if isinstance(name, str) else "missing"
+        kind = shown(name) if isinstance(name, str) else "missing"
         mixes = any("expert" in field for field in config)
-        said += ", a mixture of experts that is not counted" * mixes
+        kind += ", a mixture of experts that is not counted" * mixes
         raise BadInput(
-            f"model_type is {said}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
+            f"model_type is {kind}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
             hint=ACTIVE_ALONE if mixes else "give the number of parameters with `params`",
         )
     fields = Fields(values=config, wrong=[])
@@ -191,8 +191,12 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
 def _check_trainable(config: Mapping[str, Any], *, whole: bool) -> None:
     """Refuse a configuration that names no model, or one whose weights cannot be trained as they are.
 
+    Args:
+        config: fields of the config.json.
+        whole: whether all weights are trained.
+
     Raises:
-        BadInput: it is of an adapter, of quantised weights that are all trained, or of several models.
+        BadInput: the configuration is of an adapter, of quantised weights that are all trained, or of several models.
     """
     if "peft_type" in config or "base_model_name_or_path" in config:
         base = config.get("base_model_name_or_path")
@@ -284,7 +288,11 @@ class Transformer:
         )
 
     def layers(self, fields: Fields) -> Layers:
-        """Return the dimensions of a model's layers, all alike, from its configuration; faults are noted."""
+        """Return the dimensions of a model's layers, all alike, from its configuration; faults are noted.
+
+        Fields that the configuration lacks get the library's defaults. Of experts, all count as parameters, and the
+        chosen ones as work.
+        """
         width = fields.whole("hidden_size", "n_embd", "dim", "n_embed")
         inner = fields.whole(
             "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size", default=4 * width
@@ -356,7 +364,7 @@ class Layers:
     def sample(
         self, name: str, parameters: int, head: int, tokens: int, vocabulary: int = 0, *, fused: bool = True
     ) -> ModelCount:
-        """Return the counts of a model with these layers, for samples of ``tokens`` tokens; ``head``: output weights.
+        """Return the counts of a model with these layers, for samples of ``tokens`` tokens.
 
         Activations of a token and layer in 16 bits: 18 bytes for each of its width, 4 (gated: 8) of its inner width
         (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores). Scores are 5
@@ -492,7 +500,10 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _resnet(fields: Fields, _: int | None) -> ModelCount:
-    """Count a ResNet (He et al. 2016), with the stride in the convolution of three by three."""
+    """Count a ResNet (He et al. 2016), with the stride in the convolution of three by three; faults are noted.
+
+    Blocks have a bottleneck unless the configuration says ``basic``; 1,000 layers of a stage are counted at most.
+    """
     pixels = side = fields.whole("image_size", default=224)
     inputs = fields.whole("embedding_size", default=64)
     stages = fields.stages(hidden_sizes=(256, 512, 1024, 2048), depths=(3, 4, 6, 3))

@@ -445,15 +445,19 @@ class Goal(Record):
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None, joint: str = "and") -> str:
-    """Return budget and deadline as a phrase; '' if both are None. ``article`` begins each, ``joint`` joins them.
+    """Return budget and deadline as a phrase, such as 'its budget of $5.00 and its deadline of 6 h'; '': both are None.
 
-    Such as 'its budget of $5.00 and its deadline of 6 h', with the article 'its'.
+    Args:
+        article: begins each limit, such as 'its'.
+        budget_usd: budget; None: it is left out.
+        deadline_s: deadline, seconds; None: it is left out.
+        joint: word between the two.
     """
     asked = (
         ("budget", None if budget_usd is None else usd(budget_usd)),
         ("deadline", None if deadline_s is None else duration(deadline_s)),
     )
-    return f" {joint} ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
+    return f" {joint} ".join(f"{article} {name} of {amount}" for name, amount in asked if amount is not None)
 
 
 class RegionOffer(Record):
@@ -639,8 +643,8 @@ class Plan(Artifact):
 
     @property
     def _in_a_line(self) -> str:
-        said = self.chosen.prediction
-        return f"{self.chosen.in_words}: {_took(said.total_s, said.cost_usd)}"
+        prediction = self.chosen.prediction
+        return f"{self.chosen.in_words}: {_took(prediction.total_s, prediction.cost_usd)}"
 
     def __repr__(self) -> str:
         return f"<Plan {self._in_a_line}>"

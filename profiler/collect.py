@@ -72,6 +72,8 @@ def collect(
 ) -> Profile:
     """Return the profile that a probe's events add up to; refuse a log that is unfinished or damaged.
 
+    Sweeps and pilots of a precision that diverged (see `diverged`) are left out.
+
     Args:
         events: the whole log, in order; names that are not a probe's are passed over.
         schedule: what was to be measured.
@@ -130,7 +132,19 @@ def _devices(
     schedule: ProbeSchedule,
     device_type: str,
 ) -> tuple[Device, ...]:
-    """Return a device for each sweep that measured anything; ``usual_s`` is what the yardstick took in the mean."""
+    """Return a device for each sweep that measured anything, step times scaled to the usual speed of the processor.
+
+    Args:
+        events: of the probe.
+        points: step times that the profile keeps.
+        usual_s: mean time of the calibration micro-benchmark, in seconds; None: not timed, and step times stay as they
+            are.
+        schedule: of the probe.
+        device_type: catalogue name of the machine, or ``local``.
+
+    Raises:
+        RunFailed: no sweep measured anything.
+    """
     facts = {fact.sweep: fact for fact in _all(events, DeviceFacts)}
     ended = {end.sweep: end for end in _all(events, SweepEnded)}
     compressors = _all(events, CompressorPoint)
@@ -211,7 +225,13 @@ def _step_time(size: int, timed: Sequence[WorkerSteps]) -> StepTime:
 
 
 def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnded | None) -> int:
-    """Return the host's memory limit in bytes; lower where a batch that should have fitted ran out of memory."""
+    """Return the host's memory limit in bytes; lower where a batch that should have fitted ran out of memory.
+
+    Args:
+        limit_bytes: as the device told it.
+        points: step times with their peak memory.
+        end: the batch that did not fit; None: all fitted.
+    """
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if end is None or not peaks:
         return limit_bytes
@@ -221,6 +241,7 @@ def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnde
 
 
 def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
+    """Return a link for each collective, number of workers and scope: payloads, and the line through their times."""
     kinds: dict[tuple[Collective, int, bool], list[LinkPoint]] = {}
     for point in points:
         kinds.setdefault((point.collective, point.workers, point.across_hosts), []).append(point)
@@ -237,7 +258,7 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
 
 
 def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
-    """Return the noise samples with both moments smoothed over the samples before."""
+    """Return the noise samples with both moments averaged over this and about twenty samples before."""
     moments = (
         Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
         for sample in samples
@@ -247,7 +268,11 @@ def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:
-    """Return the mean gain over the sampled steps at each ratio, and a low quantile of it."""
+    """Return the mean gain over the sampled steps at each ratio, and a low quantile of it; without samples none.
+
+    Raises:
+        RunFailed: a sample has not one gain for each ratio.
+    """
     if not measured:
         return ()
     if any(len(sample.gains) != len(ratios) for sample in measured):
@@ -298,7 +323,7 @@ def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tup
     """Return each pilot in another precision beside the usual one's, with the same first weights and the same batches.
 
     They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
-    two became.
+    two became. A pilot without a partner, or that never came to that value, is left out.
     """
     usual = {(pilot.global_batch_size, pilot.seed): pilot for pilot in pilots if pilot.sync is None}
     better = max if job.target_higher_is_better else min

@@ -101,7 +101,7 @@ def options_at(name: str, values: Mapping[str, Any]) -> Machines:
 
     Args:
         name: of the backend, such as ``ec2``.
-        values: by field, as a person types them; each is parsed by its option.
+        values: by field of some backend's options, as a person types them; each is parsed by its option.
 
     Raises:
         BadInput: there is no backend of this name, a field is another backend's, or a value is refused by its option.

@@ -68,6 +68,13 @@ def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
 
 
 def _check_exchange(run: RunSpec) -> None:
+    """Refuse a ratio policy that cannot decide for the run's compressor, collective or ratio.
+
+    A policy that weighs whole options brings a compressor itself where the plan has none.
+
+    Raises:
+        BadInput: the policy has nothing to decide, does not go with the collective, or the ratio is not its.
+    """
     compression, policy = run.compression, run.ratio_policy
     # Who weighs whole ways to exchange brings a compressor where the plan names none.
     if policy not in WEIGHS_WAYS or compression.name != IDENTITY:

@@ -249,7 +249,12 @@ def _place(
 
 
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter, **where: Any) -> StepSample:
-    """Run one probe and return its step sample; ``where``: the folder of a rented one, and the command to end it."""
+    """Run one probe and return its step sample; ``where``: the folder of a rented one, and the command to end it.
+
+    Raises:
+        RunFailed: the probe fails, is stopped from outside, or measures no step.
+        HetoptError: the launcher cannot start it.
+    """
     with measurement(launcher, probe.spec, {}, what="a probe", reporter=tell, **where) as folder:
         return read_sample(probe, read_log(folder / EVENTS_FILE))
 
@@ -318,7 +323,11 @@ def place_on_ec2(
 
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
-    """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known."""
+    """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known.
+
+    Raises:
+        BadInput: the catalogue has neither price of a type.
+    """
     prices = {name: catalog.price(name, "spot") or catalog.price(name, "on-demand") for name in types}
     if unknown := [name for name, price in prices.items() if price is None]:
         raise BadInput(f"no price of {', '.join(unknown)} is known in {catalog.region}.", hint="name another type")

@@ -93,6 +93,8 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
 def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
     """Parse ``value, key=value`` into an `Item`; values stay text.
 
+    A part whose text before ``=`` cannot be a key, such as an address with a query, is a value.
+
     Args:
         text: as written; empty parts are passed over.
         where: with which errors begin.
@@ -140,7 +142,8 @@ def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> di
         first: keys whose values may stand in front without them, in this order.
 
     Raises:
-        BadInput: a key is unknown, there are more values without a key than ``first`` has, or a field stands twice.
+        BadInput: a key is unknown or stands without a value, there are more values without a key than ``first`` has, or
+            a field stands twice.
     """
     left, texts = list(first), dict[str, str]()
     for key, value in [*(("", value) for value in item.values), *item.pairs.items()]:
@@ -288,7 +291,7 @@ def quantity(text: str, unit: Unit, what: str) -> float:
 
     Args:
         text: as written; thousands may be separated by commas or underscores.
-        unit: kind of quantity.
+        unit: kind of quantity; one that ``adds`` takes several parts, as in '1h30m'.
         what: the parameter, with which errors begin.
 
     Raises:

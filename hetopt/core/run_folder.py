@@ -167,6 +167,9 @@ class Outputs:
     def add(self, folder: Path, name: str, size: int) -> Path | None:
         """Add a file's name and size in bytes if it may be copied; return its path in ``folder``, None if left out.
 
+        Why a file is left out, such as a name that leads out of the folder or too many files or bytes, is kept for
+        people.
+
         Args:
             folder: in which the file is, or will be.
             name: of the file below the folder, with slashes.
@@ -306,7 +309,8 @@ class RunFolders:
         """Return the folder of the run whose name is or contains ``name``; None: the newest run's.
 
         Raises:
-            BadInput: there are no runs, or none of this name, or the name fits several and is none's whole name.
+            BadInput: the runs cannot be listed, there are none, none has this name, or the name fits several and is
+                none's whole name.
         """
         runs = self.all()
         if not runs:

@@ -162,6 +162,7 @@ class AveragedCurve:
         return np.asarray(self.log_scale + self.power * np.log(1 / sizes[:, None] + 1 / self.critical))
 
     def _median(self, curves: Array) -> Array:
+        """Return the weighted median of each row of ``curves``, shape (rows, nodes)."""
         order = np.argsort(curves, axis=1)
         below = np.cumsum(self.weight[order], axis=1) < 0.5
         middle = np.take_along_axis(order, below.sum(axis=1)[:, None], axis=1)

@@ -147,7 +147,8 @@ class GivenSteps:
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the optimizer steps of the given length by batch size (samples), rounded up, whatever the gain.
 
-        ``ceil(epochs * dataset_size / B)`` or, where each pass restarts, ``ceil(epochs * ceil(dataset_size / B))``.
+        ``ceil(epochs * dataset_size / B)`` or, where each pass restarts, ``ceil(epochs * ceil(dataset_size / B))``; a
+        length that is given in steps is the same for all.
         """
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         if self.dataset_size is None:
@@ -228,13 +229,13 @@ def fit_convergence(profile: Profile) -> Convergence:
             else "one pilot reached the target, and no noise scale says what another batch size needs",
             is_early=not profile.noise or profile.noise[0].samples_seen < profile.job.dataset_size,
         )
-    told = [sample for sample in profile.noise if sample.gradient_variance > 0]
+    noisy = [sample for sample in profile.noise if sample.gradient_variance > 0]
     curve = averaged_curve(
         runs,
         # At most a thousand times the average: a mean gradient that is lost in noise has no size.
-        noise_scale=[1 / max(each.gradient_square / each.gradient_variance, 1e-3 / (noise or 1)) for each in told]
+        noise_scale=[1 / max(each.gradient_square / each.gradient_variance, 1e-3 / (noise or 1)) for each in noisy]
         or None,
-        noise_steps=np.maximum(1, np.diff([0, *(sample.step for sample in told)])),
+        noise_steps=np.maximum(1, np.diff([0, *(sample.step for sample in noisy)])),
     )
     basis = (
         f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
@@ -299,19 +300,23 @@ def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) ->
     return EqualSteps(given=given, batch_size=batch_size, curve=curve)
 
 
-def surely_best(scores: Array, log_sds: Array, own: float) -> int:
-    """Return the index of the least score among those that are at most ``own`` at the upper end of their 90 % interval.
+def surely_best(scores: Array, log_sds: Array, certain: float) -> int:
+    """Return the index of the least score among scores whose upper 90 % end is at most ``certain``.
 
     Args:
-        scores: expected time or cost; larger batches cost what their steps do.
-        log_sds: standard deviation of the log of each one's steps; 0 for the batch that scores ``own``.
-        own: score that is known to be had.
+        scores: expected time or cost; larger batches cost what their steps do. One of them is ``certain``.
+        log_sds: standard deviation of the log of each one's steps; 0 for the batch that scores ``certain``.
+        certain: score that is known to be had.
     """
-    return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= own, scores, np.inf)))
+    return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= certain, scores, np.inf)))
 
 
 def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
-    """Return the smallest and largest global batch size, samples, for which counts of steps are trusted."""
+    """Return the smallest and largest global batch size, samples, for which counts of steps are trusted.
+
+    To a target, these are the pilots' sizes and somewhat more, or some way around a single pilot's; without pilots, or
+    for a given length, from the task's own size upwards.
+    """
     pilots = convergence.pilot_batch_sizes
     if to_target and len(pilots) > 1:
         low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
@@ -338,9 +343,9 @@ def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[Compr
 
 
 def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot]:
-    """Yield the pilots whose workers trained for themselves.
+    """Yield the pilots whose workers averaged parameters, with the share of steps that end in an average.
 
-    The share is what its policy aims at, where it aims at one: how it begins is no part of that.
+    The share is the one that a policy aims at, where it aims at one: how it begins is no part of that.
     """
     for pilot in pilots:
         if (averaging := pilot.sync) is None:
@@ -382,7 +387,11 @@ class PrecisionLoss:
 
 
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
-    """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more."""
+    """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more.
+
+    With the factor 1 the log has a standard deviation, for what trials do not show; none in the profile's own
+    precision.
+    """
     if precision == profile.precisions[0]:
         return PrecisionLoss()
     log_ratios = [

@@ -289,6 +289,7 @@ def _checkpoints(usage: Usage, billing: Billing, usd: float) -> CostTerm:
 
 
 def _machines(offer: Offer, count: int, hours: float) -> CostTerm:
+    """Return the line of the bill for ``count`` machines of one kind over ``hours``, with price, date and source."""
     price, name = offer.price, offer.instance_type.name
     if price.region == OWN:
         return CostTerm(
@@ -332,7 +333,13 @@ ELSEWHERE = "elsewhere"
 
 
 def data_transfer(data_bytes: float, source: str | None, target: str) -> CostTerm | None:
-    """Return the cost of copying the data set between two regions once, as a line of the bill; None: nothing to pay."""
+    """Return the cost of copying the data set between two regions once, as a line of the bill; None: nothing to pay.
+
+    Args:
+        data_bytes: of the data set.
+        source: region that holds it; None: no region does, and nothing is paid.
+        target: region of the machines.
+    """
     if source is None or source == target or data_bytes <= 0:
         return None
     prices = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]

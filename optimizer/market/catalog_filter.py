@@ -160,8 +160,8 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
     """Raise BadInput, with similar names, if no accelerator of ``types`` is called ``name``; return nothing.
 
     Raises:
-        BadInput: none is; the hint names those that are close, or, if hetopt knows such a GPU, says that none of these
-            machines has it, and lists those that they have.
+        BadInput: no accelerator is; the hint names similar ones or, if hetopt knows such a GPU, says that none of these
+            machines has it, and lists the GPUs that they have.
     """
     accelerators = [instance.accelerator for instance in types if instance.accelerator]
     if not any(is_called(accelerator, name) for accelerator in accelerators):
@@ -293,6 +293,11 @@ def rentable_gpus(
 
 
 def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket) -> RentableGpu:
+    """Return a GPU with its published facts, None where not published, and the cheapest machine that has it.
+
+    Ties go to fewer GPUs, then to fewer vCPUs; machines without a price come last.
+    """
+
     def dearness(machine: tuple[Accelerator, Listing]) -> tuple[float, int, int]:
         price = price_in(machine[1], market)
         return inf if price is None else price.usd_per_hour, machine[0].count, machine[1].instance_type.vcpus

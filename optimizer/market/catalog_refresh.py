@@ -159,7 +159,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrices) -> str:
-    """Return sources.json: the bundled sources, and today's for the columns that they fill."""
+    """Return the text of sources.json: the bundled sources, and the feeds' with their days for their columns.
+
+    Columns whose feed gave nothing keep the bundled source.
+
+    Raises:
+        BadInput: the bundled file cannot be read.
+    """
     data = read_json(bundled / "sources.json")
     fields = data["fields"]
     columns = {**fields["regions/*.csv"], **fields.get(f"regions/{region}.csv", {})}
@@ -260,6 +266,7 @@ class PublicFeeds:
         )
 
     def _if_possible(self, url: str, make: Callable[[Iterator[bytes], str], Any], what: str) -> ByRegion:
+        """Download and parse a feed; return its figures by region and its day; (None, None) and a remark: it failed."""
         try:
             return self._read(feed_url(url), make, price_feeds.MOST_JSON_BYTES, what)
         except HetoptError as error:

@@ -136,6 +136,11 @@ class AskedSteps:
         )
 
     def _machine(self, node: Node) -> MachineOption:
+        """Return a node's machine option, cached; of a node with fewer workers than GPUs only as many GPUs count.
+
+        Raises:
+            BadInput: the speed of the type cannot be predicted.
+        """
         if node not in self._machines:
             instance = self.catalog.instance_types[node.type]
             if instance.accelerator is not None and node.workers < instance.cuda_devices:

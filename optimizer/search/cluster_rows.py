@@ -189,7 +189,8 @@ class Columns:
     def allowed(self, option: Integers, count: Integers) -> Mask:
         """Return the mask [rows] of clusters within the limits on machines, workers, dollars an hour and quotas.
 
-        All machines of such a cluster have one precision and memory scheme, and it has at least one machine.
+        All machines of such a cluster have one precision and memory scheme, and it has at least one machine. Whether a
+        batch fits into memory is not looked at.
 
         Args:
             option: index of each group's machine option, [rows, groups].
@@ -320,7 +321,17 @@ def _table(
     *,
     most: Integers | None = None,
 ) -> ClusterTable:
-    """Return the forecast columns of rows, given when the slowest worker of each has computed."""
+    """Return the forecast columns of rows, given when the slowest worker of each has computed.
+
+    Args:
+        columns: of the search space.
+        rows: clusters, or boxes with their fewest machines.
+        workers: of each row.
+        wire: messages, bytes and compression of each exchange, by number of workers.
+        compute_s: seconds in which the slowest worker computes, [rows].
+        evaluation_s: seconds of an evaluation, [rows].
+        most: machines of each group at most, of boxes, whose columns are lower bounds; None: rows are clusters.
+    """
     option, count, exchange = rows.option, rows.count, rows.exchange
     present = count > 0
     messages, traffic, compress = (values[exchange, _members(columns, rows, workers)] for values in wire)

@@ -147,7 +147,8 @@ def exchange_menu(
 def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption:
     """Return the option for a run of given steps, where the steps it would take more are lost progress.
 
-    Not more than `MOST_LOST`, as `minimum_gain` has it of what is held back.
+    Rounding may lose `MOST_LOST` at most, as `minimum_gain` has it of what is held back; beyond that the option is
+    never affordable.
     """
     held_back = float(penalty.inflation(option.gain) * np.exp(Z90 * penalty.log_sd(option.gain)))
     rounded = option.stretch * np.exp(Z90 * option.stretch_log_sd)
@@ -247,7 +248,10 @@ def _figures(option: ExchangeOption) -> Array:
 
 
 def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
-    """Yield every compression method of the registry, at these ratios or those that pilots looked at."""
+    """Yield every compression method of the registry, at these ratios; none given: at the ratios of pilots' gains.
+
+    Methods that select come by each collective and coding that carries them.
+    """
     yield from whole_ways()
     looked_at = list(ratios) or sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
     for name, method in METHODS.items():

@@ -59,6 +59,7 @@ class Pool:
         return self._whole()[1]
 
     def _whole(self) -> tuple[ClusterRows, Forecast]:
+        """Return all rows that were kept, with their forecast, joined into one table that is kept so."""
         if len(self._parts) > 1:
             rows, forecasts = zip(*self._parts, strict=True)
             self._parts = [(ClusterRows.concatenate(rows), Forecast.concatenate(forecasts))]
@@ -67,8 +68,8 @@ class Pool:
     def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> None:
         """Price clusters with their best exchanges; keep the ``keep`` best of each chunk and its front (None: all).
 
-        Clusters that cannot be are passed over, and with ``keep`` those that were kept before. `best`, `safe_score` and
-        `priced` are updated by all that were priced, kept or not.
+        Clusters that cannot be are passed over and, with ``keep``, also clusters that were kept before. `best`,
+        `safe_score` and `priced` are updated by all that were priced, kept or not.
         """
         for start in range(0, len(rows), CHUNK):
             part = rows.take(np.arange(start, min(start + CHUNK, len(rows))))
@@ -186,7 +187,7 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     """Return a box for each set of so many options, batch size and exchange that could be good together, in chunks.
 
     Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
-    Absent where those of three options are too many for ``most_boxes``.
+    None: sets of three options are too many for ``most_boxes``.
     """
     columns, limits = bar.columns, bar.limits
     most = columns.most_machines()
@@ -271,7 +272,7 @@ def _halve(boxes: Boxes) -> Boxes:
 
 
 def _members(boxes: Boxes) -> ClusterRows:
-    """Return the clusters of the boxes, one a row."""
+    """Return every cluster of the boxes, one a row."""
     low, high = boxes.count, boxes.most
     widths = high - low + 1
     sizes = widths.prod(axis=1)

@@ -99,9 +99,8 @@ def search(
 ) -> SearchResult:
     """Return the best cluster of ``space`` within ``limits``, and all clusters priced; deterministic.
 
-    Ctrl-C while mixes are searched ends the search early (``stopped``), with what was found.
-
-    Nothing is raised where no cluster fits: ``chosen`` is None then.
+    Ctrl-C while mixes are searched ends the search early (``stopped``), with the clusters so far. Nothing is raised
+    where no cluster fits: ``chosen`` is None then.
 
     Args:
         space: what there is to choose from.
@@ -198,7 +197,10 @@ def proved(result: SearchResult) -> str:
 
 
 def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
-    """Return the proof over mixes of up to three types, or of two where three are too many."""
+    """Search mixes of three types; return the proof over mixes of up to three, or ``pairs``: three are too many.
+
+    ``pairs`` is returned without a search, too, where it is None or not complete.
+    """
     if pairs is None or not pairs.complete:
         return pairs
     threes = search_mixes(pool, types=3, most_boxes=effort.boxes_of_three)
@@ -210,7 +212,11 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
 
 
 def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
-    """Return the chosen row, whether it is ``safe``, and the thinned ``front``: fields of `SearchResult`."""
+    """Return the chosen row, whether it is ``safe``, and the thinned ``front``: fields of `SearchResult`.
+
+    The row is None where no cluster fits. The front is of clusters that surely keep the limits, if the choice does,
+    else of clusters that fit.
+    """
     chosen, safe = choose(forecast, limits)
     keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)
     front = keeps[plan_front(forecast.take(keeps))]
@@ -231,7 +237,7 @@ def _between(pool: Pool) -> ClusterRows:
 
 
 def _widen(pool: Pool, types: int) -> None:
-    """Price the neighbours of the front: the proof is of what is asked for, and a plan shows the fastest, too.
+    """Price the neighbours of the front and add them to the pool: of the fastest plan, too, nothing is proved.
 
     Without them the fastest way of two own cards is lost.
     """

@@ -70,11 +70,13 @@ class Study:
     ) -> optuna.Study:
         """Run trials in ``kept``: the ``first`` clusters, then ``trials`` that ``then`` proposes; return the study.
 
+        Ctrl-C ends the trials early, and sets ``stopped``.
+
         Args:
             first: clusters to begin with; as many as there are finished trials in ``kept`` are not priced again.
-            trials: how many trials there are beside the first.
-            kept: the file that keeps trials, or the study that takes them; absent: a new study in memory.
-            then: proposes the other trials; absent: NSGA-II.
+            trials: how many trials there are beside the first; finished ones in ``kept`` count.
+            kept: the file that keeps trials, or the study that takes them; None: a new study in memory.
+            then: proposes the other trials; None: NSGA-II.
 
         Raises:
             BadInput: the file cannot be used as Optuna's journal.
@@ -109,6 +111,10 @@ class Study:
         return Cluster.of(counts, batch=self.columns.space.batch_sizes.index(parameters["batch"]), exchange=0)
 
     def _parameters(self, cluster: Cluster) -> Parameters:
+        """Return a cluster as the parameters of a trial: batch size, and type and machines of each slot.
+
+        Slots that the cluster does not use are empty.
+        """
         held = [(self.names[option], count) for option, count in cluster.machines]
         held += [(NOTHING, 0)] * (len(self.slots) - len(held))
         parameters: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
@@ -135,7 +141,11 @@ class Study:
         return time_s, cost_usd
 
     def _study(self, journal: Path | None) -> optuna.Study:
-        """Return the Optuna study of this question: a journal may hold those of several."""
+        """Return the Optuna study of this question: a journal may hold those of several; None: a new study in memory.
+
+        Raises:
+            BadInput: the file cannot be used as Optuna's journal.
+        """
         try:
             study = optuna.create_study(
                 storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),

@@ -92,14 +92,14 @@ def sharable(model: FittedModel) -> Blocks | None:
 def schemes(described: Counted | None, devices: int, asked: Sharding | None = None) -> list[Scheme]:
     """Return the schemes that hold a replica on ``devices`` of a machine, the quicker first, the most saving last.
 
-    A task that says nothing is told what its devices share, and so is a job that leaves it open; one that says how does
-    so on every machine. A described job is taken to be a script as they are written: weights are freed between forward
-    and backward, and layers of a transformer are recomputed where memory asks for it.
+    A task that says nothing is told what its devices share, and so is a job that leaves it open; a task that names a
+    scheme has it on every machine. A described job is taken to be a script as they are written: weights are freed
+    between forward and backward, and layers of a transformer are recomputed where memory asks for it.
 
     Args:
         described: the job, where it was counted; None: it was measured.
         devices: of the machine.
-        asked: what the job lets them share (`Job.shard`).
+        asked: what the job lets them share (`Job.shard`); None: the job says nothing.
     """
     open_to: tuple[Sharding, ...] = ("grads", "full") if described is None else ("full",)
     offered = [shard for shard in open_to if asked in (None, "auto", shard)] if devices > 1 else []
@@ -286,7 +286,7 @@ def exchange_memory(
         sync: when they do; None: in every step.
 
     Raises:
-        BadInput: the compression is none.
+        BadInput: there is no such compression, or its memory and collective do not go together.
     """
     if workers == 1:
         return ALONE

@@ -396,7 +396,10 @@ def features_of(places: Sequence[Place]) -> Array:
 
 
 def save(models: Mapping[JobFacts, GpuModel], path: Path = POSTERIOR) -> None:
-    """Write the GPU models to a file that `gpu_model` reads: the measurements once, and the spread of each model."""
+    """Write the GPU models to a file that `gpu_model` reads: the measurements once, and the spread of each model.
+
+    Numbers are rounded to 32 bits; a file there is replaced.
+    """
     whole = models["operations"]
     cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
     numbers = {name: column.astype(np.float32) for name, column in cells.items() if column.dtype == np.float64}
@@ -502,7 +505,7 @@ def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: f
 
 
 def _capability(model: AcceleratorModel) -> float:
-    """Return the compute capability, guessed from its matrix units where it is not published."""
+    """Return the compute capability, guessed from its matrix units if it is not published, or not known here."""
     if model.compute_capability is not None and int(float(model.compute_capability)) in CORES_PER_MULTIPROCESSOR:
         return float(model.compute_capability)
     if model.tf32_tensor_tflops is not None:

@@ -85,17 +85,19 @@ class StepTimeModel:
     ) -> tuple[Probe, ...]:
         """Return up to ``count`` configurations to measure next, best first; ``usd``: their prices, None: unknown.
 
-        See `prediction.suggest`.
+        See `prediction.suggest`; errors are as of `predict`.
         """
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
+        """Return how each type is related to the measured types, and the prediction of each configuration."""
         measured = self.posterior.observed.rows.types
         names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
         kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
         return kin, predict(self.posterior, configurations, kin[len(measured) :], switched_types(self.catalog))
 
     def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
+        """Return step times with 90 % intervals; a configuration's evidence is that of its least known machine."""
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])
         worst = np.where(asked.rows.has_type, tiers, 0).max(axis=1)
         middle = np.exp(asked.steps.log_step)
@@ -189,7 +191,7 @@ def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed |
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Fit a predictor of machine types to a profile's step samples; None where the profile has none."""
+    """Fit a predictor of machine types to a profile's step samples; None: the profile has none that can be used."""
     observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None
@@ -219,7 +221,7 @@ def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) ->
 
     Args:
         model: fits of the profile.
-        sampled: predictor fitted to its step samples; None: those on rentable types, if any, are fitted here.
+        sampled: predictor fitted to its step samples; None: samples on rentable types, if any, are fitted here.
     """
     profile = model.profile
     if sampled is not None:

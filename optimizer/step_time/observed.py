@@ -54,6 +54,9 @@ class Observed:
 def observe(samples: Sequence[StepSample]) -> Observed:
     """Return step samples of one job as arrays of log seconds, thinned as by `representative`; refuse two model kinds.
 
+    Args:
+        samples: at least one. Without a synchronization time the whole step counts as unknown computing and exchanging.
+
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
     """

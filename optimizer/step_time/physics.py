@@ -77,9 +77,9 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
     Args:
         workers: that exchange.
-        compression: of gradients; absent: none.
+        compression: of gradients; None: there is none.
         sync: as `parse_sync` reads it; workers that average parameters now and then send as much in the mean of all
-            steps.
+            steps. None: gradients are summed in every step.
 
     Raises:
         BadInput: an unknown compressor, one that does not go with the collective, or a sync whose mean is not known.
@@ -106,7 +106,11 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
 
 def _communicating_share(compression: Compression | None, sync: str | None) -> float:
-    """Return the share of the steps that exchange anything."""
+    """Return the share of the steps that exchange anything; 1 where gradients are summed.
+
+    Raises:
+        BadInput: there is no such sync, its share depends on more than the configuration, or averages are compressed.
+    """
     wanted = Synchronization() if sync is None else parse_sync(sync, option="sync")
     if not wanted.is_local:
         return 1.0
@@ -198,7 +202,7 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
         types: types that come first in `Rows.types`, whether they occur or not.
 
     Raises:
-        BadInput: an unknown compressor.
+        BadInput: an exchange of a configuration cannot be predicted, see `exchange_of`.
     """
     known_types = {name: index for index, name in enumerate(types)}
     layouts: dict[Layout, int] = {}

@@ -145,6 +145,10 @@ def fit(
 
 
 def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Posterior:
+    """Fit the step model to measured steps under given priors: its peak, covariance and evidence.
+
+    Noise and scatter are scaled by what is left over, a few times, each time with a new climb.
+    """
     rows = observed.rows
     where = Coordinates(types=len(rows.types), compressors=len(rows.compressors))
     mean, sd = _priors(observed, where, priors)
@@ -209,7 +213,10 @@ class _Peak:
 
 
 def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]) -> tuple[Array, Array]:
-    """Return the prior mean and standard deviation of each parameter."""
+    """Return the prior mean and standard deviation of each parameter, in the order of ``where``.
+
+    Of types measured at one batch size alone, fixed time is a share of the step (see `_one_batch_size`).
+    """
     scale = _scales(observed)
     names = [*SHARED]
     for name, count in (
@@ -279,6 +286,7 @@ def _problem(observed: Observed, where: Coordinates, mean: Array, sd: Array, lat
 
 
 def _start(problem: _Problem, where: Mapping[str, float]) -> Array:
+    """Return the prior means of all parameters, with some shared ones at given values."""
     start = problem.mean.copy()
     for name, value in where.items():
         start[SHARED.index(name)] = value
@@ -316,7 +324,15 @@ def _normal(problem: _Problem, channels: tuple[Channel, ...]) -> tuple[Array, Ar
 
 
 def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
-    """Climb to the nearest peak by Levenberg's damped Gauss-Newton; ``free``: only so many leading numbers move."""
+    """Climb to the nearest peak by Levenberg's damped Gauss-Newton, from ``mode``, and return it.
+
+    The climb ends where a step gains little, or after `MOST_ITERATIONS`.
+
+    Args:
+        problem: whose loss falls.
+        mode: to begin at, which stays as it is.
+        free: only so many leading numbers move; None: all.
+    """
     parameters = len(problem.where)
     here, damping = _peak(problem, mode), 1e-2
     for _ in range(MOST_ITERATIONS):
@@ -342,6 +358,7 @@ def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
 
 
 def _peak(problem: _Problem, mode: Array) -> _Peak:
+    """Return a point of the problem with its loss, by how far samples and priors are off, and its channels."""
     linearised = channels(problem.observed, problem.where, problem.latents, mode)
     away = mode - problem.mean
     loss = sum(channel.loss for channel in linearised) + 0.5 * float(away @ problem.precision @ away)

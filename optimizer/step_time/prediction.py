@@ -64,7 +64,7 @@ def predict(
         switched: names of types whose GPUs a switch joins.
 
     Raises:
-        BadInput: an unknown compressor.
+        BadInput: an exchange of a configuration cannot be predicted, see `physics.exchange_of`.
     """
     measured = model.observed.rows
     rows = make_rows(configurations, measured.types)
@@ -240,10 +240,16 @@ class Probe:
 
 
 def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float | None]) -> tuple[Probe, ...]:
-    """Return up to ``count`` probes of the rows in ``asked``, best first, one a layout; ``usd``: price of each row.
+    """Return up to ``count`` probes of the rows in ``asked``, best first, one a layout; empty: nothing to learn.
 
-    Where all prices are known, what a probe removes is divided by what it costs; an infinite price keeps a row from
-    being measured, while its uncertainty counts.
+    Where all prices are known, what a probe removes is divided by what it costs.
+
+    Args:
+        model: the fitted step model.
+        asked: predictions of the configurations.
+        count: most probes.
+        usd: price of each row; None: not known, and then no price counts. Infinite: the row is not measured, while its
+            uncertainty counts.
     """
     every = np.unique(np.linspace(0, len(asked.rows) - 1, min(MOST_ROWS, len(asked.rows))).round().astype(np.intp))
     derivatives, covariance, parts = _joint(model, asked, every)

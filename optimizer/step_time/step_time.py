@@ -64,7 +64,16 @@ class Together:
 def together(
     compute_s: ArrayLike, exchange_s: ArrayLike, *, forward: ArrayLike, power: float, last: ArrayLike = 0.0
 ) -> Together:
-    """Return the seconds of computing and exchanging with overlap, element by element; compression comes on top."""
+    """Return the seconds of computing and exchanging with overlap, element by element; compression comes on top.
+
+    Args:
+        compute_s: seconds of computing.
+        exchange_s: seconds of the exchange alone.
+        forward: share of computing, 0 to 1, that is over before the exchange can begin; 1: nothing overlaps.
+        power: exponent of the overlap, at least 1: at 1 nothing is hidden, and the larger, the nearer to the longer of
+            both.
+        last: share of the exchange, 0 to 1, that begins when computing is over.
+    """
     compute, exchange = np.asarray(compute_s, dtype=np.float64), np.asarray(exchange_s, dtype=np.float64)
     first, tail = np.asarray(forward, dtype=np.float64), np.asarray(last, dtype=np.float64)
     hiding, hidden = (1 - first) * compute, (1 - tail) * exchange

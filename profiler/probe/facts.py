@@ -105,6 +105,7 @@ def resident_peak_bytes(status: str) -> int | None:
 
 
 def _cpu_model() -> str:
+    """Return the processor's model name by the kernel, else by Python; ``unknown`` where neither tells."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -334,6 +335,10 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 yield from (part.untyped_storage() for part in _strided(value))
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
+        """Count a storage of ``size`` bytes as live until it is freed; of a known one, count only what it has grown by.
+
+        A storage first seen with 0 bytes is of before, and never counts.
+        """
         key = storage._cdata
         if key not in self._known:
             self._known[key] = weakref.ref(storage, lambda _: self._forget(key)), size

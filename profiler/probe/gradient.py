@@ -195,7 +195,10 @@ class _Trial:
         return self._taken >= (self._settled + COUNTED_STEPS if self._holds_back else FORGETTING_STEPS)
 
     def take(self, local: Tensor) -> None:
-        """Add the local gradient of one more step to the trial."""
+        """Add the local gradient of one more step to the trial, in a collective exchange; the gradient stays as it is.
+
+        The first steps of a compressor that holds back are not counted, as its residual has to fill.
+        """
         out = local.clone()
         stats = self._exchange.run(out)
         self._taken += 1
@@ -209,7 +212,11 @@ class _Trial:
         self._add(0.0, energy(local), energy(out - whole), float(out @ whole), energy(whole))
 
     def result(self, crew: ProbeGroup) -> dict[str, float]:
-        """Return the gain, or the variance and signal, over all workers; empty where the gradient was zero."""
+        """Return the gain, or the variance and signal, over all workers; empty where the gradient was zero; collective.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         kept, local_energy, error, along, exact = crew.total(self._sums)
         if local_energy <= 0:
             return {}

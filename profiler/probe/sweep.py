@@ -248,7 +248,11 @@ def run_sweep(
 def _measure(
     stepper: _Stepper, sweep: Sweep, size: int, allowed_s: float, group: Alignment, device: torch.device
 ) -> WorkerSteps:
-    """Warm up and time steps at one batch size, in step with the other active workers."""
+    """Warm up and time steps of ``size`` samples, in step with the other active workers.
+
+    The record has no steps where any worker ran out of memory. The time allowed, in seconds, decides how many steps are
+    timed (see `steps_within`).
+    """
     reset_peak_memory(device)
     timed: list[TimedStep] = []
     warmups, steps = sweep.warmup_steps, sweep.timed_steps

@@ -122,7 +122,16 @@ class ScriptProbe:
         )
 
     def _ended(self, how: str, stop: SystemExit | None = None) -> None:
-        """Refuse a script that came to its end before enough of it was measured."""
+        """Refuse a script that came to its end before enough of it was measured, unless only steps are watched.
+
+        Args:
+            how: how it ended, for the error.
+            stop: its exit; None: it returned.
+
+        Raises:
+            BadInput: fewer batch sizes were measured than a profile needs, or nothing was trained.
+            SystemExit: ``stop``, where only steps are watched and nothing was trained.
+        """
         self._course.close()
         if self._order.watch == "steps":
             if stop is not None and not self._observer.optimizers:
@@ -146,7 +155,12 @@ class ScriptProbe:
         )
 
     def _measures(self) -> Course:
-        """Yield what each next step should be like, from the end of the script's first step on."""
+        """Yield what each next step should be like, from the end of the script's first step on.
+
+        Raises:
+            BadInput: nothing tells the batch size.
+            RunFailed: no steps of the script's own batch size come.
+        """
         observer, watch = self._observer, self._order.watch
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         if watch == "steps":
@@ -179,7 +193,10 @@ class ScriptProbe:
         return ProbeGroup(context=context, started_s=self._begun_s)
 
     def _conclude(self) -> None:
-        """Meet the copies beside this one, and write what all of them measured."""
+        """Meet the copies beside this one, and log what all of them measured, compressors and collectives included.
+
+        Where only steps are watched and too few were made to be timed, nothing is logged.
+        """
         order = self._order
         if order.watch == "steps":
             if not self._measured.points:

@@ -201,7 +201,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
-    """Return the learning rates that a schedule comes to; that of its end where it ends before."""
+    """Return the learning rates of a schedule at later steps, by stepping it; the last one where it ends before."""
     rates = []
     for step in LATER:
         with suppress(ValueError, TypeError):  # OneCycleLR ends at its last step; others follow what is measured
@@ -246,6 +246,7 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
 
 
 def _draw_nothing() -> None:
+    """Switch off dropout, coin flips and shuffling in this process, by replacing torch's functions."""
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(nn.functional, name, lambda given, *_, **__: given)
     attend = nn.functional.scaled_dot_product_attention
@@ -267,7 +268,7 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
 
     Args:
-        begins: told of each loader that is read.
+        begins: called with each loader that is read.
     """
     iterate, begun = DataLoader.__iter__, False
 
@@ -315,7 +316,7 @@ class _AsOne:
 
 
 def _read_as_one(ranks: Callable[[], int]) -> None:
-    """Let loaders give what so many ranks would read together, once one is read."""
+    """Let loaders give what ``ranks()`` ranks would read together; a loader without a batch sampler stays."""
     of_loader: Any = DataLoader._index_sampler
 
     def index_sampler(loader: DataLoader[Any]) -> Any:

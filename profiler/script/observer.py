@@ -330,6 +330,13 @@ class Observer:
             self._end_step(now)
 
     def _end_step(self, now: Mark) -> None:
+        """End the script's step at a moment: send its samples, time and gradient to the course, and begin the next.
+
+        The first step is not sent, as its beginning is not known. The next one is as the course wishes.
+
+        Raises:
+            Finished: all is measured, or (with the error) the script cannot be measured.
+        """
         self._around.close()
         if not self._seen.samples:  # a loop over a batch that was read before
             self._seen.samples = self._samples
@@ -355,6 +362,11 @@ class Observer:
         self._seen.begun = self._stopwatch.mark()
 
     def _follow(self, step: Step | None) -> None:
+        """Send a step to the course, None to begin it, and keep its next wish.
+
+        Raises:
+            Finished: the course is over, with its error if it has one.
+        """
         try:
             self._wish = self._course.send(step)  # type: ignore[arg-type]  # None begins it
         except StopIteration:
@@ -386,7 +398,7 @@ class Rebatched:
         self.sizes: deque[int] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Yield batches of sample indices."""
+        """Yield batches of sample indices, larger or smaller than the script's by the factor of now; the rest last."""
         self.sizes.clear()
         kept: list[Any] = []
         for batch in self._batches():
@@ -400,6 +412,7 @@ class Rebatched:
             yield kept
 
     def _batches(self) -> Iterator[list[Any]]:
+        """Yield the batches of the script's own sampler, again and again while the loader is endless."""
         while True:
             count = 0
             for batch in self._inner:
@@ -482,28 +495,33 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], heard: Observer) -> Any:
-    heard.begins_pass(loader)
+def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], observer: Observer) -> Any:
+    """Yield a loader's batches, and report the pass and each batch to an observer."""
+    observer.begins_pass(loader)
     batches = iterate(loader)
-    heard.asks_for_batch()
+    observer.asks_for_batch()
     for batch in batches:
-        heard.got_batch(loader, batch)
+        observer.got_batch(loader, batch)
         yield batch
-        heard.asks_for_batch()
+        observer.asks_for_batch()
 
 
-def _backward(backward: Callable[..., None], heard: Observer) -> Callable[..., None]:
+def _backward(backward: Callable[..., None], observer: Observer) -> Callable[..., None]:
+    """Return a backward function that reports its beginning and end to an observer."""
+
     def passed(*arguments: Any, **options: Any) -> None:
-        heard.begins_backward()
+        observer.begins_backward()
         backward(*arguments, **options)
-        heard.ended_backward()
+        observer.ended_backward()
 
     return passed
 
 
-def _step_of_schedule(step: Callable[..., None], heard: Observer) -> Callable[..., None]:
+def _step_of_schedule(step: Callable[..., None], observer: Observer) -> Callable[..., None]:
+    """Return a schedule's step function that does nothing where the observer says so, or past its last step."""
+
     def stepped(schedule: LRScheduler, *arguments: Any, **options: Any) -> None:
-        if not heard.may_schedule():
+        if not observer.may_schedule():
             return
         try:
             step(schedule, *arguments, **options)

@@ -115,7 +115,8 @@ def gloo(operation: Operation) -> Algorithm:
 def trainer(operation: Operation) -> Algorithm:
     """Return the algorithm by which the trainer does a collective operation over gloo, by its payload and members.
 
-    Exchanges are priced by it. Where another library does otherwise, the measured network corrects it.
+    Operations that the trainer does not do itself get gloo's own algorithm. Where another library does otherwise, the
+    measured network corrects the price.
     """
     size, members = operation.payload_bytes, operation.members
     match operation.primitive:
