@@ -400,6 +400,7 @@ def _huber_line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple
 
 
 def _loss(sizes: NDArray[np.float64], times: NDArray[np.float64], fixed: float, slope: float, floor: float) -> float:
+    """Return Huber's loss of the relative errors of ``max(floor, fixed + slope * size)``, summed over measurements."""
     residuals = np.abs(np.maximum(floor, fixed + slope * sizes) / times - 1)
     linear = HUBER_RELATIVE * (residuals - HUBER_RELATIVE / 2)
     return float(np.where(residuals <= HUBER_RELATIVE, residuals**2 / 2, linear).sum())

@@ -37,7 +37,10 @@ class _Parts:
     layers: int = 0
 
     def matrix(self, rows: int, columns: int, *, times: int, bias: bool = True, kept: int = 2) -> None:
-        """Add a weight matrix applied at ``times`` positions, whose output keeps ``kept`` bytes an entry."""
+        """Add a weight matrix applied at ``times`` positions, whose output keeps ``kept`` bytes an entry.
+
+        It is one layer more; ``bias``: whether it has a parameter more for each column.
+        """
         self.parameters += rows * columns + columns * bias
         self.flops += 2.0 * rows * columns * times
         self.activation_bytes += kept * columns * times
@@ -398,7 +401,8 @@ class Layers:
 def _t5(fields: Fields, tokens: int | None) -> ModelCount:
     """Count a T5 (Raffel et al. 2020); the gated, untied one is mT5 or FLAN-T5. As many tokens come out as go in.
 
-    A decoder's layer attends twice: to what came out before, and to what went in.
+    A decoder's layer attends twice: to what came out before, and to what went in. Faults are noted. ``tokens`` are of
+    each side; None: as configured, 512 by default.
     """
     width, inner = fields.whole("d_model", default=512), fields.whole("d_ff", default=2048)
     heads = fields.whole("num_heads", default=8)
@@ -431,7 +435,11 @@ def _t5(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
-    """Count a Whisper (Radford et al. 2022): 1,500 encoder positions for 30 seconds of sound, words from a decoder."""
+    """Count a Whisper (Radford et al. 2022): 1,500 encoder positions for 30 seconds of sound, words from a decoder.
+
+    Faults are noted. ``tokens`` are the words of a sample; None: as many as the decoder has positions, which are the
+    most.
+    """
     width, vocabulary = fields.whole("d_model"), fields.whole("vocab_size", default=51865)
     bins, places = fields.whole("num_mel_bins", default=80), fields.whole("max_source_positions", default=1500)
     words = fields.whole("max_target_positions", default=448)
@@ -459,7 +467,10 @@ def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _vit(fields: Fields, _: int | None) -> ModelCount:
-    """Count a vision transformer: patches and one token for the class, with the head that tells classes apart."""
+    """Count a vision transformer: patches and one token for the class, with the head that tells classes apart.
+
+    Faults are noted.
+    """
     pixels = fields.whole("image_size", default=224)
     patch, along = fields.patches("image_size", pixels, default=16)
     patches = along**2
@@ -471,7 +482,10 @@ def _vit(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _swin(fields: Fields, _: int | None) -> ModelCount:
-    """Count a Swin (Liu et al. 2021): attention within windows, and stages of half the side and twice the width."""
+    """Count a Swin (Liu et al. 2021): attention within windows, and stages of half the side and twice the width.
+
+    Faults are noted.
+    """
     pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
     stages = fields.stages(depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
@@ -529,7 +543,10 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _convnext(fields: Fields, _: int | None) -> ModelCount:
-    """Count a ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, then inner ones of four times the width."""
+    """Count a ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, then inner ones of four times the width.
+
+    Faults are noted; 1,000 layers of a stage are counted at most.
+    """
     pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     stages = fields.stages(hidden_sizes=(96, 192, 384, 768), depths=(3, 3, 9, 3))
     inputs, side, convolutions = fields.whole("num_channels", default=3), pixels, []

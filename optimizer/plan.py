@@ -203,6 +203,7 @@ class Group(Record):
 
     @model_validator(mode="after")
     def _one_share_a_worker(self) -> Self:
+        """Return the group if each worker has a local batch size; raise `ValueError` otherwise."""
         if len(self.local_batch_sizes) != self.machines * self.workers_per_machine:
             raise ValueError("local_batch_sizes must have one entry for each worker of the group")
         return self
@@ -249,6 +250,7 @@ class Range(Record):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
+        """Return the interval if it holds its value; raise `ValueError` otherwise."""
         if not self.low <= self.value <= self.high:
             raise ValueError("an interval must hold its value: low <= value <= high")
         return self
@@ -341,6 +343,7 @@ class Candidate(RecordLeavingOut):
 
     @model_validator(mode="after")
     def _shares_sum_to_batch(self) -> Self:
+        """Return the candidate if its local batch sizes sum to the global one; raise `ValueError` otherwise."""
         if sum(sum(group.local_batch_sizes) for group in self.groups) != self.global_batch_size:
             raise ValueError("the shares of all workers must sum to global_batch_size")
         return self

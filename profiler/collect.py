@@ -410,6 +410,11 @@ def _time_of(events: Iterable[Event], name: str) -> float | None:
 
 
 def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
+    """Return the records of one kind among a log's events, in order; empty: there are none.
+
+    Raises:
+        RunFailed: an event of that kind has fields that cannot be.
+    """
     try:
         return [
             kind.model_validate({key: value for key, value in event.items() if key not in ("event", "time_s")})
@@ -421,6 +426,11 @@ def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
 
 
 def _only(events: Iterable[Event], kind: type[R]) -> R:
+    """Return the last record of one kind among a log's events.
+
+    Raises:
+        RunFailed: there is none, or one has fields that cannot be.
+    """
     if not (records := _all(events, kind)):
         raise _broken(kind, "it is missing")
     return records[-1]

@@ -41,6 +41,7 @@ def _later(module: str, name: str) -> Make:
 
 
 def _ec2(reporter: Reporter) -> Backend:
+    """Return a new EC2 backend of this user, which reports remarks; its modules are imported now."""
     from hetopt.backends.ec2.renter.backend import Ec2Backend
     from hetopt.core.run_folder import runs_home
 

@@ -20,7 +20,8 @@ def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
     """Return a run's spec with a launch's compression, ratio policy and collective; unchanged where none is asked for.
 
     With ``compression="auto"`` the run itself chooses compressor, ratio and collective, but for a collective that is
-    named. A compression without a ratio policy sets the policy ``fixed``.
+    named. A compression without a ratio policy sets the policy ``fixed``. A policy that chooses among whole options
+    drops the plan's compression where that only rounds.
 
     Args:
         changes: of the launch; a field that is None keeps the plan's choice.

@@ -123,6 +123,7 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
 
 
 def _layout(asked: Configuration) -> str:
+    """Return a configuration in words: workers, hosts and, of other machines than this one, their types."""
     text = f"{formatting.counted(asked.workers, 'worker')} on {formatting.counted(len(asked.nodes), 'host')}"
     types = [node.type for node in asked.nodes if node.type != LOCAL]
     return text + (f" ({', '.join(types)})" if types else "")
@@ -241,6 +242,7 @@ def _place(
     """Return a place whose probes cost what their machines cost for the time that they take."""
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
+        """Run a probe; return its step sample and what its machines cost meanwhile, USD."""
         begun_s = time.monotonic()
         sample = _run(launcher, run, tell)
         return sample, usd_per_hour(run.configuration) * (time.monotonic() - begun_s) / 3600
@@ -307,6 +309,10 @@ def place_on_ec2(
     hourly = _spot_usd_per_hour(catalog, types)
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
+        """Rent a probe's machines for at most ``left_usd``; return its step sample and what was spent, USD.
+
+        A new run folder keeps the order, so that `hetopt gc` finds what may be left.
+        """
         # Whatever happens, `hetopt gc` knows of a run's folder.
         folder = RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)
         command = f"hetopt gc --on ec2 --run {folder.name} --remove"

@@ -269,7 +269,10 @@ def _tell_price_ages(plan: Plan, catalog: Catalog, reporter: Reporter) -> None:
 
 
 def _in_each_region(request: PlanRequest, asked: Sought, places: Places, reporter: Reporter) -> list[PlanRequest]:
-    """Return the request for each region, with the quotas kept for the account there, else the request's own."""
+    """Return the request for each region, with the quotas kept for the account there, else the request's own.
+
+    The age of the prices and the quotas that are used are reported.
+    """
     renewal = ": `hetopt catalog refresh --region all`" if asked.cloud == AWS else NOT_RENTED
     reporter.note(f"prices of {len(places.catalogs)} regions, {price_days(places.catalogs)}{renewal}")
     quotas = [read_quotas(_quotas(asked.quotas, catalog.region, reporter)) for catalog in places.catalogs]

@@ -264,6 +264,7 @@ class ReplacedRecord(Generic[AnyRecord]):
     """
 
     def __init__(self, kind: type[AnyRecord], path: Path) -> None:
+        """Remember class and path; the file is read by `now`."""
         self._kind, self._path = kind, path
         self._seen: tuple[int, int] | None = None
         self._record: AnyRecord | None = None

@@ -212,6 +212,7 @@ def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object
 
 
 def _plain(value: object) -> str:
+    """Return a value as `call` reads it: true and false in small letters, floats exactly and without '.0'."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
@@ -315,6 +316,7 @@ def quantity(text: str, unit: Unit, what: str) -> float:
 
 
 def _scaled(number: float, scale: float) -> float:
+    """Return a number in the base unit; a scale that is not a number stands for the inverse, as of '100x'."""
     if math.isnan(scale):
         return 1 / number if number else math.inf
     return number / 100 if scale == 0.01 else number * scale  # 30 / 100 is 0.3, and 30 * 0.01 is not

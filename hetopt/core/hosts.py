@@ -55,6 +55,7 @@ def _shaped(pattern: str, what: str) -> AfterValidator:
     """Return a validator that accepts texts that match a whole pattern."""
 
     def check(text: str) -> str:
+        """Return the text if it matches the pattern and is printable; refuse another."""
         if re.fullmatch(pattern, text) is None or not text.isprintable():
             raise _must_be(what)
         return text
@@ -91,6 +92,7 @@ def _in_private_network(text: str) -> str:
 
 
 def _of_one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a host's devices if they are GPUs alone or ``cpu`` alone; refuse a mixture."""
     if CPU in devices and any(device != CPU for device in devices):
         raise _must_be("GPUs, or cpu, and not both")
     return devices
@@ -146,6 +148,7 @@ class Hours(Record):
 
     @model_validator(mode="after")
     def _of_a_day(self) -> Self:
+        """Return the hours if there is a span and each is within a day and not empty; refuse others."""
         if not self.spans or any(
             not (0 <= begin < _MINUTES and 0 <= end <= _MINUTES) or begin == end for begin, end in self.spans
         ):

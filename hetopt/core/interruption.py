@@ -47,6 +47,7 @@ class _Command:
     """The signal handler of this process, and whether it is ending."""
 
     def __init__(self) -> None:
+        """Make the state of a process that no signal has reached."""
         self.is_ending = False
         self.in_the_way = ""
         self.terminals: list[int] = []

@@ -148,6 +148,7 @@ def takes(record: Any) -> Callable[[Function], Function]:
     """
 
     def with_signature(function: Function) -> Function:
+        """Put the record's fields into a function's signature and docstring, in place, and return the function."""
         signature = inspect.signature(function)
         before = [
             parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD

@@ -296,6 +296,7 @@ class Link(Record):
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
+        """Return the link if each payload has a time; raise `ValueError` otherwise."""
         if len(self.payload_bytes) != len(self.time_s):
             raise ValueError("payload_bytes and time_s must have the same length")
         return self

@@ -190,6 +190,7 @@ class Outputs:
         return None
 
     def _leave(self, why: str) -> None:
+        """Record why outputs are left out; only the first reason is kept."""
         sentence = f"Not all outputs are carried: {why}."
         if not any(earlier.startswith("Not all") for earlier in self.left_out):
             self.left_out.append(sentence)

@@ -398,6 +398,7 @@ class Stream(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Return the stream if its least batch is no larger than its largest; raise `ValueError` otherwise."""
         if self.min_batch > self.max_batch:
             raise ValueError(f"the least batch, {self.min_batch}, must not exceed the largest, {self.max_batch}")
         return self
@@ -844,6 +845,7 @@ class StopRule(Record):
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
+        """Return the rule if something ends the run: steps, epochs or a target; raise `ValueError` otherwise."""
         if self.max_steps is None and self.max_epochs is None and not self.target:
             raise ValueError("a run needs max_steps, max_epochs or target, or it would never end")
         return self

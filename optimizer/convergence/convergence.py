@@ -212,7 +212,11 @@ StepsModel: TypeAlias = TargetSteps | GivenSteps | EqualSteps
 
 
 def fit_convergence(profile: Profile) -> Convergence:
-    """Fit a model of steps to the target to a profile's pilots; ``curve`` is None where these do not suffice."""
+    """Fit a model of steps to the target to a profile's pilots; ``curve`` is None where these do not suffice.
+
+    Plain pilots that reached the target make the curve: of two batch sizes, or of one and a noise scale. Compressed and
+    averaging pilots are compared with it. Without a curve they say nothing, and the penalties are the priors.
+    """
     noise = noise_scale(profile.noise)
     runs = [
         PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)

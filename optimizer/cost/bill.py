@@ -276,6 +276,7 @@ def itemise(
 
 
 def _checkpoints(usage: Usage, billing: Billing, usd: float) -> CostTerm:
+    """Return the line of the bill for a run's checkpoints in a bucket, ``usd`` USD, with its basis in words."""
     size, written = float(np.asarray(usage.checkpoint_bytes)), float(np.asarray(usage.checkpoints))
     put, stored, count = billing.s3_usd_per_1000_puts, billing.s3_usd_per_gb_month, int(requests(size))
     return CostTerm(

@@ -86,6 +86,8 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
         return cheapest.usd_per_hour if cheapest else None
 
     def price_per(amount: Callable[[InstanceType], float | None]) -> Quantity:
+        """Return a function from a listing to its price over an amount of its type; None: either is not known, or 0."""
+
         def quantity(listing: Listing) -> float | None:
             dollars, units = price(listing), amount(listing.instance_type)
             return dollars / units if dollars is not None and units else None
@@ -323,6 +325,11 @@ def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket
 
 
 def _quantities(market: AnyMarket) -> Mapping[GpuSort, Callable[[RentableGpu], float | str | None]]:
+    """Return functions from a GPU to a figure to sort by, None where not known, by the figure's name.
+
+    Prices are of the whole machine in a market, USD an hour; ``rate-per-usd`` counts all of its GPUs.
+    """
+
     def ratio(above: float | None, below: float | None) -> float | None:
         return None if above is None or below is None else above / below
 

@@ -284,6 +284,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     models = _known_models(directory / REGISTRY)
 
     def typed(cells: Mapping[str, str]) -> InstanceType:
+        """Return the type of a line, its accelerator columns as one accelerator."""
         fields, accelerator = dict[str, Any](cells), _accelerator(cells, models)
         for column in ACCELERATOR_COLUMNS:
             fields.pop(column, None)

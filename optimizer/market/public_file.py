@@ -190,6 +190,7 @@ def web_page(origin: str) -> BadInput:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether a host of a URL is a loopback address, or localhost; other names are not looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -197,6 +198,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _http_day(text: str) -> datetime.date | None:
+    """Return the day of an HTTP date; None: the text is none."""
     try:
         return email.utils.parsedate_to_datetime(text).date() if text.isascii() and text.isprintable() else None
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -174,6 +174,7 @@ def expected_score(candidate: Candidate, limits: Limits) -> float:
 
 
 def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
+    """Return the plan record of machines of one option: price with its source, local batch sizes, and assumptions."""
     price, band = option.offer.price, option.offer.band
     time, link = option.worker.time, option.network.links[collective]
     return Group(

@@ -206,7 +206,7 @@ def rows_of_gpus(space: SearchSpace, result: SearchResult, texts: Sequence[str])
 
 
 def _of_each_gpu(question: Question, result: SearchResult, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
-    """Yield the best row of each of several GPUs that were named, of which none is shown."""
+    """Yield the best row of each of several GPUs that were named, if none of the GPU's rows is in ``shown``."""
     for rows in rows_of_gpus(question.space, result, question.gpus):
         if rows.size and not set(shown) & set(rows.tolist()):
             yield int(rows[best_rows(result.forecast.take(rows), limits, 1)[0]])

@@ -96,6 +96,7 @@ class Columns:
     """
 
     def __init__(self, space: SearchSpace) -> None:
+        """Lay the figures of a space's options, exchanges and batch sizes out as arrays; no limit is infinite."""
         options, exchanges = space.options, space.exchanges
         names, networks = COLLECTIVES, [option.network for option in options]
         buckets, ways = sorted(space.quotas), space.ways

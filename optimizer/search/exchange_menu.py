@@ -353,6 +353,7 @@ def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None
 
 
 def _sliced_bytes(way: Compression, numel: int, workers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes of a sliced sum by a compression, by number of workers; selected values travel in bf16."""
     if METHODS[way.name].by_ratio:
         return sliced_bytes(PACKED_BF16, kept_elements(numel, way.ratio), workers)
     return sliced_bytes(way.name, numel, workers)

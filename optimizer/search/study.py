@@ -55,6 +55,7 @@ class Study:
     """
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits, *, types: int, seed: int) -> None:
+        """Make a study of these columns and limits without trials; nothing is read or written."""
         space = columns.space
         self.columns, self.job, self.limits, self.seed = columns, job, limits, seed
         self.stopped = False

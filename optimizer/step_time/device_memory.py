@@ -216,6 +216,7 @@ def room(
     least = job.least_local_batch_size
 
     def largest(kept: ExchangeMemory) -> int | None:
+        """Return the largest micro-batch beside an exchange, by tensors and by process, the smaller; None: any fits."""
         by_tensors = None if memory is None else memory.largest_micro_batch(usable, kept)
         by_process = None if line is None else line.largest_batch(usable)
         return min((limit for limit in (by_tensors, by_process) if limit is not None), default=None)

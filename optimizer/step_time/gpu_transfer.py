@@ -463,7 +463,8 @@ def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tup
 def gpu_of(accelerator: Accelerator) -> Gpu | None:
     """Return the published facts of a catalogue's accelerator; None where its fp32 rate or bandwidth is not known.
 
-    A slice of a GPU is taken to have its part of every rate.
+    Rates of matrix units that are not published are guessed from the others. A slice of a GPU is taken to have its part
+    of every rate.
     """
     model = accelerator.model
     if model is None or model.fp32_tflops is None or model.memory_bandwidth_gb_per_s is None:
@@ -518,6 +519,7 @@ SOCKETED = {"P100": "PCIe", "V100": "SXM2", "A100": "SXM4", "H100": "SXM5", "H20
 
 
 def _key(name: str, memory_gib: float) -> str:
+    """Return the name by which measurements know a GPU: name, memory and form, PCIe unless known as socketed."""
     bare = name.removesuffix(" PCIe")
     form = "PCIe" if bare != name else SOCKETED.get(bare, "PCIe")
     return f"{bare} {memory_gib:g} {form}"

@@ -95,6 +95,7 @@ def representative(samples: Sequence[StepSample]) -> list[StepSample]:
 
 
 def _evenly(count: int, most: int) -> list[int]:
+    """Return up to ``most`` indices of ``count`` items, evenly spread with both ends; all where there are no more."""
     if count <= most:
         return list(range(count))
     return [round(place) for place in np.linspace(0, count - 1, most).tolist()]
@@ -165,6 +166,7 @@ def evaluate(
     moved: list[Steps] = []
 
     def by_parameter(field: str) -> Array:
+        """Return a field's derivatives by each parameter, [rows, parameters]."""
         if not moved:
             moved.extend(at(vector + DIFFERENCE * unit) for unit in np.eye(len(vector)))
         base: Array = getattr(here, field)

@@ -198,6 +198,7 @@ def _beside_the_line(rows: Rows, measured_types: int, kin: Sequence[Kinship]) ->
 
 
 def _kinds(measured: Rows, rows: Rows, new: Sequence[str], kin: Sequence[Kinship]) -> Kinds:
+    """Return which parameters types and compressors use: measured types their own, others a relative's, shifted."""
     none = np.zeros(len(measured.types))
     compressors = [*measured.compressors, *new]
     return Kinds(

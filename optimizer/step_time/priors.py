@@ -266,6 +266,7 @@ class Latents:
 
 
 def _inverse(covariance: Array) -> Array:
+    """Return the inverse of a covariance matrix, which a little on the diagonal keeps regular."""
     size = len(covariance)
     scale = float(covariance[0, 0]) if size else 0.0
     return np.asarray(np.linalg.inv(covariance + JITTER * scale * np.eye(size)), dtype=np.float64)

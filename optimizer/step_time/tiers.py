@@ -443,6 +443,7 @@ class SampledMachines:
         )
 
     def _sd(self, by_mode: Mapping[int, float]) -> float:
+        """Return the standard deviation of a sum of parameters, given the factor of each by its place in the mode."""
         covariance: Array = self.posterior.covariance
         places = list(by_mode)
         return math.sqrt(

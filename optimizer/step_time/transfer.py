@@ -213,6 +213,8 @@ def worker_model(
 ) -> WorkerModel:
     """Predict a worker's compute time and memory on a machine type, measured or transferred; raise `Unusable` if not.
 
+    Steps that were measured on the type, with all of its workers, go before a transfer from other machines.
+
     Args:
         model: fits of the profile.
         host: the profiled machine, see `reference_host`.
@@ -220,7 +222,8 @@ def worker_model(
         exchange: memory of the exchange that takes most of a worker's device.
 
     Raises:
-        Unusable: nothing relates the type to the profile, or it lacks the memory or the precision.
+        Unusable: the type is never planned with (see `unusable`), nothing relates it to the profile, or it lacks the
+            memory or the precision.
     """
     objection = unusable(instance) or lacks_precision(model, host, instance)
     if objection is not None:

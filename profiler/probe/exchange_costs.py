@@ -130,6 +130,7 @@ def _collective(
     }
 
     def run() -> None:
+        """Run the collective once, and wait until a GPU has its result."""
         staged: Tensor = payload.to(staging)
         operations[name](staged)
         if device.type == "cuda":

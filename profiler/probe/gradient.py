@@ -37,6 +37,7 @@ class ResidualGains:
     """
 
     def __init__(self, ratios: Sequence[float], followed: Sequence[float], elements: int, device: torch.device) -> None:
+        """Make an empty residual for each followed ratio, and find the nearest of these for each ratio."""
         self._ratios = tuple(ratios)
         self._residuals = {ratio: ErrorFeedback(elements, device=device) for ratio in followed}
         self._nearest = [min(followed, key=lambda f: abs(math.log(f / ratio))) for ratio in ratios]
@@ -137,6 +138,7 @@ class ExchangeTrials:
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
+        """Line the compressions up for trials; of a large gradient they are tried one by one, else all together."""
         self._ways, elements = list(ways), sum(torch.Size(shape).numel() for shape in shapes)
         self._make = partial(Exchange, numel=elements, device=device, shapes=tuple(shapes), seed=seed)
         self._together = len(self._ways) if elements <= TOGETHER_ELEMENTS else 1
@@ -184,6 +186,14 @@ class _Trial:
     """The trial of one exchange on a pilot's gradients, from an empty residual on."""
 
     def __init__(self, way: str, exchange: Exchange, exact: Exchange, settled: int) -> None:
+        """Make a trial at its beginning.
+
+        Args:
+            way: compression, as `parse_compression` reads it.
+            exchange: by that compression.
+            exact: dense exchange to compare with.
+            settled: steps after which the residual has filled.
+        """
         self.way, self._exchange, self._exact, self._settled = way, exchange, exact, settled
         self._holds_back = False
         self._taken = 0

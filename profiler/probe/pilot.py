@@ -69,6 +69,7 @@ class PilotRun:
         index: int,
         trials: ExchangeTrials | None,
     ) -> None:
+        """Build the pilot's model, optimizer and exchange, from a checkpoint if the schedule says so; log nothing."""
         context, pilot = crew.context, schedule.pilots[index]
         self._crew, self._task, self._reader, self._evaluation = crew, task, reader, evaluation
         self._index, self._pilot, self._noise_groups = index, pilot, schedule.noise_groups

@@ -90,6 +90,7 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     ]
 
     def come_back_to_sweeps() -> None:
+        """Time the measured sizes of each sweep again, for a part of its time."""
         for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
             later = {"local_batch_sizes": sizes, "time_limit_s": LATER_PASS_SHARE * sweep.time_limit_s}
             run_sweep(crew, replica, reader, index, sweep.model_copy(update=later), schedule=None)
@@ -227,6 +228,7 @@ def _evaluation_cost(
         size, count, done = task.evaluation_batch_size, len(data.evaluation), 0
 
         def evaluate(start: int) -> int:
+            """Evaluate one batch from sample ``start`` on, and return the sample behind it."""
             part = range(start, min(start + size, count))
             evaluation_sums(task, replica.loss.model, data.evaluation, part, context.device)
             return part.stop

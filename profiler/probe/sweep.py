@@ -150,6 +150,7 @@ class _Stepper:
     """A replica's training steps over the data in this worker's own order, timed phase by phase."""
 
     def __init__(self, replica: Replica, reader: BatchReader, rank: int) -> None:
+        """Make the stepper of one rank, whose order of samples is random by ``rank`` and goes round for ever."""
         self._replica = replica
         self._reader = reader
         self._stopwatch = Stopwatch(replica.device)
@@ -385,6 +386,7 @@ def speeds(device: torch.device) -> tuple[float, float]:
     product, target = torch.empty_like(matrix), torch.empty_like(source)
 
     def median_s(work: Callable[[], object]) -> float:
+        """Return the median seconds of some work, after one time that does not count."""
         times_s = []
         for _ in range(1 + SPEED_REPEATS):
             begun = stopwatch.mark()

@@ -59,6 +59,7 @@ class ScriptProbe:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
+        """Read the order in the folder and open the log; nothing of the script runs."""
         self._folder, self._rank = folder, rank
         self._order = order = read_record(ScriptOrder, folder / ORDER_FILE, hint="run `hetopt profile` again")
         self._events = EventLog(folder / EVENTS_FILE if rank == 0 else None)
@@ -176,6 +177,7 @@ class ScriptProbe:
             yield from self._measured.run()
 
     def _crew(self, workers: int) -> ProbeGroup:
+        """Return the group of so many copies of the script, for measuring; alone this one has rank 0."""
         spec = RunSpec(
             task="script",
             workers=(WorkerSpec(host="localhost", type="local", local_batch_size=1),) * workers,
@@ -237,6 +239,10 @@ class ScriptProbe:
         crew.context.events.write(FINISHED)
 
     def _job(self) -> Job:
+        """Return the script's facts: parameters, batch, samples of an epoch, counted work, and how its model is shared.
+
+        Where nothing tells the samples of an epoch, a stand-in has their place, and ``counts_epochs`` is False.
+        """
         order, training, measured = self._order, self._observer, self._measured
         epoch = order.dataset_size or training.dataset_size
         return Job(

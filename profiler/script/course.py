@@ -111,7 +111,10 @@ class ScriptCourse:
             raise RunFailed(f"no steps of {self.observer.batch_size} samples came, as the script's first ones had")
 
     def _count(self) -> Generator[Wish, Step, tuple[int, int]]:
-        """Count the operators and FLOPs of a step, and return the samples of the two steps that this takes."""
+        """Count a step's operators and a sample's FLOPs into the attributes; return the samples of the two steps.
+
+        FLOPs of a sharded model are not counted.
+        """
         whole, apart = WorkCount(), WorkCount()
         first = yield Wish(inside=(whole,))
         self.operators = whole.operators

@@ -101,6 +101,7 @@ class GradientRecorder:
     """
 
     def __init__(self, path: Path, others: list[Path]) -> None:
+        """Make a recorder without steps."""
         self._path, self._others = path, others
         self._seen: dict[int, list[Tensor]] = {}
         self._rates: dict[int, list[float]] = {}
@@ -273,14 +274,18 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     iterate, begun = DataLoader.__iter__, False
 
     def begin(loader: DataLoader[Any]) -> Any:
+        """Begin to read a loader, from when on samples' noise is one number."""
         nonlocal begun
         begun = True
         begins(loader)
         return iterate(loader)
 
     def of_one_number(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a drawing function whose tensors of several numbers hold one: 0.5, of integers the middle."""
+
         @wraps(draw)
         def drawn(*given: Any, **named: Any) -> Tensor:
+            """Draw, and fill a tensor of several numbers with one in place, if a loader was read before."""
             noise = draw(*given, **named)  # the session hears it
             if begun and noise.numel() > 1:
                 bounds = [bound for bound in (*given, named.get("low"), named.get("high")) if isinstance(bound, int)]
@@ -307,6 +312,7 @@ class _AsOne:
         self._batches, self._ranks = batches, ranks
 
     def __iter__(self) -> Iterator[list[int]]:
+        """Yield the samples of as many batches as there are ranks as one; the last may be smaller."""
         batches = iter(self._batches)
         while batch := list(chain.from_iterable(islice(batches, self._ranks))):
             yield batch

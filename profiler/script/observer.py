@@ -150,6 +150,7 @@ class Observer:
     """
 
     def __init__(self, course: Course, lines: Lines) -> None:
+        """Make an observer that has seen nothing; `listen` connects it to torch."""
         self.optimizers: list[Optimizer] = []
         self.parameters: list[nn.Parameter] = []
         self.modules: list[nn.Module] = []
@@ -197,7 +198,7 @@ class Observer:
         )
 
     def _meet(self, optimizer: Optimizer) -> None:
-        """Learn what an optimizer trains when it steps for the first time."""
+        """Learn what an optimizer trains when it steps for the first time; the first of all begins the clocks anew."""
         if optimizer in self.optimizers:
             return
         self.optimizers.append(optimizer)
@@ -216,6 +217,7 @@ class Observer:
         self._opened[phase] = self._stopwatch.mark()
 
     def _closes(self, phase: int) -> None:
+        """Stop the clock of a phase and keep its span; do nothing where it was not started."""
         begun = self._opened.pop(phase, None)
         if begun is not None:
             self._seen.spans[phase].append((begun, self._stopwatch.mark()))
@@ -275,7 +277,10 @@ class Observer:
             self._rows = samples_in(inputs)
 
     def begins_backward(self) -> None:
-        """Note that backward begins: start its clock, and count the newest batch as a training batch."""
+        """Note that backward begins: start its clock, and count the newest batch as a training batch.
+
+        Without a DataLoader, the rows that modules were given count as its samples.
+        """
         self._train_on_newest()
         if not self.optimizers:
             self.backward_at = self.backward_at or self._lines.now() or ""
@@ -392,6 +397,7 @@ class Rebatched:
     """
 
     def __init__(self, inner: Any, factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
+        """Put the sampler around another; nothing is drawn yet."""
         self._inner = inner
         self._factor = factor
         self._is_endless = is_endless
@@ -521,6 +527,7 @@ def _step_of_schedule(step: Callable[..., None], observer: Observer) -> Callable
     """Return a schedule's step function that does nothing where the observer says so, or past its last step."""
 
     def stepped(schedule: LRScheduler, *arguments: Any, **options: Any) -> None:
+        """Step a schedule if the observer lets it; a step past its end does nothing."""
         if not observer.may_schedule():
             return
         try:

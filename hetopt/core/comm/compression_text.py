@@ -77,6 +77,7 @@ def spell_options(compression: Compression) -> list[str]:
 
 
 def _options(compression: Compression) -> dict[str, object]:
+    """Return the fields of a compression that are not at their defaults, by key, but for name and ratio."""
     fields = Compression.model_fields
     values = {key: getattr(compression, key) for key in _KEYS if key != "ratio"}
     return {key: value for key, value in values.items() if value != fields[key].default}

@@ -286,6 +286,7 @@ class Candidates:
 
     @property
     def _codings(self) -> tuple[str, ...]:
+        """The codings to choose from: the one asked for, else all that the compressor has."""
         if self.asked.coding is not None:
             return (self.asked.coding,)
         return CODINGS if "coding" in METHODS[self.name].options else (PLAIN,)

@@ -78,6 +78,7 @@ class EventLog:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Open the log at ``path`` for appending; None: drop events."""
         self._clock, self._steady = clock, steady
         self._apart_s: float | None = None
         self._path = path
