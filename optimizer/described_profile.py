@@ -99,6 +99,9 @@ class Timed:
     ) -> Counted:
         """Return ``counted`` rescaled so that a sample takes as long as it did in the timed training.
 
+        Its spread is then the one between GPUs. A training that hardly used its GPUs leaves its seconds a sample as
+        ``unexplained_s``.
+
         Args:
             counted: operations and bytes of a sample, by count.
             count: of the model.

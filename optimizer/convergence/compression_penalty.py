@@ -351,7 +351,10 @@ class ExchangeLosses:
     batch_size: int = 1
 
     def gain(self, way: Compression) -> float | None:
-        """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios."""
+        """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios.
+
+        Above the tried ratios the largest one's is returned, and 1 for a compressor that only rounds.
+        """
         if way.name in LOSSLESS:
             return KEPT[way.name]
         if way.name in RANDOM:

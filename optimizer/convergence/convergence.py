@@ -294,7 +294,10 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
 
 
 def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) -> EqualSteps:
-    """Return the model of steps at any batch size that make the progress of ``given`` at ``batch_size`` samples."""
+    """Return the model of steps at any batch size that make the progress of ``given`` at ``batch_size`` samples.
+
+    By the pilots' curve; where there is none, by one through the given length and the noise scale, if that is known.
+    """
     curve = convergence.curve
     if curve is None:
         asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(given.steps(batch_size, 1.0)))
@@ -333,7 +336,7 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
 
 
 def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[CompressedPilot]:
-    """Yield the pilots that were compressed."""
+    """Yield the pilots that were compressed, each with the dense steps that the curve expects at its batch size."""
     for pilot in pilots:
         if (way := pilot.compression) is not None:
             yield CompressedPilot(

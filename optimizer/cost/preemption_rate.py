@@ -299,7 +299,7 @@ class ObservedPreemptions(Artifact):
         )
 
     def adding(self, seen: ObservedPool, *, until: str) -> ObservedPreemptions:
-        """Return the record with ``seen`` added to its pool; ``until``: when it was last seen, ISO 8601."""
+        """Return the record with ``seen`` added to its pool, or as a new one; ``until``: last seen then, ISO 8601."""
 
         def key(pool: ObservedPool) -> tuple[str, str, str | None]:
             return pool.instance_type, pool.region, pool.zone

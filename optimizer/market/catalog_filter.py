@@ -256,7 +256,7 @@ def rentable_gpus(
     reverse: bool = False,
     elsewhere: Sequence[Catalog] = (),
 ) -> RentableGpus:
-    """Return each whole NVIDIA GPU that can be rented in the region, once, with the cheapest machine that has it.
+    """Return each whole NVIDIA GPU that can be rented in some regions, once, with the cheapest machine that has it.
 
     GPUs of one name and different memory are different GPUs. Of machines without a price, the one with fewest GPUs is
     taken.
@@ -268,10 +268,10 @@ def rentable_gpus(
             have none in a named market are left out.
         sort: figure to sort by, the smallest first, the unknown last.
         reverse: sort the largest first; the unknown stay last.
-        elsewhere: catalogues of other regions, where its cheapest machine may be as well.
+        elsewhere: catalogues of other regions, whose GPUs and machines count as well.
 
     Returns:
-        One entry for each GPU; empty where the region has none.
+        One entry for each GPU; empty where the regions have none.
 
     Raises:
         BadInput: one of ``names`` is that of no GPU of ``catalog``.

@@ -238,12 +238,12 @@ class PublicFeeds:
         Args:
             region: of AWS.
             versions: as `versions` returns them.
-            everywhere: as `everywhere` returns it.
+            everywhere: as `everywhere` returns it; a feed without the region counts as one that gave nothing.
 
         Raises:
             CloudRefused: the price list cannot be reached, or the server refuses it.
-            BadInput: ``versions`` has no such region (China's have a list of their own), or the price list cannot be
-                used.
+            BadInput: ``versions`` has no such region (China's have a list of their own), the price list cannot be used,
+                or HETOPT_PRICE_MIRROR names no https address.
         """
         if region not in versions and region.startswith("cn-"):
             raise BadInput(

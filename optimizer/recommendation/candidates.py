@@ -289,7 +289,7 @@ def run_spec(
     """Return the run spec of a candidate: what its workers need to train, with stop rule and checkpoint interval.
 
     Hosts are named TYPE-MARKET-NUMBER. A run to a target ends after `STEPS_MARGIN` times its predicted steps at the
-    latest.
+    latest. Where several workers send a part of their gradients, the run chooses how much and by which collective.
 
     Args:
         model: fitted to the profile.
@@ -303,7 +303,7 @@ def run_spec(
         equal_progress: whether the run ends with the steps that its batch size needs for what was asked for; False:
             after the epochs or steps that were asked for, whatever its batch size.
         follows_noise: settings of the policy by which the batch follows the gradient noise, and the learning rate with
-            it; empty: neither does.
+            it; None or empty: neither does.
     """
     profile = model.profile
     job = profile.job

@@ -327,14 +327,14 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
-    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes.
+    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes; None: it saves more.
 
-    None: it is worth renting.
+    None also where this machine cannot train the job, or may miss the deadline.
 
     Args:
         ways: the choices of a plan, this machine among them if it can train the job.
         chosen: the plan's cluster.
-        deadline_s: seconds that the run may take; None: any number. A machine that may be late is no alternative.
+        deadline_s: seconds that the run may take; None: any number.
     """
     here = next((way for way in ways if way.names == ("here",)), None)
     prediction = chosen.prediction

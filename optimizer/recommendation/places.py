@@ -231,6 +231,9 @@ def better_of(
 ) -> Plan:
     """Return the better plan of the user's own ``hosts`` and ``rented()``, with the other as one of its choices.
 
+    A plan that is a risk comes last, then one that the other beats in shown time and cost. Of its reasons two are kept;
+    where one kind of machine has no plan, the first reason says so.
+
     Args:
         request: what to plan.
         hosts: of the inventory.

@@ -116,11 +116,11 @@ def recommend(
         tell: is called with a few words on what is searched now.
 
     Raises:
-        BadInput: the goal does not suit profile or options, ``confidence`` is given without a limit, or nothing in the
-            catalogue can be predicted from the profile.
-        NoFeasiblePlan: nothing fits, even at its median; names the cheapest (or quickest) plan that would do. A plan
-            that fits at its median and keeps its limits with less than the asked probability is returned: see
-            `Plan.risk`.
+        BadInput: the goal does not suit profile or options, ``confidence`` is given without a limit, the file of the
+            study cannot be used, or nothing in the catalogue can be predicted from the profile.
+        NoFeasiblePlan: no memory holds a step, or nothing fits, even at its median; names the cheapest (or quickest)
+            plan that would do. A plan that fits at its median and keeps its limits with less than the asked probability
+            is returned: see `Plan.risk`.
     """
     catalog, options, limits = request.catalog, request.options, request.limits
     if options.confidence is not None and limits.budget_usd is None and limits.deadline_s is None:
@@ -302,7 +302,11 @@ def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tup
 
 
 def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
-    """Yield changes other than to limits with which a cluster of one type keeps them, with their price."""
+    """Yield changes other than to limits with which a cluster of one type keeps them, with their price.
+
+    Larger quotas (with ``quotas``, where some are set), checkpoints of a job that cannot resume, and machines on demand
+    where only spot was asked for; each is searched anew.
+    """
     profile, options = request.profile, request.options
     if quotas and options.quotas:
         wide = search_problem(replace(request, options=replace(options, quotas={})))
@@ -356,8 +360,8 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     """Return what `recommend` searches: the fitted profile, the machines it can predict, and the completed goal.
 
     Raises:
-        BadInput: the goal does not suit profile or options, nothing that is asked for is offered, or nothing offered
-            can be predicted from the profile.
+        BadInput: the goal does not suit profile or options, there is no such region of the data, nothing that is asked
+            for is offered, or nothing offered can be predicted from the profile.
         NoFeasiblePlan: no offered machine's memory holds a step.
     """
     profile, catalog, options = request.profile, request.catalog, request.options

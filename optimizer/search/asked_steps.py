@@ -99,7 +99,10 @@ class AskedSteps:
     def step(self, asked: Configuration) -> StepTime:
         """Return the predicted step time of a configuration, seconds, with the ends of its 90 % interval.
 
-        The evidence of the result is that of the least known machine.
+        The evidence of the result is that of the least known machine. A compressor goes by its usual collective.
+
+        Args:
+            asked: a configuration that can be answered, see `answers`.
 
         Raises:
             BadInput: a type's speed cannot be predicted, or nobody knows how long the compressor takes; says why.
