@@ -207,7 +207,10 @@ def _at_usual_speed(worker: WorkerSteps, usual_s: float | None) -> WorkerSteps:
 
 
 def _step_time(size: int, timed: Sequence[WorkerSteps]) -> StepTime:
-    """Return the step time at a batch size, pooled over workers and passes, while all workers compute."""
+    """Return the step time at a batch size, pooled over workers and passes, while all workers compute.
+
+    Times are medians, memory the largest peak; None where no worker knows its own. ``timed`` must not be empty.
+    """
     samples = tuple(sample for worker in timed for sample in worker.samples_s)
     load_s, forward_s, backward_s, optimizer_s = (
         statistics.median(column) for column in zip(*(worker.phases_s for worker in timed), strict=True)

@@ -151,10 +151,12 @@ def _accelerators() -> int:
 
 
 def _worker_count(asked: int | None, accelerators: int, most: int = MOST_MEASURED) -> int:
-    """Return workers to measure together: as many as were asked for, else the GPUs, else two or one a processor.
+    """Return workers to measure together: as many as were asked for, else one a GPU, else two (one on one processor).
+
+    At most ``most``, also of GPUs.
 
     Raises:
-        BadInput: more were asked for than there are GPUs, or than ``most``.
+        BadInput: more were asked for than there are GPUs, or than ``most``, or fewer than 1.
     """
     most = min(most, accelerators or MOST_MEASURED)
     if asked is not None and not 1 <= asked <= most:

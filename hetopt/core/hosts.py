@@ -52,7 +52,7 @@ def _must_be(what: str) -> PydanticCustomError:
 
 
 def _shaped(pattern: str, what: str) -> AfterValidator:
-    """Return a validator that accepts texts that match a whole pattern."""
+    """Return a validator that accepts printable texts of a whole pattern; ``what``: what a text must be, for errors."""
 
     def check(text: str) -> str:
         """Return the text if it matches the pattern and is printable; refuse another."""

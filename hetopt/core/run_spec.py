@@ -1014,7 +1014,7 @@ MEETING_PORT = 29400
 
 
 def _endpoint(text: str) -> str:
-    """Return ``address:port`` if that is what a text is; pydantic tells what `ValueError` says."""
+    """Return a text that is ``address:port``; refuse another with the `ValueError` that pydantic reports."""
     address, _, port = text.rpartition(":")
     ipaddress.ip_address(address)
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:

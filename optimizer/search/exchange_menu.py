@@ -110,8 +110,8 @@ def exchange_menu(
 ) -> tuple[ExchangeOption, ...]:
     """Return the exchanges that a search may choose from: dense, compressed at a known price, and averages (``local``).
 
-    Whoever names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
-    Exchanges that another beats in every figure are left out.
+    Named methods are offered whatever they cost in steps, as that is priced; methods without a known price are not.
+    Exchanges that another beats in every figure are left out. Averages come only with the compressors in `AVERAGED`.
 
     Args:
         model: fitted to the profile.
@@ -124,7 +124,7 @@ def exchange_menu(
         ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
 
     Raises:
-        BadInput: of the methods that were named none can be priced; says why.
+        BadInput: none of the named methods can be priced; says why. Or a ratio is below all that were measured.
     """
     plain = not names or IDENTITY in names
     options = [exchange_of(model, Compression(), max_workers)] if plain else []
@@ -291,6 +291,9 @@ def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[f
         model: fitted to the profile.
         minimum_gain: share of the gradient's energy that must be retained.
         ratios: shares of the elements that sparsifying methods send; empty: the ratios that pilots measured.
+
+    Raises:
+        BadInput: see `gain_of`.
     """
     reasons: dict[str, str | None] = {}
     for way in _ways(model, ratios):
@@ -309,6 +312,9 @@ def why_not(model: FittedModel, way: Compression, minimum_gain: float) -> str | 
     """Return a few words on why a compression cannot be planned with, such as too little gain; None: it can.
 
     ``minimum_gain`` is the share of the gradient's energy that it has to retain, 0 to 1.
+
+    Raises:
+        BadInput: see `gain_of`.
     """
     gain = gain_of(model, way)
     if gain is None:

@@ -139,12 +139,12 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
 
     Args:
         pool: holds the best so far, and takes what is found.
-        types: machine options in each mix, 2 or 3.
+        types: machine options in each mix, 2 or 3; with fewer workers allowed than that, the proof is complete at once.
         most_boxes: boxes that are bounded before the search gives up, with what was found by then.
 
     Returns:
-        What was proved (not ``complete`` where the search gave up); None, and the pool as it was, where there are too
-        many mixes of three to begin with.
+        What was proved: mixes that are better by less than `GAP` are not looked for, and the proof is not ``complete``
+        where the search gave up. None, and the pool as it was, where there are too many mixes of three to begin with.
     """
     columns, job, limits = pool.columns, pool.job, pool.limits
     best = pool.safe_score
@@ -241,7 +241,7 @@ def _threes(options: Integers) -> Integers:
 
 
 def _narrowed(columns: Columns, boxes: Boxes) -> Boxes:
-    """Return the boxes without counts that leave no room for the fewest machines of the other groups."""
+    """Return all boxes, without counts that leave no room for the fewest machines of the other groups."""
     space, most = columns.space, boxes.most
     for size, limit in (
         (np.ones_like(columns.workers), space.max_machines),
@@ -258,7 +258,10 @@ def _chunks(boxes: Boxes) -> list[Boxes]:
 
 
 def _halve(boxes: Boxes) -> Boxes:
-    """Return each box in two, across the group whose counts differ by the largest factor, at their geometric mean."""
+    """Return each box in two, across the group whose counts differ by the largest factor, at their geometric mean.
+
+    Each box must have a group with more than one count; of no boxes there are none.
+    """
     if not len(boxes):
         return boxes
     low, high = boxes.count, boxes.most

@@ -65,8 +65,8 @@ def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Arra
 
     Args:
         work_s: seconds of work at full speed, any shape.
-        speed: part of the full speed, 0 to 1, that is there in each slot: the shape of ``work_s`` and one axis more, or
-            what broadcasts to it.
+        speed: part of the full speed, 0 to 1, that is there in each slot, above 0 in one at least: the shape of
+            ``work_s`` and one axis more, or what broadcasts to it.
         slots_s: length of each slot; the day begins anew after the last.
     """
     work = np.asarray(work_s, dtype=np.float64)

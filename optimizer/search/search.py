@@ -152,6 +152,8 @@ def search_study(
 ) -> SearchResult:
     """Return exact search's result with clusters that ``trials`` trials of an Optuna study add, chosen anew among all.
 
+    Trials that ``kept`` holds from before count as well. Without more trials than the first, the choice is unchanged.
+
     Args:
         space: what there is to choose from.
         job: what does not depend on the cluster.
@@ -186,7 +188,10 @@ def search_study(
 
 
 def proved(result: SearchResult) -> str:
-    """Return in words what exact search proved: 'no mix of up to three types is better by more than 0.2 %'."""
+    """Return in words what exact search proved: 'no mix of up to three types is better by more than 0.2 %'.
+
+    The number of clusters that were priced goes first, and stands alone where no proof about mixes is complete.
+    """
     proof = result.proof
     uniform = f"{result.uniform:,} clusters of one type were priced, each one"
     if proof is None or not proof.complete:
@@ -224,7 +229,10 @@ def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
 
 
 def _between(pool: Pool) -> ClusterRows:
-    """Return the clusters whose counts the enumeration of large ones skipped, around the best of them."""
+    """Return the clusters whose counts the enumeration of large ones skipped, a tenth around the best of them.
+
+    All in ``pool`` must be of one type. Limits on machines are not looked at.
+    """
     counts = frozenset(pool.columns.space.machine_counts)
     skipped: dict[Cluster, None] = {}
     for row in best_rows(pool.forecast, pool.limits, NEAR_BEST).tolist():
@@ -251,7 +259,10 @@ def _widen(pool: Pool, types: int) -> None:
 
 
 def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int]) -> list[Cluster]:
-    """Return clusters near by: a machine or an eighth more, less or of another type, a step in batch."""
+    """Return clusters near by, each once: a machine or an eighth more, less or of another type, a step in batch.
+
+    They may break the limits of ``space``. Other types are taken from ``shortlist``, by index of their option.
+    """
     near: list[Cluster] = []
     batch, exchange = cluster.batch, cluster.exchange
     held = cluster.machines

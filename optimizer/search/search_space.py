@@ -276,7 +276,10 @@ def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape, instance:
 
 
 def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) -> WorkerModel:
-    """Return the worker with micro-batches at least as long as gathering the replica that its machine's GPUs share."""
+    """Return the worker with micro-batches at least as long as gathering the replica that its machine's GPUs share.
+
+    It is returned as it is where its memory is not known or the model has no blocks to share.
+    """
     blocks = sharable(model)
     if worker.room is None or blocks is None:
         return worker

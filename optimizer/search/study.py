@@ -124,7 +124,10 @@ class Study:
         return parameters
 
     def _price(self, trial: optuna.Trial) -> tuple[float, float]:
-        """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible."""
+        """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible.
+
+        The trial takes its suggestions, how far it breaks a constraint (above 0), and, if possible, its plan in words.
+        """
         for k in self.slots:
             trial.suggest_categorical(f"type_{k}", [NOTHING, *self.names])
             trial.suggest_int(f"machines_{k}", 0, self.columns.space.max_machines)

@@ -113,7 +113,7 @@ def schemes(described: Counted | None, devices: int, asked: Sharding | None = No
 def scheme_of(model: FittedModel, memory: TrainingMemory, blocks: Blocks, devices: int, usable_bytes: float) -> Scheme:
     """Return the quickest scheme in which the fewest samples of a step fit; where none fits, the most saving.
 
-    Recomputing takes longer than anything else, and of the others gatherings, of which larger micro-batches need fewer.
+    Recomputing takes longer than anything else; of the others, fewer gatherings for a sample are quicker.
 
     Args:
         model: fitted to the profile.
@@ -202,10 +202,13 @@ def room(
         model: fits of the profile.
         on_gpu: whether tensors are on a GPU; else the limit is that of the process, which holds more than they.
         device_bytes: of the whole device.
-        usable: bytes of it that training may use.
+        usable: bytes of it that training may use; 0 or less: nothing fits.
         exchange: memory of the exchange that takes most; one that takes nothing will do where no other fits.
-        measured: the very device, where it was profiled.
+        measured: the very device, where it was profiled; None: the reference device.
         devices: of the machine, which share a replica where none can hold it alone.
+
+    Returns:
+        Room whose ``micro_batch`` is None where any fits, and which a user's script cannot split.
     """
     job, memory, blocks = model.profile.job, counted(model), sharable(model)
     scheme = REPLICATED

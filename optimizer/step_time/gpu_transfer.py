@@ -180,7 +180,7 @@ class Measured:
     def likeness(self) -> tuple[float, float, float]:
         """Features ``z``: logs of the step's and a sample's seconds and of operations a second, as on a common GPU.
 
-        The last is not a number where operations were not counted.
+        The last is not a number (NaN) where operations were not counted.
         """
         step = math.log(self.step_time_s) + float(features_of([self.place])[0] @ POOLED_SLOPES)
         sample = step - math.log(self.place.batch_size)
@@ -355,7 +355,7 @@ class GpuModel:
         """Return the predicted log seconds of a job's step, [asked], and their covariance, [asked, asked].
 
         Args:
-            measured: at least one step of the same job.
+            measured: at least one step of the same job; the first that says a kind says the job's.
             asked: GPUs, precisions and batch sizes to predict.
         """
         kind = next((KINDS.index(step.kind) for step in measured if step.kind is not None), 0)

@@ -115,7 +115,7 @@ class LocalOption:
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
-    """Yield the local SGD policies that pilots support, as they were measured.
+    """Yield the local SGD policies that pilots support, as they were measured; none for one worker alone.
 
     Args:
         gate: rules from the pilots.

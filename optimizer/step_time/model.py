@@ -66,7 +66,11 @@ class StepTimeModel:
     def fit(
         cls, observed: Observed, catalog: Mapping[str, InstanceType], priors: Mapping[str, Normal] = PRIORS
     ) -> StepTimeModel:
-        """Fit the model to measured steps; takes seconds at most for the samples that `observe` lets through."""
+        """Fit the model to measured steps; takes seconds at most for the samples that `observe` lets through.
+
+        Where NVSwitch joins the GPUs of all types, the priors of such machines (`SWITCHED`) take the place of
+        ``priors``.
+        """
         if {name.partition(IN_PRECISION)[0] for name in observed.rows.types} <= switched_types(catalog):
             return cls(posterior=fit(observed, priors={**priors, **SWITCHED}, classes=(OWN_LINKS,)), catalog=catalog)
         return cls(posterior=fit(observed, priors=priors), catalog=catalog)
@@ -114,7 +118,8 @@ def observe_profile(profile: Profile) -> Observed:
     """Return a profile's timed computation and collectives, in its first precision, as the step model reads them.
 
     Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
-    one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
+    one node. Of links, only all-reduces count, with their time at the gradient's size: inside a host as it is, between
+    hosts with one worker each.
     """
     profile = profile.computing_in(profile.precisions[0])
     configurations: list[Configuration] = []
@@ -159,7 +164,8 @@ shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in th
 def contention_reach(profile: Profile) -> float:
     """Return the 95th percentile of wall over processor time of the profiled host's steps, at least 1.
 
-    Contention is other people's business and changes by the minute: it widens intervals, and no centre follows it.
+    1 where it was not measured. Contention is other people's business and changes by the minute: it widens intervals,
+    and no centre follows it.
     """
     if profile.contention is None:
         return 1.0

@@ -83,7 +83,7 @@ def observe(samples: Sequence[StepSample]) -> Observed:
 def representative(samples: Sequence[StepSample]) -> list[StepSample]:
     """Return at most `MOST_ROWS` samples of `MOST_LAYOUTS` layouts, spread evenly over workers and batch sizes.
 
-    Both ends are included.
+    Both ends are included; of fewer, all are returned. Ordered by workers and nodes of the layout, then by batch size.
     """
     layouts: dict[object, list[StepSample]] = {}
     for sample in samples:
@@ -184,7 +184,10 @@ def noise_variance(here: Steps, spread: Spread) -> Array:
 
 
 def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
-    """Return all residuals and derivatives at ``mode``: parameters, then points' and layouts' own residuals."""
+    """Return residuals and derivatives at ``mode`` of steps, computing and exchanges, where any of that was measured.
+
+    ``mode`` holds the parameters, then points' and layouts' own residuals.
+    """
     rows, spread = observed.rows, latents.spread
     parameters, points = len(where), len(latents.points)
     here, by_parameter = evaluate(

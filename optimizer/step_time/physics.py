@@ -385,7 +385,7 @@ def steps(
     compute_rest: Array | float = 0.0,
     exchange_rest: Array | float = 0.0,
 ) -> Steps:
-    """Return the log seconds of each row's step by the model's equations, at the parameters in ``vector``.
+    """Return each row's step by the model's equations: logs of its seconds, and the shares of computing and exchange.
 
     Args:
         vector: parameters, as `Coordinates` has them.
@@ -422,7 +422,7 @@ def steps(
 def _compute(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float], rest: Array | float
 ) -> tuple[Array, Index]:
-    """Return the log of the slowest worker's computation, and which group that is."""
+    """Return the log seconds of the slowest worker's computation, and which group that is; of equals the first."""
     fixed = np.exp(vector[where.fixed][kinds.reference] + kinds.fixed)[rows.group_type]
     per_sample = np.exp(vector[where.per_sample][kinds.reference] + kinds.per_sample)[rows.group_type]
     crowded = 1 + np.exp(shared["contention"]) * (1 - 1 / rows.group_crowd)

@@ -106,7 +106,7 @@ class Posterior:
 
         At most `SLOWEST_MESSAGE_S`. By profile likelihood (Venzon and Moolgavkar 1988): all else is fitted anew at each
         latency, and the last is where the samples are less likely by half a squared normal quantile. The covariance
-        does not tell: messages that are next to nothing at the mode seem to allow what no sample does.
+        does not say: messages that are next to nothing at the mode seem to allow what no sample does.
         """
         log_s, most, fall = float(self.mode[_LATENCY]), math.log(SLOWEST_MESSAGE_S), Z90**2 / 2
         here = _with_latency(self, log_s, self.mode)
@@ -408,8 +408,8 @@ def _layout_factor(problem: _Problem, peak: _Peak, covariance: Array) -> float:
 def _noise_factors(problem: _Problem, peak: _Peak, covariance: Array) -> tuple[float, float]:
     """Return the factors on the prior noise of computing and exchanging, each shrunk to 1 by `SCALE_ROWS` rows.
 
-    Squared residuals are capped at nine (three deviations), divided by the degrees of freedom that the fit left, and
-    count for the one or the other by its part of the row's variance.
+    Both are 1 where no whole step was measured. Squared residuals are capped at nine (three deviations), divided by the
+    degrees of freedom that the fit left, and count for the one or the other by its part of the row's variance.
     """
     sizes = len(problem.where), len(problem.latents.points), len(problem.latents.layouts)
     if not np.isfinite(problem.observed.log_step).any():

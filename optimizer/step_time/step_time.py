@@ -127,8 +127,11 @@ def step_time(
 ) -> Breakdown:
     """Return the seconds of one synchronous step, split by use, from workers' computation and the exchange's time.
 
+    Waiting is the mean worker's for the slowest, and part of the computing; of the exchange only what is not hidden
+    counts.
+
     Args:
-        compute_s: time that each worker computes its share, optimizer step included.
+        compute_s: time that each worker computes its share, optimizer step included; at least one.
         exchange_s: of the whole exchange, hidden or not, when nobody has to be waited for.
         compress_s: compression and decompression on the slowest worker.
         jitter: relative standard deviation of one worker's steps.

@@ -278,7 +278,10 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 
 
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
-    """Return why a machine type's GPUs are not used in a precision, lacking (fast) units for it; None: they are."""
+    """Return why a machine type's GPUs are not used in a precision, lacking (fast) units for it; None: they are.
+
+    None also without GPUs, and for GPUs whose facts are not known.
+    """
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
     facts = [gpu for gpu in map(gpu_of, gpus) if gpu is not None]
     lacks = precision == "bf16" and any(gpu.capability < FIRST_CAPABILITY_WITH_BF16 for gpu in facts)

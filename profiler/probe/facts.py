@@ -165,7 +165,7 @@ ATTENTION = ("attention", "attn", "transformer")
 
 
 def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
-    """Return a model's kind by its modules, such as 'transformer' or 'convolution'; None: they do not tell.
+    """Return a model's kind by its modules, such as 'transformer' or 'convolution'; None: they do not show it.
 
     A recurrent module makes it recurrent, and attention (by the names of modules) a transformer unless most weights
     beside tables are of convolutions. Without either, convolutions make it convolutional, and tables with most of the

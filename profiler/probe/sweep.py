@@ -157,7 +157,7 @@ class _Stepper:
         self._order = cycle(np.random.default_rng(rank).permutation(len(reader.dataset)).tolist())
 
     def step(self, size: int) -> TimedStep:
-        """Take one step of so many samples."""
+        """Take one step of so many samples, loading them included, and return its times."""
         marks = [self._stopwatch.mark()]
 
         def mark() -> None:

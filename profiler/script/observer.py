@@ -106,7 +106,7 @@ def normalises(module: nn.Module) -> bool:
 
 
 def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the gradients of parameters as one dense vector of ``dtype``, zeros for none.
+    """Return the gradients of parameters, at least one, as one dense vector of ``dtype``, zeros for none.
 
     Collective if they are sharded.
     """
@@ -248,7 +248,11 @@ class Observer:
             self._wish.count.tensors.is_paused = True
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
-        """Note a batch that a DataLoader gave the script, and stop the clock of waiting; skip one of an evaluation."""
+        """Note a batch that a DataLoader gave the script, and stop the clock of waiting; skip one of an evaluation.
+
+        It counts as training at once before the first optimizer's step, or if its loader trained before; else when
+        training is seen to use it.
+        """
         tensors = list(tensors_in(batch))
         if self._wish.count is not None:
             self._wish.count.tensors.is_paused = False
@@ -263,7 +267,7 @@ class Observer:
             self._train_on_newest()
 
     def _train_on_newest(self) -> None:
-        """Count the newest batch as one of training, and its loader as the training data's."""
+        """Count the newest batch as one of training, if not yet counted, and its loader as the training data's."""
         if self._newest is not None:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
             self.loader, samples = self._newest
@@ -468,7 +472,7 @@ have done, so its schedule then stays at its end."""
 
 
 def listen(observer: Observer) -> None:
-    """Hook torch so that an observer hears loaders, backward passes and optimizers, for the rest of the process.
+    """Hook torch for the rest of the process: an observer hears loaders, backward and optimizers, and `be_alone` holds.
 
     Optimizers by torch's own global hooks; loaders and backward passes have none, so the functions that every script
     goes through are wrapped. Nothing is computed in another way than the script would.
