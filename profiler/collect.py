@@ -196,7 +196,7 @@ def _devices(
 
 
 def _at_usual_speed(worker: WorkerSteps, usual_s: float | None) -> WorkerSteps:
-    """Return a worker's timed steps scaled to the mean speed of its processor.
+    """Return a worker's timed steps scaled to its processor's mean speed; unchanged if ``usual_s`` or its own is None.
 
     A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
     scatter by two thirds as much where it is divided out.
@@ -289,7 +289,11 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
 
 
 def _pilots_seen(events: Iterable[Event]) -> tuple[PilotSeen, ...]:
-    """Return each pilot as it was seen last."""
+    """Return each pilot as it was seen last.
+
+    Raises:
+        RunFailed: an event of a pilot has fields that cannot be.
+    """
     return tuple({pilot.pilot: pilot for pilot in _all(events, PilotSeen)}.values())
 
 

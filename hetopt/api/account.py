@@ -146,6 +146,7 @@ class Setup:
         Nothing is called before the first item is taken. Repeating it changes nothing.
 
         Raises:
+            BadInput: boto3 is not installed.
             CloudRefused: AWS refuses a call, such as for a bucket name of another account. Earlier calls stay done.
         """
         edge = connect(self.region)
@@ -302,6 +303,7 @@ class Search:
                 account are searched.
 
         Raises:
+            BadInput: boto3 is not installed.
             CloudRefused: AWS does not tell who the caller is, or which regions the account has.
         """
         configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
@@ -320,6 +322,9 @@ class Search:
         Args:
             region: AWS region.
             who: caller of AWS, whose own resources may be removed.
+
+        Raises:
+            BadInput: boto3 is not installed.
         """
         edge = connect(region)
         survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)

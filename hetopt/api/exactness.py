@@ -80,7 +80,10 @@ class ShareCheck:
         return why_shares_differ(is_ddp=self.is_ddp, normalises=self.normalises)
 
     def __str__(self) -> str:
-        """Return the differences in shares and in equal shares, at the first step that differs, and the cause."""
+        """Return the differences in shares and in equal shares, at the first step that differs, and the cause.
+
+        Where none differs, the largest are returned; for a script that draws its own batches, a sentence that says so.
+        """
         if not self.shares:
             return "The script draws its batches itself: shares stay equal, as under DDP."
         at = -1 if self.step is None else self.step - 1

@@ -186,6 +186,9 @@ def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Pla
         measured: profile of the job.
         workers: most worker processes of a probe; None: one a usable processor, at least 2.
         tell: receives what goes on.
+
+    Raises:
+        BadInput: the profile names an instance type that the catalogue does not have.
     """
     name = measured.devices[0].type
     price = None if name == LOCAL else load_catalog().price(name, "on-demand")
@@ -203,7 +206,7 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
     """Return the probes on the user's own hosts: each alone, then the first 2, 3, 4, 6 and so on together.
 
     All hosts are asked over ssh at once; a host that cannot take part is reported and left out. Samples name the hosts
-    as machine types.
+    as machine types. A host whose cost is not known is priced at 0.10 USD an hour.
 
     Args:
         measured: profile of the job.
@@ -242,7 +245,7 @@ def _place(
     """Return a place whose probes cost what their machines cost for the time that they take."""
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
-        """Run a probe; return its step sample and what its machines cost meanwhile, USD."""
+        """Run a probe; return its step sample and what its machines cost meanwhile, USD. Errors are as of `_run`."""
         begun_s = time.monotonic()
         sample = _run(launcher, run, tell)
         return sample, usd_per_hour(run.configuration) * (time.monotonic() - begun_s) / 3600
@@ -312,6 +315,11 @@ def place_on_ec2(
         """Rent a probe's machines for at most ``left_usd``; return its step sample and what was spent, USD.
 
         A new run folder keeps the order, so that `hetopt gc` finds what may be left.
+
+        Raises:
+            BadInput: the folder cannot be made.
+            RunFailed: the probe fails, or measures no step.
+            HetoptError: the machines cannot be rented, such as a `CloudRefused`.
         """
         # Whatever happens, `hetopt gc` knows of a run's folder.
         folder = RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

@@ -272,6 +272,9 @@ def _in_each_region(request: PlanRequest, asked: Sought, places: Places, reporte
     """Return the request for each region, with the quotas kept for the account there, else the request's own.
 
     The age of the prices and the quotas that are used are reported.
+
+    Raises:
+        BadInput: the file of kept quotas cannot be read.
     """
     renewal = ": `hetopt catalog refresh --region all`" if asked.cloud == AWS else NOT_RENTED
     reporter.note(f"prices of {len(places.catalogs)} regions, {price_days(places.catalogs)}{renewal}")
@@ -469,7 +472,10 @@ class Estimate:
         return Document(kind="hetopt estimate", title=title, about=about, blocks=blocks)
 
     def _sentences(self) -> Iterator[str]:
-        """Yield the sentences below the choices: basis and interval, assumptions, memory, and machines beside these."""
+        """Yield the sentences below the choices: basis and interval, assumptions, memory, and machines beside these.
+
+        Sharing of a model, and other regions, are spoken of where there are any.
+        """
         from hetopt.reports.plan_document import chosen_way, region_notes
 
         way, job = chosen_way(self.plan), self.job
@@ -813,6 +819,9 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
 
     Returns:
         The sentences; empty: nothing contradicts.
+
+    Raises:
+        BadInput: as of `type_remarks`.
     """
     nameless = [
         device.type
@@ -858,6 +867,9 @@ def type_remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType
 
     Returns:
         The sentences; empty: every type is known and none is far off.
+
+    Raises:
+        BadInput: the samples are of different jobs, or an unknown compressor.
     """
     named = sorted({node.type for sample in samples for node in sample.nodes})
     unknown = [name for name in named if name not in types]

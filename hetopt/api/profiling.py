@@ -314,7 +314,8 @@ def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, repor
     """Run the probe, and return the profile from its events; what the task refused is reported as remarks.
 
     Raises:
-        RunFailed: the measurement failed or was stopped from outside.
+        RunFailed: the measurement failed or was stopped from outside, or its events are not whole.
+        HetoptError: the workers cannot be started.
     """
     started_at_s = time.time()
 

@@ -363,7 +363,10 @@ def alone_environment() -> dict[str, str]:
 
 
 def _why(place: Path, rank: int, code: int) -> HetoptError:
-    """Return the error of a script's process that ended with another code than 0, by its event or its last line."""
+    """Return the error of a script's process that ended with another code than 0, by its event or its last line.
+
+    It is `BadInput` where its event and exit code say so, else `RunFailed`.
+    """
     for event in read_events(place / EVENTS_FILE):
         if event["event"] == "run_failed" and event["rank"] == rank:
             kind = BadInput if code == BadInput.exit_code else RunFailed

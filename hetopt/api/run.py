@@ -427,7 +427,11 @@ class Run:
 
 
 def _printed(files: Mapping[str, Path], offsets: dict[Path, int]) -> Iterator[LogLine]:
-    """Yield the whole lines that files have gained behind their ``offsets`` in bytes, which move on."""
+    """Yield the whole lines that files have gained behind their ``offsets`` in bytes, which move on.
+
+    Raises:
+        BadInput: a file cannot be read.
+    """
     for source, path in files.items():
         text, offsets[path] = read_from(path, offsets.get(path, 0))
         yield from (LogLine(source=source, text=line) for line in text.splitlines())

@@ -248,7 +248,11 @@ _SECRET_BYTES = 8
 
 
 def runs_home() -> Path:
-    """Return the folder that holds all runs of this user, which need not exist: ``runs`` in hetopt's home folder."""
+    """Return the folder that holds all runs of this user, which need not exist: ``runs`` in hetopt's home folder.
+
+    Raises:
+        BadInput: the user's home folder is not known.
+    """
     return home() / "runs"
 
 

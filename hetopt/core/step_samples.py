@@ -153,7 +153,7 @@ class StepSample(Configuration):
 
     @model_validator(mode="after")
     def _is_a_step(self) -> Self:
-        """Return the sample if its times can be a training step's, 20 us to a day; raise `ValueError` otherwise."""
+        """Return the sample if its step takes 20 us to a day, and its exchange no longer; else raise `ValueError`."""
         if not 20e-6 <= self.step_time_s <= 86_400:  # calling a handful of operators takes longer than that
             raise ValueError(
                 f"step_time_s must be that of a training step in seconds, got {self.step_time_s:g}: convert "

@@ -113,7 +113,10 @@ class TargetSteps:
         return self.convergence.basis
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the expected optimizer steps to the target, at least 1, by batch size (samples) and gain in (0, 1]."""
+        """Return the expected optimizer steps to the target, at least 1, by batch size (samples) and gain in (0, 1].
+
+        Half an evaluation period is included, which passes until the target is seen.
+        """
         batch = np.asarray(global_batch_size, dtype=np.float64)
         stretched = self.curve.steps(batch) * self.penalty.inflation(gain)
         return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)

@@ -336,7 +336,11 @@ def scarce_prior(pools: Sequence[ObservedPool]) -> tuple[HazardComponent, Outage
 
 
 def observed_file() -> Path:
-    """Return the path of the file of observed preemptions: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
+    """Return the path of the file of observed preemptions: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``).
+
+    Raises:
+        BadInput: the user's home folder is not known.
+    """
     return home() / "observed-losses.json"
 
 
@@ -354,6 +358,7 @@ def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPre
     """
 
     def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
+        """Return known observations with the seen pools; None: without earlier ones."""
         known = known or ObservedPreemptions(until=until)
         for pool in seen:
             known = known.adding(pool, until=until)

@@ -276,6 +276,10 @@ class PublicFeeds:
     def _read(
         self, url: str, make: Callable[[Iterator[bytes], str], Any], most_bytes: int, what: str
     ) -> tuple[Any, datetime.date]:
+        """Download a feed by `fetched`, with its errors; return what ``make`` builds of it and its day, else ``today``.
+
+        ``what`` is the feed's name in reports of progress.
+        """
         content, day = fetched(
             url,
             lambda pieces: make(pieces, url),

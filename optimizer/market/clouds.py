@@ -129,7 +129,7 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
-    """Return one GPU by its name, rented or owned, with count 1.
+    """Return one whole GPU by its name, rented or owned, with count 1; rented parts of GPUs are passed over.
 
     Args:
         catalog: whose machines' GPUs count beside the GPUs that hetopt knows anyway.

@@ -160,7 +160,11 @@ def _scarce(chosen: Candidate) -> Iterator[str]:
 
 
 def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Iterator[str]:
-    """Yield sentences on what the prediction rests on: step time of each type, steps, network, compression."""
+    """Yield sentences on what the prediction rests on: step time of each type, steps, network, compression.
+
+    A CPU that was placed by others' speed is named; the network only where several machines use one that nobody
+    measured.
+    """
     prediction = chosen.prediction
     for tier, meaning in EVIDENCE_IN_WORDS.items():
         names = sorted({group.instance_type for group in chosen.groups if group.evidence == tier})
@@ -202,7 +206,11 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
 
 
 def _not_weighed(model: FittedModel, *, to_target: bool) -> Iterator[str]:
-    """Yield which compressors no plan could use, and why; nothing where none is left out, or nothing was measured."""
+    """Yield which compressors no plan could use, and why; nothing where none is left out, or nothing was measured.
+
+    Raises:
+        BadInput: as of `gain_of`.
+    """
     if model.profile.is_counted:
         return
     methods: dict[str, list[str]] = {}

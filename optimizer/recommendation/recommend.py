@@ -202,7 +202,8 @@ def _surest(space: SearchSpace, job: JobModel, limits: Limits) -> tuple[SearchRe
     """Return a search of clusters of one type, and the row with the best expected score whose batch size surely pays.
 
     A batch size pays surely if it beats the smallest, which is the job's own and always there, in spite of the doubt
-    about its steps (see `surely_best`).
+    about its steps (see `surely_best`). Only clusters that surely keep the limits count; without any, it is the first
+    row.
     """
     result = search(space, job, limits, effort=Effort(types=1))
     scores = np.where(limits.risk(result.forecast) <= 1, limits.expected_score(result.forecast), np.inf)
@@ -305,7 +306,7 @@ def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
     """Yield changes other than to limits with which a cluster of one type keeps them, with their price.
 
     Larger quotas (with ``quotas``, where some are set), checkpoints of a job that cannot resume, and machines on demand
-    where only spot was asked for; each is searched anew.
+    where only spot was asked for; each is searched anew. Errors are as of `search_problem`.
     """
     profile, options = request.profile, request.options
     if quotas and options.quotas:
@@ -323,7 +324,10 @@ def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
 
 
 def _priced(change: str, request: PlanRequest) -> Iterator[str]:
-    """Yield a change with the cluster of one type that would surely keep the limits after it; nothing if none does."""
+    """Yield a change with the cluster of one type that would surely keep the limits after it; nothing if none does.
+
+    Errors are as of `search_problem`.
+    """
     problem = search_problem(request)
     result = search(problem.space, problem.job, request.limits, effort=Effort(types=1))
     if result.chosen is not None and result.safe:

@@ -444,11 +444,11 @@ def _beside(columns: Columns, rows: ClusterRows, exchange: Integers | int) -> Ar
 def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s: Array) -> Integers:
     """Return each cluster's quickest exchange by index, -1: none fits; ``compute_s``: a step's, of its slowest worker.
 
-    A compressed or averaging exchange counts with the upper ends of what is not known of it: its work on the workers,
-    its steps over those of dense gradients (in a run of fixed length, the progress that may be lost), and how often
-    workers average. And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`).
-    Inside one machine nothing is compressed, and gradients of a shared model are summed whole: the trainer steers no
-    other way for it.
+    A compressed or averaging exchange counts with the upper ends of its doubts: its work on the workers, its steps over
+    those of dense gradients (in a run of fixed length, the progress that may be lost), and how often workers average.
+    And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`). Inside one
+    machine nothing is compressed, and gradients of a shared model are summed whole: the trainer steers no other way for
+    it.
 
     Args:
         columns: of the search space.

@@ -250,7 +250,7 @@ def _figures(option: ExchangeOption) -> Array:
 def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
     """Yield every compression method of the registry, at these ratios; none given: at the ratios of pilots' gains.
 
-    Methods that select come by each collective and coding that carries them.
+    Without those either, at `USUAL_RATIO`. Methods that select come by each collective and coding that carries them.
     """
     yield from whole_ways()
     looked_at = list(ratios) or sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)

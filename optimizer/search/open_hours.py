@@ -39,6 +39,8 @@ class OpenHours:
     def of(cls, hosts: Sequence[Host], now: datetime.datetime) -> OpenHours | None:
         """Return the slots from ``now`` on in which the inventory's hosts may be used; None: all of them always.
 
+        Hosts that may always be used are left out of the mapping.
+
         Args:
             hosts: of the inventory.
             now: with which the first slot begins, in the time of this machine.

@@ -166,7 +166,7 @@ class Study:
         return study
 
     def _question(self) -> str:
-        """Return the name that searches with the same trials share, such as '$5.00, 1 h, 7bce33ad'."""
+        """Return the name that searches with the same trials share, such as '$5.00, 1 h, 7bce33ad01f2c4e8'."""
         space, limits = self.columns.space, self.limits
         offered = [(name, option.usd_per_hour) for name, option in zip(self.names, space.options, strict=True)]
         exchanges = [f"{exchange.compression} {exchange.sync}" for exchange in space.exchanges]

@@ -94,7 +94,11 @@ class StepTimeModel:
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
-        """Return how each type is related to the measured types, and the prediction of each configuration."""
+        """Return how each type is related to the measured types, and the prediction of each configuration.
+
+        Raises:
+            BadInput: nothing relates a machine type to what was measured, or a compression is impossible.
+        """
         measured = self.posterior.observed.rows.types
         names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
         kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
@@ -186,7 +190,10 @@ FORWARD_LOGIT_SD = 0.3
 def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed | None:
     """Return a profile's step samples on rentable types, and on those in ``owned``, for the model; None: no samples.
 
-    Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
+    Rehearsed hosts and this machine show how such clusters behave, and nothing about a cloud's links.
+
+    Raises:
+        BadInput: an unknown compressor, or samples of different jobs.
     """
     kept = [
         sample
@@ -197,7 +204,11 @@ def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed |
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Fit a predictor of machine types to a profile's step samples; None: the profile has none that can be used."""
+    """Fit a predictor of machine types to a profile's step samples; None: the profile has none that can be used.
+
+    Raises:
+        BadInput: an unknown compressor, or samples of different jobs.
+    """
     observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None
@@ -228,6 +239,9 @@ def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) ->
     Args:
         model: fits of the profile.
         sampled: predictor fitted to its step samples; None: samples on rentable types, if any, are fitted here.
+
+    Raises:
+        BadInput: as of `sampled_machines`.
     """
     profile = model.profile
     if sampled is not None:

@@ -175,7 +175,10 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
 
 
 def _foreign(rows: Rows, here: Steps, measured_types: int, kin: Sequence[Kinship]) -> Array:
-    """Return derivatives by each relative's computation and links, in their standard deviations."""
+    """Return log steps' derivatives by each relative's computation and links, in their standard deviations.
+
+    They are [rows, 2 for each relative], in the order of ``kin``; 0 where a row does not use the relative.
+    """
     slowest = rows.group_type[here.slowest]
     columns = np.zeros((len(rows), 2 * len(kin)))
     for index, relative in enumerate(kin):

@@ -127,8 +127,8 @@ def step_time(
 ) -> Breakdown:
     """Return the seconds of one synchronous step, split by use, from workers' computation and the exchange's time.
 
-    Waiting is the mean worker's for the slowest, and part of the computing; of the exchange only what is not hidden
-    counts.
+    Waiting is the mean worker's for the slowest, and part of the computing. An exchange counts as far as nothing hides
+    it.
 
     Args:
         compute_s: time that each worker computes its share, optimizer step included; at least one.

@@ -132,7 +132,7 @@ class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Run an operator and count it, and its FLOPs where torch knows a formula."""
+        """Run an operator and return its result; count it unless it is a view, and its FLOPs if torch has a formula."""
         named = kwargs or {}
         result = func(*args, **named)
         self.operators += not func.is_view and func.namespace != "profiler"

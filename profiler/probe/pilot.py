@@ -69,7 +69,13 @@ class PilotRun:
         index: int,
         trials: ExchangeTrials | None,
     ) -> None:
-        """Build the pilot's model, optimizer and exchange, from a checkpoint if the schedule says so; log nothing."""
+        """Build the pilot's model, optimizer and exchange, from a checkpoint if the schedule says so; log nothing.
+
+        Every rank must call it. Torch's random numbers are seeded, other ones on each rank.
+
+        Raises:
+            BadInput: the model, optimizer or checkpoint cannot be used, or the batch has no sample for each worker.
+        """
         context, pilot = crew.context, schedule.pilots[index]
         self._crew, self._task, self._reader, self._evaluation = crew, task, reader, evaluation
         self._index, self._pilot, self._noise_groups = index, pilot, schedule.noise_groups

@@ -90,7 +90,11 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     ]
 
     def come_back_to_sweeps() -> None:
-        """Time the measured sizes of each sweep again, for a part of its time."""
+        """Time the measured sizes of each sweep again, for a part of its time; every rank calls it.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
             later = {"local_batch_sizes": sizes, "time_limit_s": LATER_PASS_SHARE * sweep.time_limit_s}
             run_sweep(crew, replica, reader, index, sweep.model_copy(update=later), schedule=None)

@@ -386,7 +386,7 @@ def speeds(device: torch.device) -> tuple[float, float]:
     product, target = torch.empty_like(matrix), torch.empty_like(source)
 
     def median_s(work: Callable[[], object]) -> float:
-        """Return the median seconds of some work, after one time that does not count."""
+        """Return the median processor seconds of some work, after one time that does not count."""
         times_s = []
         for _ in range(1 + SPEED_REPEATS):
             begun = stopwatch.mark()

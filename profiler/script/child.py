@@ -59,7 +59,12 @@ class ScriptProbe:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Read the order in the folder and open the log; nothing of the script runs."""
+        """Read the order in the folder and open the log; nothing of the script runs.
+
+        Raises:
+            MissingFile: the folder has no order.
+            BadInput: the order cannot be read.
+        """
         self._folder, self._rank = folder, rank
         self._order = order = read_record(ScriptOrder, folder / ORDER_FILE, hint="run `hetopt profile` again")
         self._events = EventLog(folder / EVENTS_FILE if rank == 0 else None)
@@ -197,7 +202,12 @@ class ScriptProbe:
     def _conclude(self) -> None:
         """Meet the copies beside this one, and log what all of them measured, compressors and collectives included.
 
-        Where only steps are watched and too few were made to be timed, nothing is logged.
+        The script's own process group is ended. Collectives are timed among several workers, compressors where a
+        gradient was kept. Where only steps are watched and too few were made to be timed, nothing is logged.
+
+        Raises:
+            ProbeStopped: any copy was asked to stop.
+            RunFailed: this machine has no loopback interface.
         """
         order = self._order
         if order.watch == "steps":

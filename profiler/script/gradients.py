@@ -247,7 +247,10 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
 
 
 def _draw_nothing() -> None:
-    """Switch off dropout, coin flips and shuffling in this process, by replacing torch's functions."""
+    """Switch off dropout, coin flips and shuffling in this process for good, by replacing torch's functions.
+
+    A coin flip gives its probability, and samplers give samples in the order of the data.
+    """
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(nn.functional, name, lambda given, *_, **__: given)
     attend = nn.functional.scaled_dot_product_attention

@@ -520,6 +520,7 @@ def _backward(backward: Callable[..., None], observer: Observer) -> Callable[...
     """Return a backward function that reports its beginning and end to an observer."""
 
     def passed(*arguments: Any, **options: Any) -> None:
+        """Run backward, reporting its beginning, and its end unless it raises."""
         observer.begins_backward()
         backward(*arguments, **options)
         observer.ended_backward()
