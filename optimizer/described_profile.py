@@ -163,7 +163,7 @@ def described_profile(
     operators = OPERATORS_A_LAYER * count.layers
 
     def device(precision: Precision) -> Device:
-        """Return the device of the profile that computes in a precision."""
+        """Return the device of the profile that computes in a precision. Errors are as of `Timed.by_time`."""
         prior, memory = utilisation_prior(), recipe.memory(count, batch_size, half=is_half(precision))
         counted = prior.counted(count, precision, recipe)
         if timed is not None:

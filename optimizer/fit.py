@@ -320,7 +320,8 @@ def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
 def fit_device(device: Device) -> FittedDevice:
     """Fit step time, sample loading, peak memory and compressor costs to the measurements of one profiled device.
 
-    The memory is None where peaks of fewer than two batch sizes are known.
+    Lines go through medians, and step times are scaled from there to the mean, which a run pays. The memory is None
+    where peaks of fewer than two batch sizes are known.
     """
     points = device.step_times
     sizes = [point.local_batch_size for point in points]

@@ -296,8 +296,8 @@ def place_on_ec2(
         tell: receives what goes on.
 
     Raises:
-        BadInput: the catalogue has no such type or no price of it, a type cannot train, or the task's code cannot be
-            sent to machines.
+        BadInput: the catalogue has no such type or no price of it, a type cannot train, the task's code cannot be sent
+            to machines, or boto3 is not installed.
     """
     catalog = load_catalog(region)
     probes = rented_probes(measured, list(map(catalog.instance_type, dict.fromkeys(types))), image_kind)

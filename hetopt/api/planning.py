@@ -663,9 +663,10 @@ def _recipe(asked: Described, assumed: list[str]) -> Recipe:
 def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     """Estimate the time and cost of training from a model's operations, with nothing measured and without torch.
 
-    Clusters are searched, priced and compared as by `recommend`; the time of a step follows from its operations and
-    what public measurements say of how well GPUs are used, with a wide interval. Without ``budget_usd`` and
-    ``deadline``, nothing is held against limits.
+    Clusters are searched, priced and compared as by `recommend`, but of one type each, on GPUs, and with dense
+    gradients; the time of a step follows from its operations and what public measurements say of how well GPUs are
+    used, with a wide interval. Without ``budget_usd`` and ``deadline``, nothing is held against limits. Without quotas,
+    given or kept, modest ones are assumed, and the result says so.
 
     Args:
         reporter: receives progress and remarks; None: nothing is reported.

@@ -130,7 +130,10 @@ class Gpu:
     halves_slowly: bool = False
 
     def tflops(self, precision: Precision) -> float:
-        """Return the GPU's peak dense rate of matrix products, TFLOP/s; 'default': between those of fp32 and TF32."""
+        """Return the GPU's peak dense rate of matrix products, TFLOP/s; 'default': between those of fp32 and TF32.
+
+        The rates of fp16 and bf16 are the same.
+        """
         if precision == "fp32":
             return self.fp32_tflops
         if precision == "tf32":

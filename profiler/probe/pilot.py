@@ -290,7 +290,8 @@ class PilotRun:
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
         """Evaluate the model, log the metric, and return how that ends the pilot; None: it goes on; collective.
 
-        A metric that is not finite ends the pilot as diverged, and is not logged.
+        Workers that sum gradients first average the model's buffers, for good. A metric that is not finite ends the
+        pilot as diverged, and is not logged.
         """
         context, task = self._crew.context, self._task
         if self._synchroniser is None:

@@ -204,7 +204,10 @@ def _refused(
 
 
 def _objection(replica: Replica, batch: Batch) -> str:
-    """Return why a replica cannot compute a batch's gradient; empty: it can. Running out of memory is raised."""
+    """Return why a replica cannot compute a batch's gradient, or has no finite loss; empty: it can, and has.
+
+    The gradient is added to the replica's. Running out of memory is raised.
+    """
     try:
         loss = replica.loss(batch)
         loss.backward()

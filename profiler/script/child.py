@@ -130,6 +130,8 @@ class ScriptProbe:
     def _ended(self, how: str, stop: SystemExit | None = None) -> None:
         """Refuse a script that came to its end before enough of it was measured, unless only steps are watched.
 
+        The course is closed before, which keeps what it measured.
+
         Args:
             how: how it ended, for the error.
             stop: its exit; None: it returned.
@@ -163,8 +165,11 @@ class ScriptProbe:
     def _measures(self) -> Course:
         """Yield what each next step should be like, from the end of the script's first step on.
 
+        First the alarm for a late start is switched off, and the start is logged. Where only steps are watched and
+        nothing gives the batch size, nothing is measured.
+
         Raises:
-            BadInput: nothing tells the batch size.
+            BadInput: nothing gives the batch size.
             RunFailed: no steps of the script's own batch size come.
         """
         observer, watch = self._observer, self._order.watch

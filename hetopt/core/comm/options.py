@@ -258,9 +258,9 @@ class Candidates:
         return next((option for option in self.all if option.key == key), None)
 
     def nearest(self, ratio: float) -> Option:
-        """Return the candidate of the nearest ratio in log scale, if possible by the collective asked for.
+        """Return the candidate of the nearest ratio in log scale; of equals one by the collective asked for, if any is.
 
-        From a ratio of 1 on that is dense.
+        From a ratio of 1 on that is dense. Near 1 it may be an option that sends all elements, rounded or in averages.
 
         Args:
             ratio: fraction of the elements to send, above 0.

@@ -78,7 +78,11 @@ class EventLog:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the log at ``path`` for appending; None: drop events."""
+        """Open the log at ``path`` for appending; None: drop events.
+
+        Raises:
+            LogUnwritable: the file cannot be opened.
+        """
         self._clock, self._steady = clock, steady
         self._apart_s: float | None = None
         self._path = path
