@@ -287,7 +287,7 @@ def _with_session(file: SourceFile, training: _Training) -> str:
 
 
 def _import_line(tree: ast.Module, start: ast.stmt) -> int:
-    """Return the line before which the import goes: behind the file's first imports, or its docstring."""
+    """Return the line before which the import goes: behind the file's first imports, else its docstring, or its top."""
     imports = [
         node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < start.lineno
     ]

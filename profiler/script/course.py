@@ -139,7 +139,11 @@ class ScriptCourse:
         return abs(step.samples - size) <= LIKE * size
 
     def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Generator[Wish, Step, bool]:
-        """Time steps of batch sizes within ``limit_s`` seconds of ``begun_s``; return whether these were enough."""
+        """Time steps of batch sizes within ``limit_s`` seconds of ``begun_s``; end with False at one that is too large.
+
+        Of a script that runs alone, the memory of a step is counted at each size that it gives. With all timed, return
+        True.
+        """
         for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
             if is_too_large(self.points, size, left_s, math.inf):
