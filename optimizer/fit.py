@@ -355,7 +355,7 @@ def fit_device(device: Device) -> FittedDevice:
 def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float, float, float]:
     """Fit ``max(floor, a + c b)`` to seconds by batch size ``b``; return a, c, floor and the residuals' log spread.
 
-    With ``a, floor >= 0`` and ``c > 0``.
+    With ``a, floor >= 0`` and ``c > 0``. Of a single measurement, half of the time is taken to be fixed.
 
     Iteratively reweighted least squares with Huber's weights on the *relative* error (on absolute errors the slowest
     point would decide alone). A floor is taken only where it explains clearly more than the line: at least two points

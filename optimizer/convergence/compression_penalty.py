@@ -353,7 +353,8 @@ class ExchangeLosses:
     def gain(self, way: Compression) -> float | None:
         """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios.
 
-        Above the tried ratios the largest one's is returned, and 1 for a compressor that only rounds.
+        Above the tried ratios the largest one's is returned, 1 for a compressor that only rounds, and the ratio itself
+        for one that selects at random.
         """
         if way.name in LOSSLESS:
             return KEPT[way.name]
