@@ -72,7 +72,11 @@ class Timed:
         return utilisation_prior().transformer.usual * self._most_flops(precision)
 
     def _most_flops(self, precision: Precision) -> float:
-        """Return the operations that the GPUs can do in that time, at their peak rate."""
+        """Return the operations that the GPUs can do in that time, at their peak rate.
+
+        Raises:
+            BadInput: no rates of the GPU are published.
+        """
         gpu = gpu_of(self.gpus)
         if gpu is None:
             raise BadInput(f"no rates of the {self.gpus.name} are published.", hint="leave `took` and `on` out")
@@ -94,6 +98,9 @@ class Timed:
         self, counted: Counted, count: ModelCount, recipe: Recipe, samples: int, precision: Precision
     ) -> Counted:
         """Return ``counted`` rescaled so that a sample takes as long as it did in the timed training.
+
+        Its spread is then the one between GPUs. A training that hardly used its GPUs leaves its seconds a sample as
+        ``unexplained_s``.
 
         Args:
             counted: operations and bytes of a sample, by count.
@@ -156,6 +163,7 @@ def described_profile(
     operators = OPERATORS_A_LAYER * count.layers
 
     def device(precision: Precision) -> Device:
+        """Return the device of the profile that computes in a precision. Errors are as of `Timed.by_time`."""
         prior, memory = utilisation_prior(), recipe.memory(count, batch_size, half=is_half(precision))
         counted = prior.counted(count, precision, recipe)
         if timed is not None:

@@ -67,6 +67,9 @@ def suggest(
 
     Returns:
         The probe, or a clause without full stop that says why there is none.
+
+    Raises:
+        BadInput: the measured steps are of different jobs, or a compression is unknown or impossible.
     """
     layouts = {sample.layout for sample in known}
     rest = [candidate for candidate in candidates if candidate.layout not in layouts]

@@ -95,7 +95,7 @@ class CompressorLine:
     def parts_s(self, ratio: float) -> tuple[float, float]:
         """Return seconds to compress a gradient at ``ratio``, and to decompress one payload.
 
-        Beyond the ends, theirs.
+        Ratios beyond the measured ones get the nearest one's seconds.
         """
         at = math.log(ratio)
         return (
@@ -157,7 +157,7 @@ class FittedDevice:
 
     @property
     def largest_batch(self) -> int | None:
-        """Most samples that fit in the worker's memory; None when memory was not measured or does not grow."""
+        """Most samples that fit in the worker's memory; 0: none; None: memory was not measured, or does not grow."""
         return None if self.memory is None else self.memory.largest_batch(self.device.memory_limit_bytes)
 
 
@@ -318,7 +318,11 @@ def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
 
 
 def fit_device(device: Device) -> FittedDevice:
-    """Fit step time, sample loading, peak memory and compressor costs to the measurements of one profiled device."""
+    """Fit step time, sample loading, peak memory and compressor costs to the measurements of one profiled device.
+
+    Lines go through medians, and step times are scaled from there to the mean, which a run pays. The memory is None
+    where peaks of fewer than two batch sizes are known.
+    """
     points = device.step_times
     sizes = [point.local_batch_size for point in points]
     fixed, per_sample, floor, log_sd = fit_step_time(sizes, [point.step_time_s for point in points])
@@ -351,7 +355,7 @@ def fit_device(device: Device) -> FittedDevice:
 def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float, float, float]:
     """Fit ``max(floor, a + c b)`` to seconds by batch size ``b``; return a, c, floor and the residuals' log spread.
 
-    With ``a, floor >= 0`` and ``c > 0``.
+    With ``a, floor >= 0`` and ``c > 0``. Of a single measurement, half of the time is taken to be fixed.
 
     Iteratively reweighted least squares with Huber's weights on the *relative* error (on absolute errors the slowest
     point would decide alone). A floor is taken only where it explains clearly more than the line: at least two points
@@ -397,6 +401,7 @@ def _huber_line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple
 
 
 def _loss(sizes: NDArray[np.float64], times: NDArray[np.float64], fixed: float, slope: float, floor: float) -> float:
+    """Return Huber's loss of the relative errors of ``max(floor, fixed + slope * size)``, summed over measurements."""
     residuals = np.abs(np.maximum(floor, fixed + slope * sizes) / times - 1)
     linear = HUBER_RELATIVE * (residuals - HUBER_RELATIVE / 2)
     return float(np.where(residuals <= HUBER_RELATIVE, residuals**2 / 2, linear).sum())

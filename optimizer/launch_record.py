@@ -50,15 +50,15 @@ class Launch(Artifact):
 
     @property
     def running_usd_per_hour(self) -> float:
-        """The hourly cost of this run while it trains, USD: by their owner on one's own machines, 0 on this one.
+        """The hourly cost of this run while it trains, USD: the plan's on machines that are rented or rehearsed.
 
-        Machines that are rented, or rehearsed, cost what the plan says.
+        On the user's own machines it is the predicted cost over the predicted working time, which on this machine is 0.
         """
         if self.on in ("ec2", "rehearsal"):
             return self.plan.chosen.usd_per_hour
-        said = self.prediction
-        working_s = said.total_s.value - said.closed_s - said.unavailable_s
-        return said.cost_usd.value / working_s * SECONDS_PER_HOUR if working_s > 0 else 0.0
+        prediction = self.prediction
+        working_s = prediction.total_s.value - prediction.closed_s - prediction.unavailable_s
+        return prediction.cost_usd.value / working_s * SECONDS_PER_HOUR if working_s > 0 else 0.0
 
     @property
     def speeds(self) -> dict[str, float]:

@@ -84,9 +84,7 @@ class ModelCount:
 def of_parameters(parameters: float, tokens: int) -> ModelCount:
     """Return the counts of a transformer of ``parameters`` weights, shaped as GPT-2, for samples of ``tokens`` tokens.
 
-    Operations of a token are ``2 N + 4 s h L``.
-
-    From ``N = 12 L h^2`` and ``h = 64 L``. Embeddings are part of ``N``.
+    Operations of a token are ``2 N + 4 s h L``, from ``N = 12 L h^2`` and ``h = 64 L``. Embeddings are part of ``N``.
     """
     width = (WIDTH_OVER_DEPTH * parameters / 12) ** (1 / 3)
     layers = max(1, round(width / WIDTH_OVER_DEPTH))
@@ -323,8 +321,12 @@ class Recipe:
     def memory(self, model: ModelCount, batch_size: int, *, half: bool) -> TrainingMemory:
         """Return the bytes of a replica in training: kept between steps, and taken by steps of up to ``batch_size``.
 
-        With activations of every layer; ``half``: matrices are multiplied in 16 bits, else in fp32. Steps are counted
-        for one sample and for ``batch_size``, at least 2.
+        Activations of every layer are kept. Steps are counted for one sample and for ``batch_size``, at least 2.
+
+        Args:
+            model: counts of the model.
+            batch_size: largest number of samples of a step.
+            half: whether matrices are multiplied in 16 bits; False: in fp32.
         """
         trained = self.trained_parameters(model.parameters)
         copied_bytes = HALF_BYTES * trained if half else 0

@@ -37,7 +37,10 @@ class _Parts:
     layers: int = 0
 
     def matrix(self, rows: int, columns: int, *, times: int, bias: bool = True, kept: int = 2) -> None:
-        """Add a weight matrix applied at ``times`` positions, whose output keeps ``kept`` bytes an entry."""
+        """Add a weight matrix applied at ``times`` positions, whose output keeps ``kept`` bytes an entry.
+
+        It is one layer more; ``bias``: whether it has a parameter more for each column.
+        """
         self.parameters += rows * columns + columns * bias
         self.flops += 2.0 * rows * columns * times
         self.activation_bytes += kept * columns * times
@@ -175,11 +178,11 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
     _check_trainable(config, whole=whole)
     name = config.get("model_type", config.get("_class_name"))
     if not isinstance(name, str) or name not in FAMILIES:
-        said = shown(name) if isinstance(name, str) else "missing"
+        kind = shown(name) if isinstance(name, str) else "missing"
         mixes = any("expert" in field for field in config)
-        said += ", a mixture of experts that is not counted" * mixes
+        kind += ", a mixture of experts that is not counted" * mixes
         raise BadInput(
-            f"model_type is {said}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
+            f"model_type is {kind}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
             hint=ACTIVE_ALONE if mixes else "give the number of parameters with `params`",
         )
     fields = Fields(values=config, wrong=[])
@@ -191,8 +194,12 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
 def _check_trainable(config: Mapping[str, Any], *, whole: bool) -> None:
     """Refuse a configuration that names no model, or one whose weights cannot be trained as they are.
 
+    Args:
+        config: fields of the config.json.
+        whole: whether all weights are trained.
+
     Raises:
-        BadInput: it is of an adapter, of quantised weights that are all trained, or of several models.
+        BadInput: the configuration is of an adapter, of quantised weights that are all trained, or of several models.
     """
     if "peft_type" in config or "base_model_name_or_path" in config:
         base = config.get("base_model_name_or_path")
@@ -284,7 +291,11 @@ class Transformer:
         )
 
     def layers(self, fields: Fields) -> Layers:
-        """Return the dimensions of a model's layers, all alike, from its configuration; faults are noted."""
+        """Return the dimensions of a model's layers, all alike, from its configuration; faults are noted.
+
+        Fields that the configuration lacks get the library's defaults. Of experts, all count as parameters, and the
+        chosen ones as work.
+        """
         width = fields.whole("hidden_size", "n_embd", "dim", "n_embed")
         inner = fields.whole(
             "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size", default=4 * width
@@ -356,7 +367,7 @@ class Layers:
     def sample(
         self, name: str, parameters: int, head: int, tokens: int, vocabulary: int = 0, *, fused: bool = True
     ) -> ModelCount:
-        """Return the counts of a model with these layers, for samples of ``tokens`` tokens; ``head``: output weights.
+        """Return the counts of a model with these layers, for samples of ``tokens`` tokens.
 
         Activations of a token and layer in 16 bits: 18 bytes for each of its width, 4 (gated: 8) of its inner width
         (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores). Scores are 5
@@ -390,7 +401,8 @@ class Layers:
 def _t5(fields: Fields, tokens: int | None) -> ModelCount:
     """Count a T5 (Raffel et al. 2020); the gated, untied one is mT5 or FLAN-T5. As many tokens come out as go in.
 
-    A decoder's layer attends twice: to what came out before, and to what went in.
+    A decoder's layer attends twice: to what came out before, and to what went in. Faults are noted. ``tokens`` are of
+    each side; None: as configured, 512 by default.
     """
     width, inner = fields.whole("d_model", default=512), fields.whole("d_ff", default=2048)
     heads = fields.whole("num_heads", default=8)
@@ -423,7 +435,11 @@ def _t5(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
-    """Count a Whisper (Radford et al. 2022): 1,500 encoder positions for 30 seconds of sound, words from a decoder."""
+    """Count a Whisper (Radford et al. 2022): 1,500 encoder positions for 30 seconds of sound, words from a decoder.
+
+    Faults are noted. ``tokens`` are the words of a sample; None: as many as the decoder has positions, which are the
+    most.
+    """
     width, vocabulary = fields.whole("d_model"), fields.whole("vocab_size", default=51865)
     bins, places = fields.whole("num_mel_bins", default=80), fields.whole("max_source_positions", default=1500)
     words = fields.whole("max_target_positions", default=448)
@@ -451,7 +467,10 @@ def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _vit(fields: Fields, _: int | None) -> ModelCount:
-    """Count a vision transformer: patches and one token for the class, with the head that tells classes apart."""
+    """Count a vision transformer: patches and one token for the class, with the head that tells classes apart.
+
+    Faults are noted.
+    """
     pixels = fields.whole("image_size", default=224)
     patch, along = fields.patches("image_size", pixels, default=16)
     patches = along**2
@@ -463,7 +482,10 @@ def _vit(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _swin(fields: Fields, _: int | None) -> ModelCount:
-    """Count a Swin (Liu et al. 2021): attention within windows, and stages of half the side and twice the width."""
+    """Count a Swin (Liu et al. 2021): attention within windows, and stages of half the side and twice the width.
+
+    Faults are noted.
+    """
     pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
     stages = fields.stages(depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
@@ -492,7 +514,10 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _resnet(fields: Fields, _: int | None) -> ModelCount:
-    """Count a ResNet (He et al. 2016), with the stride in the convolution of three by three."""
+    """Count a ResNet (He et al. 2016), with the stride in the convolution of three by three; faults are noted.
+
+    Blocks have a bottleneck unless the configuration says ``basic``; 1,000 layers of a stage are counted at most.
+    """
     pixels = side = fields.whole("image_size", default=224)
     inputs = fields.whole("embedding_size", default=64)
     stages = fields.stages(hidden_sizes=(256, 512, 1024, 2048), depths=(3, 4, 6, 3))
@@ -518,7 +543,10 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _convnext(fields: Fields, _: int | None) -> ModelCount:
-    """Count a ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, then inner ones of four times the width."""
+    """Count a ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, then inner ones of four times the width.
+
+    Faults are noted; 1,000 layers of a stage are counted at most.
+    """
     pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     stages = fields.stages(hidden_sizes=(96, 192, 384, 768), depths=(3, 3, 9, 3))
     inputs, side, convolutions = fields.whole("num_channels", default=3), pixels, []

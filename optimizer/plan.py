@@ -203,6 +203,7 @@ class Group(Record):
 
     @model_validator(mode="after")
     def _one_share_a_worker(self) -> Self:
+        """Return the group if each worker has a local batch size; raise `ValueError` otherwise."""
         if len(self.local_batch_sizes) != self.machines * self.workers_per_machine:
             raise ValueError("local_batch_sizes must have one entry for each worker of the group")
         return self
@@ -249,6 +250,7 @@ class Range(Record):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
+        """Return the interval if it holds its value; raise `ValueError` otherwise."""
         if not self.low <= self.value <= self.high:
             raise ValueError("an interval must hold its value: low <= value <= high")
         return self
@@ -341,6 +343,7 @@ class Candidate(RecordLeavingOut):
 
     @model_validator(mode="after")
     def _shares_sum_to_batch(self) -> Self:
+        """Return the candidate if its local batch sizes sum to the global one; raise `ValueError` otherwise."""
         if sum(sum(group.local_batch_sizes) for group in self.groups) != self.global_batch_size:
             raise ValueError("the shares of all workers must sum to global_batch_size")
         return self
@@ -445,15 +448,19 @@ class Goal(Record):
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None, joint: str = "and") -> str:
-    """Return budget and deadline as a phrase; '' if both are None. ``article`` begins each, ``joint`` joins them.
+    """Return budget and deadline as a phrase, such as 'its budget of $5.00 and its deadline of 6 h'; '': both are None.
 
-    Such as 'its budget of $5.00 and its deadline of 6 h', with the article 'its'.
+    Args:
+        article: begins each limit, such as 'its'.
+        budget_usd: budget; None: it is left out.
+        deadline_s: deadline, seconds; None: it is left out.
+        joint: word between the two.
     """
     asked = (
         ("budget", None if budget_usd is None else usd(budget_usd)),
         ("deadline", None if deadline_s is None else duration(deadline_s)),
     )
-    return f" {joint} ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
+    return f" {joint} ".join(f"{article} {name} of {amount}" for name, amount in asked if amount is not None)
 
 
 class RegionOffer(Record):
@@ -639,8 +646,8 @@ class Plan(Artifact):
 
     @property
     def _in_a_line(self) -> str:
-        said = self.chosen.prediction
-        return f"{self.chosen.in_words}: {_took(said.total_s, said.cost_usd)}"
+        prediction = self.chosen.prediction
+        return f"{self.chosen.in_words}: {_took(prediction.total_s, prediction.cost_usd)}"
 
     def __repr__(self) -> str:
         return f"<Plan {self._in_a_line}>"

@@ -72,6 +72,8 @@ def collect(
 ) -> Profile:
     """Return the profile that a probe's events add up to; refuse a log that is unfinished or damaged.
 
+    Sweeps and pilots of a precision that diverged (see `diverged`) are left out.
+
     Args:
         events: the whole log, in order; names that are not a probe's are passed over.
         schedule: what was to be measured.
@@ -130,7 +132,19 @@ def _devices(
     schedule: ProbeSchedule,
     device_type: str,
 ) -> tuple[Device, ...]:
-    """Return a device for each sweep that measured anything; ``usual_s`` is what the yardstick took in the mean."""
+    """Return a device for each sweep that measured anything, step times scaled to the usual speed of the processor.
+
+    Args:
+        events: of the probe.
+        points: step times that the profile keeps.
+        usual_s: mean time of the calibration micro-benchmark, in seconds; None: not timed, and step times stay as they
+            are.
+        schedule: of the probe.
+        device_type: catalogue name of the machine, or ``local``.
+
+    Raises:
+        RunFailed: no sweep measured anything.
+    """
     facts = {fact.sweep: fact for fact in _all(events, DeviceFacts)}
     ended = {end.sweep: end for end in _all(events, SweepEnded)}
     compressors = _all(events, CompressorPoint)
@@ -182,7 +196,7 @@ def _devices(
 
 
 def _at_usual_speed(worker: WorkerSteps, usual_s: float | None) -> WorkerSteps:
-    """Return a worker's timed steps scaled to the mean speed of its processor.
+    """Return a worker's timed steps scaled to its processor's mean speed; unchanged if ``usual_s`` or its own is None.
 
     A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
     scatter by two thirds as much where it is divided out.
@@ -193,7 +207,10 @@ def _at_usual_speed(worker: WorkerSteps, usual_s: float | None) -> WorkerSteps:
 
 
 def _step_time(size: int, timed: Sequence[WorkerSteps]) -> StepTime:
-    """Return the step time at a batch size, pooled over workers and passes, while all workers compute."""
+    """Return the step time at a batch size, pooled over workers and passes, while all workers compute.
+
+    Times are medians, memory the largest peak; None where no worker knows its own. ``timed`` must not be empty.
+    """
     samples = tuple(sample for worker in timed for sample in worker.samples_s)
     load_s, forward_s, backward_s, optimizer_s = (
         statistics.median(column) for column in zip(*(worker.phases_s for worker in timed), strict=True)
@@ -211,7 +228,13 @@ def _step_time(size: int, timed: Sequence[WorkerSteps]) -> StepTime:
 
 
 def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnded | None) -> int:
-    """Return the host's memory limit in bytes; lower where a batch that should have fitted ran out of memory."""
+    """Return the host's memory limit in bytes; lower where a batch that should have fitted ran out of memory.
+
+    Args:
+        limit_bytes: as the device told it.
+        points: step times with their peak memory.
+        end: the batch that did not fit; None: all fitted.
+    """
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if end is None or not peaks:
         return limit_bytes
@@ -221,6 +244,7 @@ def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnde
 
 
 def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
+    """Return a link for each collective, number of workers and scope: payloads, and the line through their times."""
     kinds: dict[tuple[Collective, int, bool], list[LinkPoint]] = {}
     for point in points:
         kinds.setdefault((point.collective, point.workers, point.across_hosts), []).append(point)
@@ -237,7 +261,7 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
 
 
 def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
-    """Return the noise samples with both moments smoothed over the samples before."""
+    """Return the noise samples with both moments averaged over this and about twenty samples before."""
     moments = (
         Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
         for sample in samples
@@ -247,7 +271,11 @@ def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:
-    """Return the mean gain over the sampled steps at each ratio, and a low quantile of it."""
+    """Return the mean gain over the sampled steps at each ratio, and a low quantile of it; without samples none.
+
+    Raises:
+        RunFailed: a sample has not one gain for each ratio.
+    """
     if not measured:
         return ()
     if any(len(sample.gains) != len(ratios) for sample in measured):
@@ -261,7 +289,11 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
 
 
 def _pilots_seen(events: Iterable[Event]) -> tuple[PilotSeen, ...]:
-    """Return each pilot as it was seen last."""
+    """Return each pilot as it was seen last.
+
+    Raises:
+        RunFailed: an event of a pilot has fields that cannot be.
+    """
     return tuple({pilot.pilot: pilot for pilot in _all(events, PilotSeen)}.values())
 
 
@@ -298,7 +330,7 @@ def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tup
     """Return each pilot in another precision beside the usual one's, with the same first weights and the same batches.
 
     They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
-    two became.
+    two became. A pilot without a partner, or that never came to that value, is left out.
     """
     usual = {(pilot.global_batch_size, pilot.seed): pilot for pilot in pilots if pilot.sync is None}
     better = max if job.target_higher_is_better else min
@@ -385,6 +417,11 @@ def _time_of(events: Iterable[Event], name: str) -> float | None:
 
 
 def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
+    """Return the records of one kind among a log's events, in order; empty: there are none.
+
+    Raises:
+        RunFailed: an event of that kind has fields that cannot be.
+    """
     try:
         return [
             kind.model_validate({key: value for key, value in event.items() if key not in ("event", "time_s")})
@@ -396,6 +433,11 @@ def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
 
 
 def _only(events: Iterable[Event], kind: type[R]) -> R:
+    """Return the last record of one kind among a log's events.
+
+    Raises:
+        RunFailed: there is none, or one has fields that cannot be.
+    """
     if not (records := _all(events, kind)):
         raise _broken(kind, "it is missing")
     return records[-1]

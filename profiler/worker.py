@@ -13,7 +13,7 @@ from hetopt.trainer.worker import leave, main
 
 
 def measuring() -> Callable[[Any], None]:
-    """Import the probe's modules, and return the function that a profiling worker runs in its context."""
+    """Return the function that a profiling worker runs in its context, after importing the probe's modules."""
     from hetopt.profiler.probe.run import run_probe
 
     return run_probe

@@ -146,6 +146,7 @@ class Setup:
         Nothing is called before the first item is taken. Repeating it changes nothing.
 
         Raises:
+            BadInput: boto3 is not installed.
             CloudRefused: AWS refuses a call, such as for a bucket name of another account. Earlier calls stay done.
         """
         edge = connect(self.region)
@@ -215,13 +216,16 @@ def _quotas(edge: Edge, region: str) -> Check:
     """Return a check of the account's vCPU quotas in a region, and keep them for plans; it is bad where all are 0.
 
     Where AWS refuses to tell them, its verdict is unknown, and nothing is kept.
+
+    Raises:
+        BadInput: the file of kept quotas cannot be read or written.
     """
     try:
         granted = doctor.account_quotas(edge)
         number = accounts.identity(edge).account_id
     except CloudRefused as refused:
-        said = f"what the account may run cannot be read ({refused.message.rstrip('.')})"
-        return Check(name="quotas", verdict="unknown", said=said, hint=refused.hint)
+        sentence = f"what the account may run cannot be read ({refused.message.rstrip('.')})"
+        return Check(name="quotas", verdict="unknown", said=sentence, hint=refused.hint)
     keep_quotas(account_quotas_file(), number, region, granted, datetime.datetime.now(datetime.UTC))
     some = {bucket: vcpus for bucket, vcpus in granted.items() if vcpus}
     return Check(
@@ -299,6 +303,7 @@ class Search:
                 account are searched.
 
         Raises:
+            BadInput: boto3 is not installed.
             CloudRefused: AWS does not tell who the caller is, or which regions the account has.
         """
         configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
@@ -317,6 +322,9 @@ class Search:
         Args:
             region: AWS region.
             who: caller of AWS, whose own resources may be removed.
+
+        Raises:
+            BadInput: boto3 is not installed.
         """
         edge = connect(region)
         survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
@@ -336,7 +344,11 @@ class Search:
             )
 
     def _why_leave(self, things: Sequence[TaggedResource], who: Identity, edge: Edge, region: str) -> str | None:
-        """Return why the things of a run are left alone; None where they may go."""
+        """Return why the resources of a run are left alone; None: they may go.
+
+        Left alone are those of another caller, unless ``everybody``; and, unless ``everything`` or one run was asked
+        for, those of a run that may still need them.
+        """
         if not self.everybody and not all(removal.is_of(thing, who) for thing in things):
             return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
         if self.everything or self.run_id is not None:
@@ -346,7 +358,14 @@ class Search:
         return None if over else removal.why_leave(edge, region, who.account_id, things, time.time())
 
     def _remove(self, name: str, things: Sequence[TaggedResource], edge: Edge, region: str) -> bool:
-        """Remove a run's cloud resources, and return whether all of them are gone."""
+        """Remove a run's cloud resources; return whether all are gone; a refusal by AWS is added to ``refused``.
+
+        Args:
+            name: of the run, which need not be known on this machine.
+            things: the resources that were found.
+            edge: to AWS; a run that is known here is removed by an edge that writes to its ledger.
+            region: of the resources.
+        """
         known = self.runs.get(name)
         ledger = Made()
         if known is not None:

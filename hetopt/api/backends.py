@@ -41,6 +41,7 @@ def _later(module: str, name: str) -> Make:
 
 
 def _ec2(reporter: Reporter) -> Backend:
+    """Return a new EC2 backend of this user, which reports remarks; its modules are imported now."""
     from hetopt.backends.ec2.renter.backend import Ec2Backend
     from hetopt.core.run_folder import runs_home
 
@@ -101,7 +102,7 @@ def options_at(name: str, values: Mapping[str, Any]) -> Machines:
 
     Args:
         name: of the backend, such as ``ec2``.
-        values: by field, as a person types them; each is parsed by its option.
+        values: by field of some backend's options, as a person types them; each is parsed by its option.
 
     Raises:
         BadInput: there is no backend of this name, a field is another backend's, or a value is refused by its option.

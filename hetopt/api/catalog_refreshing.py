@@ -63,6 +63,7 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
         regions, written = [region], list[OwnCatalog]()
 
         def read(what: str, read_bytes: int, total_bytes: int | None) -> None:
+            """Report what is read of the present region; of a price list of known size, the part done as well."""
             done, total = len(written), total_bytes if what == "price list" else None
             place = regions[done] if len(regions) == 1 else f"{regions[done]} ({done + 1} of {len(regions)})"
             # Where nobody sees a bar each text is a line: a tenth at a time.
@@ -102,10 +103,10 @@ def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCa
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Hold the lock of a folder of catalogues: two refreshes would write into one partial file.
+    """Hold the lock of a folder of catalogues, which is made; two refreshes would write into one partial file.
 
     Raises:
-        BadInput: there is another.
+        BadInput: another refresh holds the lock, which is not waited for.
     """
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:

@@ -20,7 +20,8 @@ def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
     """Return a run's spec with a launch's compression, ratio policy and collective; unchanged where none is asked for.
 
     With ``compression="auto"`` the run itself chooses compressor, ratio and collective, but for a collective that is
-    named. A compression without a ratio policy sets the policy ``fixed``.
+    named. A compression without a ratio policy sets the policy ``fixed``. A policy that chooses among whole options
+    drops the plan's compression where that only rounds.
 
     Args:
         changes: of the launch; a field that is None keeps the plan's choice.
@@ -68,6 +69,13 @@ def exchanged(changes: Changes, run: RunSpec) -> RunSpec:
 
 
 def _check_exchange(run: RunSpec) -> None:
+    """Refuse a ratio policy that cannot decide for the run's compressor, collective or ratio.
+
+    A policy that weighs whole options brings a compressor itself where the plan has none.
+
+    Raises:
+        BadInput: the policy has nothing to decide, does not go with the collective, or the ratio is not its.
+    """
     compression, policy = run.compression, run.ratio_policy
     # Who weighs whole ways to exchange brings a compressor where the plan names none.
     if policy not in WEIGHS_WAYS or compression.name != IDENTITY:

@@ -287,7 +287,7 @@ def _with_session(file: SourceFile, training: _Training) -> str:
 
 
 def _import_line(tree: ast.Module, start: ast.stmt) -> int:
-    """Return the line before which the import goes: behind the file's first imports, or its docstring."""
+    """Return the line before which the import goes: behind the file's first imports, else its docstring, or its top."""
     imports = [
         node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < start.lineno
     ]
@@ -335,7 +335,7 @@ def _loops(file: SourceFile, node: ast.AST) -> list[ast.For | ast.While]:
 
 
 def _loader_around(file: SourceFile, node: ast.AST) -> str | None:
-    """Return the name that the nearest loop over batches reads, also inside ``enumerate`` and ``tqdm``."""
+    """Return the name that the nearest loop over batches reads, also inside ``enumerate`` and ``tqdm``; None: none."""
     for loop in _loops(file, node):
         read: ast.expr | None = getattr(loop, "iter", None)
         while isinstance(read, ast.Call) and called(read) in _SHOWN_AS_THEY_COME and read.args:
@@ -346,7 +346,7 @@ def _loader_around(file: SourceFile, node: ast.AST) -> str | None:
 
 
 def _given(call: ast.Call, function: Function, parameter: str) -> str | None:
-    """Return the name of the argument that a call gives for a parameter; None: it has none."""
+    """Return the name of the variable that a call gives for a parameter; None: it gives none, or another expression."""
     place = _parameters(function).index(parameter)
     by_name = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
     argument = next(iter([*by_name, *call.args[place : place + 1]]), None)

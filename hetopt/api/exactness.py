@@ -80,6 +80,10 @@ class ShareCheck:
         return why_shares_differ(is_ddp=self.is_ddp, normalises=self.normalises)
 
     def __str__(self) -> str:
+        """Return the differences in shares and in equal shares, at the first step that differs, and the cause.
+
+        Where none differs, the largest are returned; for a script that draws its own batches, a sentence that says so.
+        """
         if not self.shares:
             return "The script draws its batches itself: shares stay equal, as under DDP."
         at = -1 if self.step is None else self.step - 1
@@ -103,7 +107,7 @@ def check_script(
     """Run a script for three steps, in unequal shares, equal shares, and alone; return how far the gradients differ.
 
     The script runs in other processes on this machine, with two workers and then alone; the workers share batches 3 to
-    1, then 1 to 3.
+    1, then 1 to 3. A DDP script that shares out its batches itself is not run alone, and has no differences.
 
     Args:
         script: file with DistributedDataParallel or a session.
@@ -117,6 +121,7 @@ def check_script(
         NeedsEqualShares: the script fails in unequal shares, and runs in equal ones.
         RunFailed: a run fails, takes too long, or does no step with a gradient other than 0.
         BadInput: the script has neither DistributedDataParallel nor a session.
+        OSError: a run ended well and left no gradients.
     """
     from hetopt.profiler.script.gradients import STEPS, distances, recorded
 
@@ -180,6 +185,17 @@ def _alone(
     """Run a script on one machine: a DDP script as torchrun's only worker, with a batch size for each of two.
 
     Where it insists on its number of workers, it runs on two, of which the first computes every batch whole.
+
+    Args:
+        folder: in which the gradients are written, under ``alone``.
+        script: file to run.
+        arguments: of the script.
+        each: batch size of each of two DDP workers; None: the script has a session, and runs as one process.
+        spec: file of the spec of the run with unequal shares.
+        patience_s: seconds that each run may take.
+
+    Raises:
+        RunFailed: the script fails, or takes too long.
     """
     from hetopt.profiler.script.gradients import AS_ONE_VARIABLE, BATCH_VARIABLE, RANKS_VARIABLE
 
@@ -298,13 +314,22 @@ def _record(
     workers: int = 1,
     patience_s: float,
 ) -> None:
-    """Run a script for three steps, and write its gradients into the folder under a name."""
+    """Run a script for three steps in other processes, and write its gradients into the folder under a name.
+
+    Raises:
+        RunFailed: the script fails, or takes longer than ``patience_s`` seconds.
+    """
     torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(workers), "--module"] if workers > 1 else []
     recorded = ["hetopt.profiler.script.gradients", str(folder), name, str(script), *arguments]
     _run([sys.executable, "-m", *torchrun, *recorded], script, environment, patience_s=patience_s)
 
 
 def _run(command: Sequence[str], script: Path, more: Mapping[str, str], *, patience_s: float) -> None:
+    """Run a command for a script to its end, with one thread and more environment variables; its output is dropped.
+
+    Raises:
+        RunFailed: the command fails, with the cause that it printed, or takes longer than ``patience_s``.
+    """
     environment = {**alone_environment(), "OMP_NUM_THREADS": "1", **more}
     try:
         done = subprocess.run(

@@ -123,6 +123,7 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
 
 
 def _layout(asked: Configuration) -> str:
+    """Return a configuration in words: workers, hosts and, of other machines than this one, their types."""
     text = f"{formatting.counted(asked.workers, 'worker')} on {formatting.counted(len(asked.nodes), 'host')}"
     types = [node.type for node in asked.nodes if node.type != LOCAL]
     return text + (f" ({', '.join(types)})" if types else "")
@@ -185,6 +186,9 @@ def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Pla
         measured: profile of the job.
         workers: most worker processes of a probe; None: one a usable processor, at least 2.
         tell: receives what goes on.
+
+    Raises:
+        BadInput: the profile names an instance type that the catalogue does not have.
     """
     name = measured.devices[0].type
     price = None if name == LOCAL else load_catalog().price(name, "on-demand")
@@ -202,7 +206,7 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
     """Return the probes on the user's own hosts: each alone, then the first 2, 3, 4, 6 and so on together.
 
     All hosts are asked over ssh at once; a host that cannot take part is reported and left out. Samples name the hosts
-    as machine types.
+    as machine types. A host whose cost is not known is priced at 0.10 USD an hour.
 
     Args:
         measured: profile of the job.
@@ -241,6 +245,7 @@ def _place(
     """Return a place whose probes cost what their machines cost for the time that they take."""
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
+        """Run a probe; return its step sample and what its machines cost meanwhile, USD. Errors are as of `_run`."""
         begun_s = time.monotonic()
         sample = _run(launcher, run, tell)
         return sample, usd_per_hour(run.configuration) * (time.monotonic() - begun_s) / 3600
@@ -249,7 +254,12 @@ def _place(
 
 
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter, **where: Any) -> StepSample:
-    """Run one probe and return its step sample; ``where``: the folder of a rented one, and the command to end it."""
+    """Run one probe and return its step sample; ``where``: the folder of a rented one, and the command to end it.
+
+    Raises:
+        RunFailed: the probe fails, is stopped from outside, or measures no step.
+        HetoptError: the launcher cannot start it.
+    """
     with measurement(launcher, probe.spec, {}, what="a probe", reporter=tell, **where) as folder:
         return read_sample(probe, read_log(folder / EVENTS_FILE))
 
@@ -286,8 +296,8 @@ def place_on_ec2(
         tell: receives what goes on.
 
     Raises:
-        BadInput: the catalogue has no such type or no price of it, a type cannot train, or the task's code cannot be
-            sent to machines.
+        BadInput: the catalogue has no such type or no price of it, a type cannot train, the task's code cannot be sent
+            to machines, or boto3 is not installed.
     """
     catalog = load_catalog(region)
     probes = rented_probes(measured, list(map(catalog.instance_type, dict.fromkeys(types))), image_kind)
@@ -302,6 +312,15 @@ def place_on_ec2(
     hourly = _spot_usd_per_hour(catalog, types)
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
+        """Rent a probe's machines for at most ``left_usd``; return its step sample and what was spent, USD.
+
+        A new run folder keeps the order, so that `hetopt gc` finds what may be left.
+
+        Raises:
+            BadInput: the folder cannot be made.
+            RunFailed: the probe fails, or measures no step.
+            HetoptError: the machines cannot be rented, such as a `CloudRefused`.
+        """
         # Whatever happens, `hetopt gc` knows of a run's folder.
         folder = RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)
         command = f"hetopt gc --on ec2 --run {folder.name} --remove"
@@ -318,7 +337,11 @@ def place_on_ec2(
 
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
-    """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known."""
+    """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known.
+
+    Raises:
+        BadInput: the catalogue has neither price of a type.
+    """
     prices = {name: catalog.price(name, "spot") or catalog.price(name, "on-demand") for name in types}
     if unknown := [name for name, price in prices.items() if price is None]:
         raise BadInput(f"no price of {', '.join(unknown)} is known in {catalog.region}.", hint="name another type")

@@ -128,7 +128,7 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     Args:
         run: to go on with.
         where: the run's backend.
-        place: launch options of this launch, such as a new budget; those that are fixed for a run must stay at their
+        place: launch options of this launch, such as a new budget; options that are fixed for a run must stay at their
             defaults.
 
     Raises:
@@ -155,21 +155,24 @@ def _refuse(changes: Changes, names: Sequence[str], reason: str) -> None:
 
 
 def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan with the script that will run, where it is of one, and what to know of that script.
+    """Return the plan with the script that will run, and remarks on that script; a task's plan is returned as it is.
+
+    The script is the launch's, else the plan's; nothing of it runs.
 
     Raises:
-        BadInput: the plan is of a task, or the script has no session, no place for its data, or shares out its data
-            itself.
+        BadInput: the plan is of a task and a script is named, or the script trains on one worker alone, gets changes
+            that are for tasks, takes a data folder and is given none or the reverse, or steps by other samples than the
+            plan.
     """
-    said = typed_script(changes.script)
+    typed_words = typed_script(changes.script)
     if not plan.run.script:
-        if said:
+        if typed_words:
             raise BadInput(
-                f"the plan is of the task {plan.run.task}, and `script` names {said[0]}.",
-                hint=f"profile the script first: `hetopt profile -- {typed(said[0])}`",
+                f"the plan is of the task {plan.run.task}, and `script` names {typed_words[0]}.",
+                hint=f"profile the script first: `hetopt profile -- {typed(typed_words[0])}`",
             )
         return plan, ()
-    script = said or plan.run.script
+    script = typed_words or plan.run.script
     _refuse(changes, ("partition", "inject", "stream", "steps"), "tasks: a script has its own data and loop")
     path = Path(script[0])
     files = read_script(path)

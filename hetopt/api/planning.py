@@ -172,7 +172,15 @@ class Places:
 def _planned(
     profile: Profile, goal: Goal, limits: Options, asked: Sought, places: Places, reporter: Reporter, *, seed: int = 0
 ) -> Plan:
-    """Return the best plan of all places: rented machines, one's own, or the better of both."""
+    """Return the best plan of all places: rented machines, the user's own, or the better of both.
+
+    Without hosts only rented machines are planned with, and with ``market="own"`` only the hosts. In a single region
+    the age of the prices is reported.
+
+    Raises:
+        BadInput: the profile or a host does not tell what the options need.
+        NoFeasiblePlan: no cluster keeps the limits.
+    """
     now = datetime.datetime.now(datetime.UTC)
     reporter("the catalogue")
 
@@ -252,7 +260,7 @@ def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) ->
 
 
 def _tell_price_ages(plan: Plan, catalog: Catalog, reporter: Reporter) -> None:
-    """Note the age of the prices that a plan shows."""
+    """Report the age of the prices that a plan shows, where that is worth a remark."""
     shown = [plan.chosen, *(way.candidate for way in plan.choices if way.candidate is not None)]
     dates = {group.price_date for candidate in shown for group in candidate.groups if not group.is_own}
     note = age_note(catalog, map(datetime.date.fromisoformat, dates), today=datetime.datetime.now(datetime.UTC).date())
@@ -261,7 +269,13 @@ def _tell_price_ages(plan: Plan, catalog: Catalog, reporter: Reporter) -> None:
 
 
 def _in_each_region(request: PlanRequest, asked: Sought, places: Places, reporter: Reporter) -> list[PlanRequest]:
-    """Return the request for each region, with the account's quotas there."""
+    """Return the request for each region, with the quotas kept for the account there, else the request's own.
+
+    The age of the prices and the quotas that are used are reported.
+
+    Raises:
+        BadInput: the file of kept quotas cannot be read.
+    """
     renewal = ": `hetopt catalog refresh --region all`" if asked.cloud == AWS else NOT_RENTED
     reporter.note(f"prices of {len(places.catalogs)} regions, {price_days(places.catalogs)}{renewal}")
     quotas = [read_quotas(_quotas(asked.quotas, catalog.region, reporter)) for catalog in places.catalogs]
@@ -272,7 +286,11 @@ def _in_each_region(request: PlanRequest, asked: Sought, places: Places, reporte
 
 
 def _observed(named: Path | str | None, reporter: Reporter) -> ObservedPreemptions | None:
-    """Return the file that was named, or else the one that launches keep, if there is one."""
+    """Return the preemptions in the file named, else in the one that launches keep; None: no file, or ``none`` named.
+
+    Raises:
+        BadInput: the file named is not there, or the file cannot be read.
+    """
     if named is not None:
         return None if str(named) == "none" else ObservedPreemptions.load(Path(named))
     path = observed_file()
@@ -287,7 +305,11 @@ def _observed(named: Path | str | None, reporter: Reporter) -> ObservedPreemptio
 
 
 def _quotas(given: Sequence[str], region: str, reporter: Reporter) -> Sequence[str]:
-    """Return the quotas that were given, or else those of the account, if its own were ever read."""
+    """Return the quotas that were given, else the account's kept for the region; neither: empty, as given.
+
+    Raises:
+        BadInput: the file of kept quotas cannot be read.
+    """
     path = account_quotas_file()
     if given or not path.exists():
         return given
@@ -302,7 +324,15 @@ def _quotas(given: Sequence[str], region: str, reporter: Reporter) -> Sequence[s
 
 
 def _goal(profile: Profile, asked: Search, reporter: Reporter) -> Goal:
-    """Return the goal of a training: a target, epochs or steps, and limits on its time and cost."""
+    """Return the goal of a training: a target, epochs or steps, and limits on its time and cost.
+
+    Without any, the goal is the target of the profile; where none of its pilots reached that, the usual epochs of the
+    task are the goal, and a remark says so.
+
+    Raises:
+        BadInput: two goals are given, a script's goal is no number of epochs or steps, or the target has another metric
+            than the profile.
+    """
     target, epochs, steps = asked.target, asked.epochs, asked.steps
     limits: dict[str, Any] = {"budget_usd": asked.budget_usd, "deadline_s": asked.deadline}
     if sum(option is not None for option in (target, epochs, steps)) > 1:
@@ -442,6 +472,10 @@ class Estimate:
         return Document(kind="hetopt estimate", title=title, about=about, blocks=blocks)
 
     def _sentences(self) -> Iterator[str]:
+        """Yield the sentences below the choices: basis and interval, assumptions, memory, and machines beside these.
+
+        Sharing of a model, and other regions, are spoken of where there are any.
+        """
         from hetopt.reports.plan_document import chosen_way, region_notes
 
         way, job = chosen_way(self.plan), self.job
@@ -562,10 +596,12 @@ def described(
 def _precisions(
     asked: Described, catalogs: Sequence[Catalog], hosts: Sequence[Host], now: datetime.datetime
 ) -> tuple[Precision, ...]:
-    """Return bf16, and what is next best for machines that are named, or one's own, and have no units for that.
+    """Return the precisions to count a job in: the one asked for; with ``auto`` bf16 and what some machines need.
+
+    A machine that is named, or the user's own, and has no units for bf16 adds the precision that is quickest on it.
 
     Raises:
-        BadInput: of a host something is not said that a plan needs.
+        BadInput: of a host something is unknown that a plan needs.
     """
     if asked.precision != "auto":
         return (asked.precision,)
@@ -604,6 +640,11 @@ def _timed(asked: Described, catalog: Catalog) -> Timed | None:
 
 
 def _recipe(asked: Described, assumed: list[str]) -> Recipe:
+    """Return the recipe by which the job trains; an assumed share of adapters is added to ``assumed`` in words.
+
+    Raises:
+        BadInput: a share of adapters is given for a training of all parameters.
+    """
     trained = asked.trainable
     if asked.method == "full":
         if trained is not None:
@@ -622,9 +663,10 @@ def _recipe(asked: Described, assumed: list[str]) -> Recipe:
 def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     """Estimate the time and cost of training from a model's operations, with nothing measured and without torch.
 
-    Clusters are searched, priced and compared as by `recommend`; the time of a step follows from its operations and
-    what public measurements say of how well GPUs are used, with a wide interval. Without ``budget_usd`` and
-    ``deadline``, nothing is held against limits.
+    Clusters are searched, priced and compared as by `recommend`, but of one type each, on GPUs, and with dense
+    gradients; the time of a step follows from its operations and what public measurements say of how well GPUs are
+    used, with a wide interval. Without ``budget_usd`` and ``deadline``, nothing is held against limits. Without quotas,
+    given or kept, modest ones are assumed, and the result says so.
 
     Args:
         reporter: receives progress and remarks; None: nothing is reported.
@@ -696,9 +738,13 @@ def _fits(plan: Plan) -> Iterator[Fit]:
 
 
 def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple[ModelCount, int]:
-    """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``.
+    """Return the model, and on how many samples it is trained; assumptions are added to ``assumed``.
 
     Of a training that was timed, and of which nothing else is known, its operations are those of most.
+
+    Raises:
+        BadInput: the model or the length of training is missing, given twice or out of range, or the configuration
+            cannot be read.
     """
     params, config, flops, samples = asked.params, asked.config, asked.flops, asked.samples
     if timed is not None and {params, config, flops, samples} == {None}:
@@ -751,6 +797,11 @@ def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple
 
 
 def _config(path: Path) -> dict[str, object]:
+    """Read the fields of a model's ``config.json``.
+
+    Raises:
+        BadInput: the file cannot be read, or holds no fields.
+    """
     config = read_json(path, most_bytes=CONFIG_BYTES, hint="name the config.json of a model")
     if not isinstance(config, dict):
         raise BadInput(f"{path} is no configuration: it holds no fields.", hint="name the config.json of a model")
@@ -769,6 +820,9 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
 
     Returns:
         The sentences; empty: nothing contradicts.
+
+    Raises:
+        BadInput: as of `type_remarks`.
     """
     nameless = [
         device.type
@@ -814,6 +868,9 @@ def type_remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType
 
     Returns:
         The sentences; empty: every type is known and none is far off.
+
+    Raises:
+        BadInput: the samples are of different jobs, or an unknown compressor.
     """
     named = sorted({node.type for sample in samples for node in sample.nodes})
     unknown = [name for name in named if name not in types]

@@ -151,10 +151,12 @@ def _accelerators() -> int:
 
 
 def _worker_count(asked: int | None, accelerators: int, most: int = MOST_MEASURED) -> int:
-    """Return workers to measure together: as many as were asked for, else the GPUs, else two or one a processor.
+    """Return workers to measure together: as many as were asked for, else one a GPU, else two (one on one processor).
+
+    At most ``most``, also of GPUs.
 
     Raises:
-        BadInput: more were asked for than there are GPUs, or than ``most``.
+        BadInput: more were asked for than there are GPUs, or than ``most``, or fewer than 1.
     """
     most = min(most, accelerators or MOST_MEASURED)
     if asked is not None and not 1 <= asked <= most:
@@ -189,7 +191,11 @@ def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
 
 
 def _check_type(name: str) -> None:
-    """Refuse a type that no plan could ever match with the catalogue."""
+    """Check that a machine type is ``local`` or in the catalogue, as no plan could match another with it.
+
+    Raises:
+        BadInput: the type is neither.
+    """
     if name != LOCAL:
         from hetopt.optimizer.market.catalog import load_catalog
 
@@ -197,7 +203,11 @@ def _check_type(name: str) -> None:
 
 
 def _measurable(text: str) -> str:
-    """Return a synchronization policy that averages parameters, in its canonical spelling for pilots."""
+    """Return a synchronization policy that averages parameters, in its canonical spelling for pilots.
+
+    Raises:
+        BadInput: the text is no such policy, or sums gradients or never averages.
+    """
     wanted = parse_sync(text)
     if wanted.name == "bsp" or wanted.delta == "never":
         raise BadInput(
@@ -218,7 +228,14 @@ def _prepare(
     precision: str | None,
     from_checkpoint: Path | None,
 ) -> tuple[RunSpec, ProbeSchedule]:
-    """Return the run and the schedule of a probe, after reading the task and its data in this process."""
+    """Return the run and the schedule of a probe, after reading the task and its data in this process.
+
+    Args are those of `profile`; nothing is measured.
+
+    Raises:
+        BadInput: torch is not installed, the task, its data or the checkpoint cannot be used, the number of workers or
+            the precision is not for this machine, or averages are to be compared with one worker.
+    """
     logical_cpus, accelerators = usable_processors(), _accelerators()
     if data is not None:
         check_data_folder(data)
@@ -274,10 +291,14 @@ def _prepare(
 
 
 def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
-    """Return the precisions to measure: fp32, which all else is compared with, then those that were asked for.
+    """Return the precisions to measure: fp32, which all else is compared with, then any other that was asked for.
+
+    Args:
+        asked: name of one precision; ``auto``: all that the machine has; None: all on a GPU, and fp32 alone elsewhere.
+        on_gpu: whether the machine has a GPU.
 
     Raises:
-        BadInput: it is not for this machine.
+        BadInput: ``asked`` is of GPUs, and there is none.
     """
     if asked in ("tf32", "fp16") and not on_gpu:
         raise BadInput(
@@ -290,7 +311,12 @@ def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
 
 
 def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, reporter: Reporter) -> Profile:
-    """Run the probe, and return the profile from its events."""
+    """Run the probe, and return the profile from its events; what the task refused is reported as remarks.
+
+    Raises:
+        RunFailed: the measurement failed or was stopped from outside, or its events are not whole.
+        HetoptError: the workers cannot be started.
+    """
     started_at_s = time.time()
 
     def look(folder: Path) -> None:

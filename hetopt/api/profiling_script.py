@@ -119,6 +119,7 @@ def profile_script(
             began_s: list[float] = []
 
             def start(order: ScriptOrder) -> Events:
+                """Run the script by an order in a new folder of its own, and return its events."""
                 place = inside(folder, str(len(began_s)))
                 place.mkdir()
                 began_s.append(time.time())
@@ -208,7 +209,15 @@ def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> t
 
 
 def _watched(start: Starter, order: ScriptOrder, is_timed: bool, reporter: Reporter) -> tuple[Watch, Events]:
-    """Measure a script as closely as it allows, and return how closely, and its events."""
+    """Measure a script as closely as it allows; return how closely, and its events.
+
+    With batches of every size; else, if that fails, of its own size; else, if ``is_timed``, by the steps of its
+    optimizer alone. A remark says which, and why.
+
+    Raises:
+        BadInput: the script does no step that can be measured.
+        RunFailed: the script fails where it is watched, and its steps cannot be timed alone.
+    """
     try:
         return "every-size", start(order)
     except (RunFailed, BadInput) as error:
@@ -236,6 +245,7 @@ _BY_OPTIMIZER = "Its steps are timed by its optimizer alone: no noise, memory or
 
 
 def _converts(script: Path) -> bool:
+    """Return whether `hetopt convert` could write a session into the script; nothing is written."""
     with suppress(BadInput):
         convert(script)
         return True
@@ -251,7 +261,7 @@ def _starts(
     accelerators: int,
     time_budget_s: float,
 ) -> tuple[ScriptOrder, ...]:
-    """Return the starts of a script: one alone, and one beside copies of itself."""
+    """Return the starts of a script: one alone and, with two workers or more, one beside copies of itself."""
     cpus = usable_processors()
     alone = ScriptOrder(
         script=str(script),
@@ -275,6 +285,14 @@ def _starts(
 
 
 def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
+    """Run the script's processes to their end in a folder, and return the events that they logged.
+
+    An order to watch only the optimizer's steps gives no events, and no error, where the script hangs or leaves early.
+
+    Raises:
+        RunFailed: a process failed, or did not end in time.
+        BadInput: the script left its process before enough was measured, or does no step that can be measured.
+    """
     (place / ORDER_FILE).write_text(order.model_dump_json(), encoding="utf-8")
     limit_s = order.startup_s + CLOSING_S + PATIENCE * (order.time_limit_s + order.training_s + order.network_s)
     with _processes(order, place, accelerators=accelerators) as processes:
@@ -310,12 +328,12 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
         try:
             for rank in range(order.concurrent_workers):
                 # A file, as of a launch: what a script cannot do there is found out now.
-                said = outputs.enter_context(inside(place, SAID_FILE.format(rank=rank)).open("wb"))
+                output = outputs.enter_context(inside(place, SAID_FILE.format(rank=rank)).open("wb"))
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "hetopt.profiler.script.child", str(place), str(rank)],
                         stdin=STDIN,
-                        stdout=said,
+                        stdout=output,
                         stderr=subprocess.STDOUT,
                         env=_environment(order, rank, accelerators=accelerators) | {OUTPUT_VARIABLE: str(place)},
                         start_new_session=True,
@@ -330,6 +348,7 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
 
 
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
+    """Return the environment variables of one process of the script: threads, its GPU among several, torchrun's."""
     variables = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
     if accelerators and order.concurrent_workers > 1:
         variables["CUDA_VISIBLE_DEVICES"] = str(rank)
@@ -344,15 +363,18 @@ def alone_environment() -> dict[str, str]:
 
 
 def _why(place: Path, rank: int, code: int) -> HetoptError:
-    """Return why a process of the script ended without having measured."""
+    """Return the error of a script's process that ended with another code than 0, by its event or its last line.
+
+    It is `BadInput` where its event and exit code say so, else `RunFailed`.
+    """
     for event in read_events(place / EVENTS_FILE):
         if event["event"] == "run_failed" and event["rank"] == rank:
             kind = BadInput if code == BadInput.exit_code else RunFailed
             return kind(event["reason"], hint=event["hint"])
     printed = inside(place, SAID_FILE.format(rank=rank)).read_text(errors="replace")
-    said = [line for line in printed.splitlines() if line.strip()]
+    lines = [line for line in printed.splitlines() if line.strip()]
     reason = "ran out of memory" if code == -signal.SIGKILL else f"ended with code {code}"
-    last = f": {one_line(said[-1])[:200]}" if said else ""
+    last = f": {one_line(lines[-1])[:200]}" if lines else ""
     return RunFailed(f"the script {reason}{last}")
 
 

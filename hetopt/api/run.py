@@ -104,7 +104,7 @@ class Run:
             reporter: receives the backend's remarks about the cloud; None: nothing is reported.
 
         Raises:
-            BadInput: there is no such run, or the name fits several.
+            BadInput: there is no such run, the name fits several, or this installation lacks the run's backend.
         """
         return cls.in_folder(RunFolders(home=runs_home()).find(name), reporter=reporter)
 
@@ -113,7 +113,7 @@ class Run:
         """Return every run of this user that has a folder on this machine, oldest first; empty: there are none.
 
         Raises:
-            BadInput: the folder of the runs cannot be read.
+            BadInput: the folder of the runs cannot be read, or this installation lacks the backend of a run.
         """
         return [cls.in_folder(folder) for folder in RunFolders(home=runs_home()).all()]
 
@@ -262,8 +262,8 @@ class Run:
                     f"{self.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers"
                 )
             if not events and worker is None:
-                said = filter(None, map(live.said, live.log.read()))
-                yield from (LogLine(source="run", text=line) for line in said)
+                sentences = filter(None, map(live.said, live.log.read()))
+                yield from (LogLine(source="run", text=line) for line in sentences)
             yield from _printed(files, offsets)
             if over or not follow:
                 return
@@ -406,6 +406,11 @@ class Run:
         return self._report(self.record())
 
     def _report(self, record: RunRecord) -> Report:
+        """Return the report of a run from what was read of it.
+
+        Raises:
+            BadInput: there is no launch record, or the run has done no step.
+        """
         from hetopt.reports.report import make_report
 
         if record.launch is None:
@@ -422,7 +427,11 @@ class Run:
 
 
 def _printed(files: Mapping[str, Path], offsets: dict[Path, int]) -> Iterator[LogLine]:
-    """Yield the whole lines that files have gained behind their ``offsets`` in bytes, which move on."""
+    """Yield the whole lines that files have gained behind their ``offsets`` in bytes, which move on.
+
+    Raises:
+        BadInput: a file cannot be read.
+    """
     for source, path in files.items():
         text, offsets[path] = read_from(path, offsets.get(path, 0))
         yield from (LogLine(source=source, text=line) for line in text.splitlines())

@@ -90,6 +90,7 @@ def read_script(path: Path) -> tuple[SourceFile, ...]:
 
 
 def _local_modules(file: SourceFile, beside: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files of the modules that a file imports, as far as they are below ``folder`` or beside the file."""
     for node in ast.walk(file.tree):
         names: list[str] = []
         base = folder

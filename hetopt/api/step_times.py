@@ -100,7 +100,11 @@ class StepTimes:
 
 
 def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:
-    """Return a file's observed steps, the priors, and the profile where the file is one."""
+    """Return a file's observed steps, the priors, and the profile; None instead of that for a file of step samples.
+
+    Raises:
+        BadInput: the file cannot be read, or is neither.
+    """
     if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
         return observe(samples), PRIORS, None

@@ -57,6 +57,7 @@ class PlainText(BaseModel):
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
+        """Return the record; raise `ValueError` on a text in it, at any depth, that is not one printable line."""
         for name, value in self.__dict__.items():
             for text in texts_in(value):
                 fault = fault_of(text)
@@ -91,6 +92,10 @@ class RecordLeavingOut(Record):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Serialize the record without the fields that stand at their defaults and are listed in ``LEFT_OUT``.
+
+        With an empty ``LEFT_OUT`` these are all fields but those in ``WRITTEN``.
+        """
         written: dict[str, object] = handler(self)
         fields = type(self).model_fields
         left_out = self.LEFT_OUT or fields.keys() - set(self.WRITTEN)
@@ -131,7 +136,7 @@ class Artifact(Record):
             object.__setattr__(self, "schema_version", type(self).VERSION)
 
     def _repr_html_(self) -> str | None:
-        """Return the document as a notebook shows it: the page of the same artifact, in a frame."""
+        """Return the document as a notebook shows it, the artifact's page in a frame; None: this kind has no page."""
         module, _, function = type(self).SHOWN_BY.partition(":")
         if not module:
             return None
@@ -205,7 +210,8 @@ def update_artifact(
 ) -> AnyArtifact:
     """Read an artifact's file under a lock, change it, write it back, and return the changed artifact.
 
-    The file's folder and a lock file beside it are made where they are not there.
+    The file's folder and a lock file beside it are made where they are not there. Another process that holds the lock
+    is waited for. The file stays as it is where ``change`` raises.
 
     Args:
         kind: class of the artifact.
@@ -214,6 +220,7 @@ def update_artifact(
 
     Raises:
         BadInput: the file cannot be read or written, or holds something else.
+        OSError: the folder or the lock file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
@@ -257,6 +264,7 @@ class ReplacedRecord(Generic[AnyRecord]):
     """
 
     def __init__(self, kind: type[AnyRecord], path: Path) -> None:
+        """Remember class and path; the file is read by `now`."""
         self._kind, self._path = kind, path
         self._seen: tuple[int, int] | None = None
         self._record: AnyRecord | None = None
@@ -312,10 +320,10 @@ def parse_from_peer(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRe
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write ``content`` (text as UTF-8) whole or not at all, by a flushed file and a rename.
+    """Write ``content`` (text as UTF-8) whole or not at all, by a flushed file and a rename; a file there is replaced.
 
     A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced. In a folder that only
-    its owner may read, only the owner may read the file.
+    its owner may read, only the owner may read the file; permissions of a replaced file are not kept.
 
     Raises:
         BadInput: the folder is missing or cannot be written, or the disk is full.
@@ -351,6 +359,9 @@ def faults(
     error: ValidationError, names: Mapping[str, str] | None = None, texts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """Return one phrase for each invalid field of a record, such as ``workers must be greater than 0, got -1``.
+
+    The branches of a union make one phrase. Of a list that is too short since items are invalid, only the items are
+    named.
 
     Args:
         error: pydantic's error for the record.
@@ -392,12 +403,13 @@ def _in_words(named: str, errors: list[Any], got: str) -> str:
     if all(rule.startswith(_RULE) for rule in rules):
         rule = " or ".join(rule.removeprefix(_RULE).partition(", unable")[0] for rule in rules)
         return f"{named or 'it'} must be {rule}, got {got}"
-    said = next(rule for rule in rules if not rule.startswith(_RULE)).removeprefix("Value error, ").rstrip(".")
-    said = f"{said[:1].lower()}{said[1:]}" if said[1:2].islower() else said
-    return f"{named}: {said}" if named else said
+    sentence = next(rule for rule in rules if not rule.startswith(_RULE)).removeprefix("Value error, ").rstrip(".")
+    sentence = f"{sentence[:1].lower()}{sentence[1:]}" if sentence[1:2].islower() else sentence
+    return f"{named}: {sentence}" if named else sentence
 
 
 def _shown(value: object) -> str:
+    """Return what an error shows of a value: its repr; of None, objects and lists only the kind, in JSON's words."""
     match value:
         case None:
             return "null"

@@ -50,7 +50,11 @@ class WorkerTime:
     once_s: float = 0.0
 
     def time_s(self, samples: int) -> float:
-        """Return the seconds this worker computes in a step with ``samples`` local samples, micro-batches included."""
+        """Return the seconds this worker computes in a step with ``samples`` local samples.
+
+        More than ``micro_batch`` samples are computed in as few micro-batches as hold them: each costs ``fixed_s`` and
+        at least ``floor_s``, and ``once_s`` of it is spent only once a step.
+        """
         if self.micro_batch is None or samples <= self.micro_batch:
             return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
         parts = -(-samples // self.micro_batch)
@@ -200,6 +204,11 @@ def _tie_break(worker: WorkerTime) -> tuple[float, ...]:
 
 
 def _check_feasible(lines: Sequence[_Line], total: int) -> None:
+    """Check that ``total`` samples lie between the workers' minimums together and their maximums together.
+
+    Raises:
+        BadInput: the samples are fewer, or more.
+    """
     least, most = sum(low for _, _, low, _ in lines), sum(high for _, _, _, high in lines)
     if least > total:
         raise BadInput(
@@ -215,7 +224,11 @@ def _check_feasible(lines: Sequence[_Line], total: int) -> None:
 
 
 def _water_level(lines: Sequence[_Line], total: int) -> float:
-    """Return the smallest level T at which ``sum clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
+    """Return the smallest level T at which ``sum clip((T - start) * rate, minimum, maximum)`` reaches ``total``.
+
+    The bounds must leave room for ``total`` (see `_check_feasible`); without active bounds the level is the plain
+    solution.
+    """
     # Where no bound is active, which is usual, the level follows at once.
     slope = sum(rate for _, rate, _, _ in lines)
     level = (total + sum(rate * start for start, rate, _, _ in lines)) / slope
@@ -302,6 +315,9 @@ def micro_batch_size(spec: RunSpec) -> int | None:
 def allocated_micro_batch_size(spec: RunSpec) -> int:
     """Return the micro-batch size that was set, or the global batch's divisor nearest to 1/8 of an equal local batch.
 
+    The batch policy's ``micro`` goes before the run's ``micro_batch_size``. Nearest is meant in ratio; single samples
+    are chosen only where nothing else divides the global batch.
+
     Raises:
         BadInput: the size that was set does not divide the global batch, or gives fewer micro-batches than workers.
     """
@@ -377,12 +393,13 @@ def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, in
 
     The shares were balanced when they were last in use, so all grow by one factor to take over the samples of the lost
     workers. A worker that comes back begins with its planned share, scaled as the others' have grown over their plans.
-    The batch policy goes on from there.
+    The batch policy goes on from there. With all workers present and no shares, the spec is returned as it is.
 
     Args:
         spec: of the run, with all of its workers.
         places: indices of the present workers in ``spec.workers``, in rank order.
-        shares: last local batch sizes in samples, by place, as far as they are known.
+        shares: last local batch sizes in samples, by place, as far as they are known; those of lost workers are
+            ignored.
 
     Raises:
         BadInput: the global batch has fewer samples than there are present workers.

@@ -76,6 +76,7 @@ def measure_yardstick_s(clock: Callable[[], float] = time.thread_time) -> float:
 
 
 def _work(matrix: np.ndarray) -> None:
+    """Do the fixed arithmetic: a loop of the interpreter, then hyperbolic tangents of a matrix."""
     total = 0
     for number in range(20_000):
         total += number

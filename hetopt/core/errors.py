@@ -38,6 +38,7 @@ class HetoptError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
+        """Return message and hint as one sentence; the message alone without a hint."""
         if not self.hint:
             return self.message
         return f"{self.message.rstrip('.')}: {self.hint.rstrip('.')}{'' if self.hint.endswith('?') else '.'}"

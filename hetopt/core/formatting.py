@@ -66,7 +66,7 @@ def _short(number: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Format US dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
+    """Format US dollars, not negative, by digits that matter: '$0.000042', '$0.0042', '$0.310', '$12.40', '$1,204'."""
     if amount >= 999.995:
         return f"${amount:,.0f}"
     if amount >= 0.995:
@@ -131,10 +131,10 @@ def count(number: float) -> str:
 
 def counted(number: float, noun: str) -> str:
     """Format a number with its noun, singular or plural: '1 worker', '1,437 steps', '3 batches'."""
-    said = count(number)
-    if said == "1":
+    text = count(number)
+    if text == "1":
         return f"1 {noun}"
-    return f"{said} {noun}{'es' if noun.endswith(('tch', 'nch', 's', 'x')) else 's'}"
+    return f"{text} {noun}{'es' if noun.endswith(('tch', 'nch', 's', 'x')) else 's'}"
 
 
 def compression(name: str, ratio: float) -> str:

@@ -93,6 +93,8 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
 def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
     """Parse ``value, key=value`` into an `Item`; values stay text.
 
+    A part whose text before ``=`` cannot be a key, such as an address with a query, is a value.
+
     Args:
         text: as written; empty parts are passed over.
         where: with which errors begin.
@@ -140,7 +142,8 @@ def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> di
         first: keys whose values may stand in front without them, in this order.
 
     Raises:
-        BadInput: a key is unknown, there are more values without a key than ``first`` has, or a field stands twice.
+        BadInput: a key is unknown or stands without a value, there are more values without a key than ``first`` has, or
+            a field stands twice.
     """
     left, texts = list(first), dict[str, str]()
     for key, value in [*(("", value) for value in item.values), *item.pairs.items()]:
@@ -209,6 +212,7 @@ def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object
 
 
 def _plain(value: object) -> str:
+    """Return a value as `call` reads it: true and false in small letters, floats exactly and without '.0'."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
@@ -288,7 +292,7 @@ def quantity(text: str, unit: Unit, what: str) -> float:
 
     Args:
         text: as written; thousands may be separated by commas or underscores.
-        unit: kind of quantity.
+        unit: kind of quantity; one that ``adds`` takes several parts, as in '1h30m'.
         what: the parameter, with which errors begin.
 
     Raises:
@@ -312,6 +316,7 @@ def quantity(text: str, unit: Unit, what: str) -> float:
 
 
 def _scaled(number: float, scale: float) -> float:
+    """Return a number in the base unit; a scale that is not a number stands for the inverse, as of '100x'."""
     if math.isnan(scale):
         return 1 / number if number else math.inf
     return number / 100 if scale == 0.01 else number * scale  # 30 / 100 is 0.3, and 30 * 0.01 is not

@@ -52,9 +52,10 @@ def _must_be(what: str) -> PydanticCustomError:
 
 
 def _shaped(pattern: str, what: str) -> AfterValidator:
-    """Return a validator that accepts texts that match a whole pattern."""
+    """Return a validator that accepts printable texts of a whole pattern; ``what``: what a text must be, for errors."""
 
     def check(text: str) -> str:
+        """Return the text if it matches the pattern and is printable; refuse another."""
         if re.fullmatch(pattern, text) is None or not text.isprintable():
             raise _must_be(what)
         return text
@@ -63,6 +64,7 @@ def _shaped(pattern: str, what: str) -> AfterValidator:
 
 
 def _hops(text: str) -> str:
+    """Return the text if it lists hosts to go through, ``USER@ADDRESS:PORT`` with commas; refuse another."""
     try:
         _hosts_at(text)
     except BadInput:
@@ -71,7 +73,7 @@ def _hops(text: str) -> str:
 
 
 def _address_of_one(text: str) -> str:
-    """Return an IP address in its usual form; refuse that of every machine, and of many."""
+    """Return one machine's IP address in its usual form; refuse another text, and an address of all or many."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -82,7 +84,7 @@ def _address_of_one(text: str) -> str:
 
 
 def _in_private_network(text: str) -> str:
-    """Return an IP address if it is one that strangers do not reach: workers listen there."""
+    """Return an IP address that strangers do not reach, as workers listen there; refuse another."""
     address = _address_of_one(text)
     if ipaddress.ip_address(address).is_global:
         raise _must_be("its address in a private network, such as 10.0.0.5")
@@ -90,6 +92,7 @@ def _in_private_network(text: str) -> str:
 
 
 def _of_one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a host's devices if they are GPUs alone or ``cpu`` alone; refuse a mixture."""
     if CPU in devices and any(device != CPU for device in devices):
         raise _must_be("GPUs, or cpu, and not both")
     return devices
@@ -132,6 +135,7 @@ class Hours(Record):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, given: Any) -> Any:
+        """Return hours as minutes of the day, from a text of spans; none, which is refused, if one cannot be read."""
         if not isinstance(given, str):
             return given
         matches = [_HOURS.fullmatch(part.strip()) for part in given.split(",")]
@@ -144,6 +148,7 @@ class Hours(Record):
 
     @model_validator(mode="after")
     def _of_a_day(self) -> Self:
+        """Return the hours if there is a span and each is within a day and not empty; refuse others."""
         if not self.spans or any(
             not (0 <= begin < _MINUTES and 0 <= end <= _MINUTES) or begin == end for begin, end in self.spans
         ):
@@ -203,6 +208,7 @@ class Host(Record):
 
     @model_validator(mode="after")
     def _costs_once(self) -> Self:
+        """Return the host if its cost is given once, by the hour or by power; raise `ValueError` otherwise."""
         if self.usd_per_hour is not None and self.kw is not None:
             raise ValueError("`usd_per_hour` and `kw` are both given: say its whole cost an hour, or what it draws")
         if self.kw is not None and self.usd_per_kwh is None:
@@ -284,6 +290,11 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def _hosts_at(text: str) -> tuple[Host, ...]:
+    """Parse hosts such as ``alice@box1,bob@box2:2222``, named after their addresses; users and ports may be left out.
+
+    Raises:
+        BadInput: a part is not written so, or a host's setting cannot be.
+    """
     hosts = []
     for part in (item.strip() for item in text.split(",")):
         hop = _HOP.fullmatch(part)
@@ -345,7 +356,11 @@ def placeable(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str
 
 
 def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
-    """Return the hosts of an inventory after checking them together."""
+    """Return the hosts of an inventory after checking them together.
+
+    Raises:
+        BadInput: there are none or too many, or two have one name or are reached alike.
+    """
     if not 0 < len(hosts) <= MOST_HOSTS:
         raise BadInput(
             f"{where} must name 1 to {MOST_HOSTS} hosts, got {len(hosts)}.",

@@ -47,11 +47,18 @@ class _Command:
     """The signal handler of this process, and whether it is ending."""
 
     def __init__(self) -> None:
+        """Make the state of a process that no signal has reached."""
         self.is_ending = False
         self.in_the_way = ""
         self.terminals: list[int] = []
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Raise the first signal's exception; answer further ones by a line; let go of a terminal that hung up.
+
+        Raises:
+            KeyboardInterrupt: the first signal is SIGINT.
+            Terminated: the first signal is another.
+        """
         if number == signal.SIGHUP:
             self._let_go_of_terminals()
         if self.is_ending:
@@ -77,7 +84,7 @@ def ends_by_signals() -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP inside a with block into an exception; signals ignored by nohup stay so.
 
     After the first, further signals only print "still ending, please wait". Behind a block that a signal has ended,
-    they are ignored; behind any other, earlier handlers are back.
+    they are ignored; behind any other, earlier handlers are back. Only the main thread can do this.
 
     Raises:
         KeyboardInterrupt: SIGINT came.
@@ -192,9 +199,7 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
     """Ask the Linux kernel to send this process ``death_signal`` when its parent process ends; elsewhere do nothing.
 
     The kernel counts the *thread* that started this process as the parent, so start processes from a thread that lives
-    as long as the run. A parent that ended before the request was made is noticed too.
-
-    A parent that has ended already counts: this process then gets the signal at once.
+    as long as the run. Where the parent has ended already, this process gets the signal at once.
 
     Args:
         parent_pid: the process that this one must not outlive; it must be the direct parent.

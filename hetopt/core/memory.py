@@ -167,6 +167,7 @@ class TrainingMemory(Record):
         )
 
         def part(step: StepMemory) -> StepMemory:
+            """Return a step's memory on each of the devices that share the replica."""
             samples_bytes, left = max(0.0, step.computing_bytes - copies), step.updating_bytes - updating
             computing = max(fixed + share * samples_bytes for fixed, share in moments)
             return step.model_copy(

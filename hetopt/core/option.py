@@ -79,7 +79,9 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        """Replace each value by what its option's ``read`` makes of it.
+        """Replace each value by what its option's ``read`` makes of it; check others against the option's ``names``.
+
+        None, an option that is not given, stays.
 
         Raises:
             BadInput: a value cannot be.
@@ -146,6 +148,7 @@ def takes(record: Any) -> Callable[[Function], Function]:
     """
 
     def with_signature(function: Function) -> Function:
+        """Put the record's fields into a function's signature and docstring, in place, and return the function."""
         signature = inspect.signature(function)
         before = [
             parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
@@ -197,7 +200,7 @@ def expanded(names: Iterable[str]) -> list[str]:
 
 @cache
 def _plain(annotation: str, option: Option | None) -> str:
-    """Return the annotation of a field for signatures: the type itself, or a text."""
+    """Return the annotation of a field for signatures: its type, and ``str`` beside where texts are read for it."""
     tree = ast.parse(annotation, mode="eval").body
     if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Tuple) and ast.unparse(tree.value) == "Annotated":
         annotation = ast.unparse(tree.slice.elts[0])
@@ -244,7 +247,7 @@ def within(value: Any, name: str, least: float, most: float, *, example: str, wr
     """Return a number that is from ``least`` to ``most``, a whole one where ``least`` is an int.
 
     Args:
-        value: a number or its text.
+        value: a number or its text; 8.0 is a whole number, and is returned as 8.
         name: of the option, for errors.
         least: smallest value allowed.
         most: largest value allowed.
@@ -319,8 +322,8 @@ def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
         name: of the option, for errors.
 
     Raises:
-        BadInput: a text names nothing: an empty one, as of a shell's variable that is not set, would be no limit at
-            all.
+        BadInput: a text does not close a parenthesis, or names nothing: an empty one, as of a shell's variable that is
+            not set, would be no limit at all.
     """
     parts = split(given, ",;", f"`{name}`") if isinstance(given, str) else given
     chosen = tuple(part.strip() for part in parts if part.strip())

@@ -121,6 +121,7 @@ def shown(name: str) -> str:
 
 
 def _is_part(part: str, *, any_text: bool) -> bool:
+    """Return whether a text may be a part of a path: plain letters, or with ``any_text`` anything printable."""
     if part in ("", ".", "..") or _bytes(part) > LONGEST_PART_BYTES:
         return False
     if not any_text:

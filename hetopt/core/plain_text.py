@@ -48,7 +48,7 @@ def fault_of(text: str) -> str | None:
 
 
 def texts_in(value: object) -> Iterable[str]:
-    """Yield every text in nested plain values (lists, mappings), keys included."""
+    """Yield every text in a plain value: itself, or those nested in lists, sets and mappings, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (tuple, list, set, frozenset)):
@@ -112,7 +112,7 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
     returned as they are.
 
     Raises:
-        BadInput: the current folder has no such module.
+        BadInput: the current folder has no such module, or none is named after ``-m``.
     """
     command = [*words]
     if len(command) > 1 and Path(command[0]).name in _INTERPRETERS:
@@ -159,7 +159,11 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
     """Return the error of a name that is none of ``names``, with the nearest of them; raise nothing.
 
-    Arguments are those of `known`.
+    Args:
+        name: as it was given.
+        names: all that exist; where there are none, the hint is to leave the name out.
+        what: kind of thing that they name.
+        hint: as of `known`.
     """
     spelled = {other.casefold(): other for other in names}
     near = [spelled[folded] for folded in _nearest(name.casefold(), spelled)]
@@ -193,7 +197,10 @@ def either(names: Iterable[object]) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are most alike, equally so; none where none is close. Before those, what has it within."""
+    """Return the names nearest to ``name``, equally near; none where none is close.
+
+    Letters and digits that stand within names go first: those names, the two shortest at most.
+    """
     letters = "".join(filter(str.isalnum, name))
     having = [candidate for candidate in names if letters in "".join(filter(str.isalnum, candidate))]
     if len(letters) > 2 and having:

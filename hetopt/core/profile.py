@@ -154,6 +154,7 @@ class Job(RecordLeavingOut):
 
     @model_validator(mode="after")
     def _of_one_model(self) -> Self:
+        """Return the job if gradient bytes and shapes fit its number of parameters; raise `ValueError` otherwise."""
         if not self.parameters <= self.gradient_bytes <= MOST_BYTES_A_PARAMETER * self.parameters:
             raise ValueError(
                 f"gradient_bytes is {self.gradient_bytes:,} for {self.parameters:,} parameters, but a parameter's "
@@ -270,6 +271,7 @@ class Device(RecordLeavingOut):
 
     @model_validator(mode="after")
     def _distinct_batches(self) -> Self:
+        """Return the device if its step times rise by local batch size, each once; raise `ValueError` otherwise."""
         sizes = [point.local_batch_size for point in self.step_times]
         if sizes != sorted(set(sizes)):
             raise ValueError("step_times must be in increasing order of local_batch_size, each once")
@@ -299,6 +301,7 @@ class Link(Record):
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
+        """Return the link if each payload has a time; raise `ValueError` otherwise."""
         if len(self.payload_bytes) != len(self.time_s):
             raise ValueError("payload_bytes and time_s must have the same length")
         return self
@@ -575,6 +578,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @model_validator(mode="after")
     def _distinct_devices(self) -> Self:
+        """Return the profile if devices differ in type, workers a host or precision; raise `ValueError` otherwise."""
         keys = [(device.type, device.workers_per_host, device.precision) for device in self.devices]
         if len(set(keys)) != len(keys):
             raise ValueError("two devices have the same type, workers_per_host and precision")

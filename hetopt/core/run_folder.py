@@ -167,6 +167,9 @@ class Outputs:
     def add(self, folder: Path, name: str, size: int) -> Path | None:
         """Add a file's name and size in bytes if it may be copied; return its path in ``folder``, None if left out.
 
+        Why a file is left out, such as a name that leads out of the folder or too many files or bytes, is kept for
+        people.
+
         Args:
             folder: in which the file is, or will be.
             name: of the file below the folder, with slashes.
@@ -187,6 +190,7 @@ class Outputs:
         return None
 
     def _leave(self, why: str) -> None:
+        """Record why outputs are left out; only the first reason is kept."""
         sentence = f"Not all outputs are carried: {why}."
         if not any(earlier.startswith("Not all") for earlier in self.left_out):
             self.left_out.append(sentence)
@@ -244,7 +248,11 @@ _SECRET_BYTES = 8
 
 
 def runs_home() -> Path:
-    """Return the folder that holds all runs of this user, which need not exist: ``runs`` in hetopt's home folder."""
+    """Return the folder that holds all runs of this user, which need not exist: ``runs`` in hetopt's home folder.
+
+    Raises:
+        BadInput: the user's home folder is not known.
+    """
     return home() / "runs"
 
 
@@ -306,7 +314,8 @@ class RunFolders:
         """Return the folder of the run whose name is or contains ``name``; None: the newest run's.
 
         Raises:
-            BadInput: there are no runs, or none of this name, or the name fits several and is none's whole name.
+            BadInput: the runs cannot be listed, there are none, none has this name, or the name fits several and is
+                none's whole name.
         """
         runs = self.all()
         if not runs:

@@ -49,8 +49,9 @@ def checked(compression: Compression) -> Combination:
     """Return a compression's compressor, memory and collective, defaults filled in, once all its settings fit.
 
     Raises:
-        BadInput: a name is unknown; the ratio is not 1 of a compressor that sends something of every element; or
-            memory, collective or an option do not go with the compressor.
+        BadInput: a name is unknown; the ratio is not 1 of a compressor that sends something of every element; memory,
+            collective or an option do not go with the compressor; or a floor or least gain is set where a step cannot
+            choose its ratio.
     """
     chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
     method = chosen.method
@@ -75,7 +76,11 @@ def checked(compression: Compression) -> Combination:
 
 
 def _check_levels(chosen: Combination) -> None:
-    """Check that a step can choose between a selection, its floor and everything."""
+    """Check that a step can choose between a selection, its floor and everything: by gathering, with a gradient memory.
+
+    Raises:
+        BadInput: the collective is another, or there is no memory.
+    """
     if chosen.collective != GATHER:
         raise BadInput(
             f"floor_ratio and least_gain go with {GATHER}, as every worker has to know what its own selection keeps, "

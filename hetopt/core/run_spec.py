@@ -177,7 +177,11 @@ _UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants"
 
 
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
-    """Parse how workers synchronize, such as ``local-sgd(8)``; errors name ``option``.
+    """Parse how workers synchronize, such as ``local-sgd(8)``; ``diloco`` is local SGD with an outer rate and momentum.
+
+    Args:
+        text: as a person writes it.
+        option: with which errors begin.
 
     Raises:
         BadInput: the name or a key is unknown (the nearest is named), or a value is no number or out of its range.
@@ -228,9 +232,10 @@ def _fields(name: str) -> dict[str, str]:
     return {**keys, **{field: field for field in keys.values()}}
 
 
-def _spell(said: Record, name: str) -> str:
-    first, defaults = _FIRST.get(name, ()), type(said).model_fields
-    values = {key: getattr(said, _FIELDS.get(key, key)) for key in _KEYS.get(name, ())}
+def _spell(policy: Record, name: str) -> str:
+    """Format a policy's record as ``name(first values, key=value)``, without keyed values that are defaults."""
+    first, defaults = _FIRST.get(name, ()), type(policy).model_fields
+    values = {key: getattr(policy, _FIELDS.get(key, key)) for key in _KEYS.get(name, ())}
     changed = {key: value for key, value in values.items() if value != defaults[_FIELDS.get(key, key)].default}
     return written(name, [values[key] for key in first], {k: v for k, v in changed.items() if k not in first})
 
@@ -299,6 +304,7 @@ class Change(Record):
 
     @model_validator(mode="after")
     def _is_one_change(self) -> Self:
+        """Return the change if it is one thing at one time; raise `ValueError` otherwise."""
         if self.at_s is not None and self.at_step is not None:
             raise ValueError("a change happens at a time or at a step, not both")
         fates = self.dies + self.returns + self.notice + self.cut + self.heals
@@ -392,6 +398,7 @@ class Stream(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Return the stream if its least batch is no larger than its largest; raise `ValueError` otherwise."""
         if self.min_batch > self.max_batch:
             raise ValueError(f"the least batch, {self.min_batch}, must not exceed the largest, {self.max_batch}")
         return self
@@ -581,11 +588,11 @@ def spell_policy(name: str, settings: Settings) -> str:
 
 
 def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
-    """Check a policy's settings against its record in ``kinds``; a policy that is not there has no settings.
+    """Check a policy's settings against its record in ``kinds``; a policy without a record takes no settings.
 
     Args:
         name: of the policy.
-        settings: those that differ from its defaults.
+        settings: the settings that differ from its defaults.
         kinds: record class of the settings, by policy.
 
     Raises:
@@ -838,6 +845,7 @@ class StopRule(Record):
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
+        """Return the rule if something ends the run: steps, epochs or a target; raise `ValueError` otherwise."""
         if self.max_steps is None and self.max_epochs is None and not self.target:
             raise ValueError("a run needs max_steps, max_epochs or target, or it would never end")
         return self
@@ -939,6 +947,7 @@ class RunSpec(RecordLeavingOut):
 
     @model_validator(mode="after")
     def _suits(self) -> Self:
+        """Return the spec if its policies' settings and its streams suit each other; raise `ValueError` otherwise."""
         check_settings(self.ratio_policy, self.ratio_settings, RATIO_SETTINGS)
         check_settings(self.batch_policy, self.batch_settings, BATCH_SETTINGS)
         stream = self.stream
@@ -1009,7 +1018,7 @@ MEETING_PORT = 29400
 
 
 def _endpoint(text: str) -> str:
-    """Return ``address:port`` if that is what a text is; pydantic tells what `ValueError` says."""
+    """Return a text that is ``address:port``; refuse another with the `ValueError` that pydantic reports."""
     address, _, port = text.rpartition(":")
     ipaddress.ip_address(address)
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:

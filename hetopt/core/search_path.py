@@ -66,7 +66,11 @@ def code_folder(script: Path) -> Path:
 
 
 def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
-    """Yield the folders around the packages that a statement imports, of those that the script is in."""
+    """Yield the folders from which a script's own packages are imported, as far as an import statement shows them.
+
+    A relative import shows the folder around the outermost package; an import by name the folder around a package of
+    that name that the script is in, unless such a module lies beside the script. Other nodes show none.
+    """
     if isinstance(node, ast.ImportFrom) and node.level:
         around = script.parents[min(node.level, len(script.parents) - 1)]
         while (around / "__init__.py").is_file():
@@ -115,7 +119,7 @@ def install_command(extra: str) -> str:
 
 
 def requirement(package: str) -> str:
-    """Return the versions of a package that hetopt declares, such as ``torch<2.15,>=2.11``; undeclared: its name."""
+    """Return a package with its versions declared by hetopt, ``torch<2.15,>=2.11``; undeclared: its name."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
     return next((line for line in declared if _name(line) == package), package)
 

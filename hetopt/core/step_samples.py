@@ -44,6 +44,7 @@ class _Line(PlainText):
     @model_validator(mode="before")
     @classmethod
     def _no_slip(cls, data: object) -> object:
+        """Return the fields; raise `ValueError` for an unknown one that is nearly the name of an absent field."""
         if isinstance(data, dict):
             absent = frozenset(cls.model_fields.keys() - data.keys())
             for name in data.keys() - cls.model_fields.keys():
@@ -101,6 +102,7 @@ class Configuration(_Line):
 
     @model_validator(mode="after")
     def _one_batch_a_worker(self) -> Self:
+        """Return the configuration if its local batch sizes are one, or one a worker; raise `ValueError` otherwise."""
         workers = self.workers
         if workers > MOST_WORKERS:
             raise ValueError(f"{workers} workers are more than the {MOST_WORKERS} that hetopt reckons with")
@@ -151,6 +153,7 @@ class StepSample(Configuration):
 
     @model_validator(mode="after")
     def _is_a_step(self) -> Self:
+        """Return the sample if its step takes 20 us to a day, and its exchange no longer; else raise `ValueError`."""
         if not 20e-6 <= self.step_time_s <= 86_400:  # calling a handful of operators takes longer than that
             raise ValueError(
                 f"step_time_s must be that of a training step in seconds, got {self.step_time_s:g}: convert "

@@ -102,9 +102,10 @@ def _critical_batch_sizes(
 ) -> tuple[Array, Array]:
     """Return nodes of the critical batch size and their log prior, evenly spaced in the log of it or of ``kappa``.
 
-    Steps at another batch size are the integral of a step's worth over the run, ``sum_i w_i (1/B + 1/c_i) / (1/B0 +
-    1/c_i)`` for ``w_i`` steps with the critical batch size ``c_i``, kappa times the noise scale. That is the law of one
-    critical batch size, ``sum_i p_i c_i / sum_i p_i`` with ``p_i = w_i / (c_i + B0)``.
+    Without a noise scale, and with runs at three batch sizes or more, the prior is flat in the log. Else steps at
+    another batch size are the integral of a step's worth over the run, ``sum_i w_i (1/B + 1/c_i) / (1/B0 + 1/c_i)`` for
+    ``w_i`` steps with the critical batch size ``c_i``, kappa times the noise scale. That is the law of one critical
+    batch size, ``sum_i p_i c_i / sum_i p_i`` with ``p_i = w_i / (c_i + B0)``.
     """
     if noise_scale is None or len(np.unique(batch)) > 2:  # of which runs say more than the noise scale does
         ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
@@ -162,6 +163,7 @@ class AveragedCurve:
         return np.asarray(self.log_scale + self.power * np.log(1 / sizes[:, None] + 1 / self.critical))
 
     def _median(self, curves: Array) -> Array:
+        """Return the weighted median of each row of ``curves``, shape (rows, nodes)."""
         order = np.argsort(curves, axis=1)
         below = np.cumsum(self.weight[order], axis=1) < 0.5
         middle = np.take_along_axis(order, below.sum(axis=1)[:, None], axis=1)

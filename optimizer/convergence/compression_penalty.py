@@ -125,10 +125,10 @@ class Penalty:
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
     def after(self, runs: Iterable[tuple[PilotBesideDense, Array]]) -> Penalty:
-        """Return the belief updated by ``runs``, pilots with their `distance`; those short of the target are ignored.
+        """Return the belief updated by ``runs``, pilots with their `distance`; pilots short of the target are ignored.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
-        inflation has a log deviation of `PILOT_LOG_SD`.
+        inflation has a log deviation of `PILOT_LOG_SD`. Without a pilot that reached the target the belief stays.
         """
         reached = [
             (pilot.steps_to_target / pilot.dense_steps, float(distance))
@@ -171,7 +171,11 @@ class QualityGate:
     penalty: Penalty = field(default_factory=Penalty)
 
     def objection(self, *, scheme: str, ratio: float, gain: float) -> str | None:
-        """Return why a compressor at ``ratio``, with gain ``gain``, may not be planned, in a sentence; None: it may."""
+        """Return why a compressor at ``ratio``, with gain ``gain``, may not be planned, in a sentence; None: it may.
+
+        A pilot of the compressor that sent as much or more and failed forbids it. Else a gain below `LEAST_GAIN` does,
+        unless a pilot that sent as little or less reached the target.
+        """
         alike = [pilot for pilot in self.pilots if pilot.scheme == scheme]
         for pilot in alike:
             if pilot.ratio >= ratio and pilot.failed(self.penalty.inflation(pilot.gain)):
@@ -314,7 +318,11 @@ class Rounding:
     signals: tuple[float, ...]
 
     def variance(self, levels: int) -> float:
-        """Return the rounding variance ``q``, error energy over gradient energy, at a number of code levels."""
+        """Return the rounding variance ``q``, error energy over gradient energy, at a number of code levels.
+
+        Between levels that were tried it is interpolated, below the fewest it stays, and beyond the most it falls with
+        their square.
+        """
         at, known = math.log(levels), np.log(self.levels)
         log_variances = np.log(np.maximum(self.variances, LEAST_VARIANCE))
         beyond = max(0.0, at - float(known[-1]))
@@ -343,7 +351,11 @@ class ExchangeLosses:
     batch_size: int = 1
 
     def gain(self, way: Compression) -> float | None:
-        """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios."""
+        """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios.
+
+        Above the tried ratios the largest one's is returned, 1 for a compressor that only rounds, and the ratio itself
+        for one that selects at random.
+        """
         if way.name in LOSSLESS:
             return KEPT[way.name]
         if way.name in RANDOM:
@@ -356,7 +368,10 @@ class ExchangeLosses:
         return 1.0 if key in self.roundings else KEPT.get(way.name)
 
     def stretch(self, way: Compression, workers: int) -> tuple[float, float]:
-        """Return the factor of rounding on steps to the target, and its log's sd; (1, 0): no trials, one worker."""
+        """Return the factor of rounding on steps to the target, and its log's standard deviation.
+
+        (1, 0) for a compressor without trials of rounding, and for one worker.
+        """
         rounding = self.roundings.get(timed_as(way))
         if rounding is None or workers < 2:
             return 1.0, 0.0
@@ -369,7 +384,13 @@ class ExchangeLosses:
 
 
 def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int) -> ExchangeLosses:
-    """Return energy retained and noise added by compressor, from a profile's trials; unknown methods are skipped."""
+    """Return energy retained and noise added by compressor, from a profile's trials; unknown methods are skipped.
+
+    Args:
+        trials: of the profile; of several at one ratio or number of levels, the last gain counts, and all variances.
+        noise_scale: gradient noise scale, samples; None: not known.
+        batch_size: global batch size of the trials, samples.
+    """
     gains: dict[str, list[tuple[float, float]]] = {}
     tried: dict[str, list[tuple[int, float, float]]] = {}
     for trial in trials:

@@ -113,7 +113,10 @@ class TargetSteps:
         return self.convergence.basis
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Return the expected optimizer steps to the target, at least 1, by batch size (samples) and gain in (0, 1]."""
+        """Return the expected optimizer steps to the target, at least 1, by batch size (samples) and gain in (0, 1].
+
+        Half an evaluation period is included, which passes until the target is seen.
+        """
         batch = np.asarray(global_batch_size, dtype=np.float64)
         stretched = self.curve.steps(batch) * self.penalty.inflation(gain)
         return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
@@ -147,7 +150,8 @@ class GivenSteps:
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the optimizer steps of the given length by batch size (samples), rounded up, whatever the gain.
 
-        ``ceil(epochs * dataset_size / B)`` or, where each pass restarts, ``ceil(epochs * ceil(dataset_size / B))``.
+        ``ceil(epochs * dataset_size / B)`` or, where each pass restarts, ``ceil(epochs * ceil(dataset_size / B))``; a
+        length that is given in steps is the same for all.
         """
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         if self.dataset_size is None:
@@ -211,7 +215,11 @@ StepsModel: TypeAlias = TargetSteps | GivenSteps | EqualSteps
 
 
 def fit_convergence(profile: Profile) -> Convergence:
-    """Fit a model of steps to the target to a profile's pilots; ``curve`` is None where these do not suffice."""
+    """Fit a model of steps to the target to a profile's pilots; ``curve`` is None where these do not suffice.
+
+    Plain pilots that reached the target make the curve: of two batch sizes, or of one and a noise scale. Compressed and
+    averaging pilots are compared with it. Without a curve they say nothing, and the penalties are the priors.
+    """
     noise = noise_scale(profile.noise)
     runs = [
         PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
@@ -228,13 +236,13 @@ def fit_convergence(profile: Profile) -> Convergence:
             else "one pilot reached the target, and no noise scale says what another batch size needs",
             is_early=not profile.noise or profile.noise[0].samples_seen < profile.job.dataset_size,
         )
-    told = [sample for sample in profile.noise if sample.gradient_variance > 0]
+    noisy = [sample for sample in profile.noise if sample.gradient_variance > 0]
     curve = averaged_curve(
         runs,
         # At most a thousand times the average: a mean gradient that is lost in noise has no size.
-        noise_scale=[1 / max(each.gradient_square / each.gradient_variance, 1e-3 / (noise or 1)) for each in told]
+        noise_scale=[1 / max(each.gradient_square / each.gradient_variance, 1e-3 / (noise or 1)) for each in noisy]
         or None,
-        noise_steps=np.maximum(1, np.diff([0, *(sample.step for sample in told)])),
+        noise_steps=np.maximum(1, np.diff([0, *(sample.step for sample in noisy)])),
     )
     basis = (
         f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
@@ -289,7 +297,10 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
 
 
 def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) -> EqualSteps:
-    """Return the model of steps at any batch size that make the progress of ``given`` at ``batch_size`` samples."""
+    """Return the model of steps at any batch size that make the progress of ``given`` at ``batch_size`` samples.
+
+    By the pilots' curve; where there is none, by one through the given length and the noise scale, if that is known.
+    """
     curve = convergence.curve
     if curve is None:
         asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(given.steps(batch_size, 1.0)))
@@ -299,19 +310,23 @@ def equal_steps(convergence: Convergence, given: GivenSteps, batch_size: int) ->
     return EqualSteps(given=given, batch_size=batch_size, curve=curve)
 
 
-def surely_best(scores: Array, log_sds: Array, own: float) -> int:
-    """Return the index of the least score among those that are at most ``own`` at the upper end of their 90 % interval.
+def surely_best(scores: Array, log_sds: Array, certain: float) -> int:
+    """Return the index of the least score among scores whose upper 90 % end is at most ``certain``.
 
     Args:
-        scores: expected time or cost; larger batches cost what their steps do.
-        log_sds: standard deviation of the log of each one's steps; 0 for the batch that scores ``own``.
-        own: score that is known to be had.
+        scores: expected time or cost; larger batches cost what their steps do. One of them is ``certain``.
+        log_sds: standard deviation of the log of each one's steps; 0 for the batch that scores ``certain``.
+        certain: score that is known to be had.
     """
-    return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= own, scores, np.inf)))
+    return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= certain, scores, np.inf)))
 
 
 def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
-    """Return the smallest and largest global batch size, samples, for which counts of steps are trusted."""
+    """Return the smallest and largest global batch size, samples, for which counts of steps are trusted.
+
+    To a target, these are the pilots' sizes and somewhat more, or some way around a single pilot's; without pilots, or
+    for a given length, from the task's own size upwards.
+    """
     pilots = convergence.pilot_batch_sizes
     if to_target and len(pilots) > 1:
         low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
@@ -324,7 +339,7 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
 
 
 def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[CompressedPilot]:
-    """Yield the pilots that were compressed."""
+    """Yield the pilots that were compressed, each with the dense steps that the curve expects at its batch size."""
     for pilot in pilots:
         if (way := pilot.compression) is not None:
             yield CompressedPilot(
@@ -338,9 +353,9 @@ def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[Compr
 
 
 def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot]:
-    """Yield the pilots whose workers trained for themselves.
+    """Yield the pilots whose workers averaged parameters, with the share of steps that end in an average.
 
-    The share is what its policy aims at, where it aims at one: how it begins is no part of that.
+    The share is the one that a policy aims at, where it aims at one: how it begins is no part of that.
     """
     for pilot in pilots:
         if (averaging := pilot.sync) is None:
@@ -382,7 +397,11 @@ class PrecisionLoss:
 
 
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
-    """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more."""
+    """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more.
+
+    With the factor 1 the log has a standard deviation, for what trials do not show; none in the profile's own
+    precision.
+    """
     if precision == profile.precisions[0]:
         return PrecisionLoss()
     log_ratios = [

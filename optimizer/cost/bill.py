@@ -277,6 +277,7 @@ def itemise(
 
 
 def _checkpoints(usage: Usage, billing: Billing, usd: float) -> CostTerm:
+    """Return the line of the bill for a run's checkpoints in a bucket, ``usd`` USD, with its basis in words."""
     size, written = float(np.asarray(usage.checkpoint_bytes)), float(np.asarray(usage.checkpoints))
     put, stored, count = billing.s3_usd_per_1000_puts, billing.s3_usd_per_gb_month, int(requests(size))
     return CostTerm(
@@ -290,6 +291,7 @@ def _checkpoints(usage: Usage, billing: Billing, usd: float) -> CostTerm:
 
 
 def _machines(offer: Offer, count: int, hours: float) -> CostTerm:
+    """Return the line of the bill for ``count`` machines of one kind over ``hours``, with price, date and source."""
     price, name = offer.price, offer.instance_type.name
     if price.region == OWN:
         return CostTerm(
@@ -333,7 +335,13 @@ ELSEWHERE = "elsewhere"
 
 
 def data_transfer(data_bytes: float, source: str | None, target: str) -> CostTerm | None:
-    """Return the cost of copying the data set between two regions once, as a line of the bill; None: nothing to pay."""
+    """Return the cost of copying the data set between two regions once, as a line of the bill; None: nothing to pay.
+
+    Args:
+        data_bytes: of the data set.
+        source: region that holds it; None: no region does, and nothing is paid.
+        target: region of the machines.
+    """
     if source is None or source == target or data_bytes <= 0:
         return None
     prices = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]

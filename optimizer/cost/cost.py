@@ -32,7 +32,7 @@ _HALVINGS, _NEWTON_STEPS = 3, 1
 def daly_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
     """Return the seconds of work between checkpoints with the least expected time (Daly 2006).
 
-    Young's sqrt(2 C Theta), refined.
+    Young's sqrt(2 C Theta), refined; Theta itself where a checkpoint takes twice that or longer.
     """
     theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
     ratio = np.minimum(checkpoint_s / (2 * theta), 1.0)

@@ -109,7 +109,11 @@ def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAW
 
 @lru_cache(maxsize=256)
 def _runs_of(run: Finalist, seed: int, draws: int) -> tuple[Array, Array]:
-    """Return total seconds and USD of a finalist's draws, which a plan asks for under several of its names."""
+    """Return total seconds and USD of a finalist's draws, which a plan asks for under several of its names.
+
+    A run that would miss its deadline moves to machines on demand in time, if its budget pays for that; it then ends at
+    the deadline. Without a deadline (0) none moves.
+    """
     time_error, steps_error, start_error, price_error = np.random.default_rng(seed).standard_normal((4, draws))
     # The same stream for each, so that a finalist's draws depend neither on the others nor on its place among them.
     generator = np.random.default_rng((seed, 1))

@@ -57,7 +57,7 @@ class HazardComponent:
         return HazardComponent(shape=self.shape + losses, rate_h=self.rate_h + instance_hours)
 
     def log_evidence(self, losses: float, instance_hours: float) -> float:
-        """Return the log probability of ``losses`` in ``instance_hours`` machine-hours under this distribution."""
+        """Return the log probability of ``losses`` in ``instance_hours`` machine-hours; 0 for 0 hours."""
         if instance_hours == 0:
             return 0.0
         total = self.rate_h + instance_hours
@@ -254,6 +254,7 @@ class ObservedPool(Record):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        """Return the pool if its losses, events and hours are possible together; raise `ValueError` otherwise."""
         if self.losses and not self.instance_hours:
             raise ValueError("losses need instance_hours in which they happened")
         if self.events is not None and not (self.events <= self.losses and (self.events > 0) == (self.losses > 0)):
@@ -299,7 +300,7 @@ class ObservedPreemptions(Artifact):
         )
 
     def adding(self, seen: ObservedPool, *, until: str) -> ObservedPreemptions:
-        """Return the record with ``seen`` added to its pool; ``until``: when it was last seen, ISO 8601."""
+        """Return the record with ``seen`` added to its pool, or as a new one; ``until``: last seen then, ISO 8601."""
 
         def key(pool: ObservedPool) -> tuple[str, str, str | None]:
             return pool.instance_type, pool.region, pool.zone
@@ -324,9 +325,10 @@ RECORDED = catalogs.AWS / "spot_pools.json"
 
 
 def scarce_prior(pools: Sequence[ObservedPool]) -> tuple[HazardComponent, Outages]:
-    """Return the likeliest priors of a scarce pool's losses and outages, given the totals of such ``pools``.
+    """Return the likeliest priors of a scarce pool's losses and outages, given the totals of such ``pools``, not empty.
 
-    Rates of losses and of returns have Gamma distributions of known shape over pools, so that their means decide.
+    Rates of losses and of returns have Gamma distributions of known shape over pools, so that their means decide. Each
+    pool must have lost machines and got others.
     """
     lost_per_hour = sum(pool.losses / pool.instance_hours for pool in pools) / len(pools)
     back_per_hour = sum(pool.outages / pool.outage_hours for pool in pools) / len(pools)
@@ -335,17 +337,29 @@ def scarce_prior(pools: Sequence[ObservedPool]) -> tuple[HazardComponent, Outage
 
 
 def observed_file() -> Path:
-    """Return the path of the file of observed preemptions: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
+    """Return the path of the file of observed preemptions: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``).
+
+    Raises:
+        BadInput: the user's home folder is not known.
+    """
     return home() / "observed-losses.json"
 
 
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
     """Add a run's observed pools to the file at ``path`` under a lock, creating it if missing, and return all of it.
 
-    Errors are those of `update_artifact`; ``until`` is when the last of it was seen, ISO 8601.
+    Args:
+        path: of the file.
+        seen: observed pools; a pool that the file has already gets their sums.
+        until: when the last of it was seen, ISO 8601.
+
+    Raises:
+        BadInput: the file cannot be read or written, or holds something else.
+        OSError: the folder or the lock file cannot be made.
     """
 
     def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
+        """Return known observations with the seen pools; None: without earlier ones."""
         known = known or ObservedPreemptions(until=until)
         for pool in seen:
             known = known.adding(pool, until=until)

@@ -74,7 +74,11 @@ def image_kind(instance: InstanceType) -> str:
 
 
 def startup_s(instance: InstanceType, payload: Payload) -> float:
-    """Return the seconds from requesting a machine to its first training step: as ``payload`` knows, else predicted."""
+    """Return the seconds from requesting a machine to its first training step: as ``payload`` knows, else predicted.
+
+    The type's own time goes before the one for all. A prediction is scaled by the factor of the machine's kind of
+    image.
+    """
     known_s = payload.started_s.get(instance.name, payload.startup_s)
     if known_s is not None:
         return known_s

@@ -312,6 +312,11 @@ def _bundled(region: str) -> Catalog:
 
 
 def _read(region: str, directory: Path) -> Catalog:
+    """Read the catalogue of a region from its folder.
+
+    Raises:
+        BadInput: a file cannot be read or used, or there is no such region.
+    """
     sources = read_sources(directory / "sources.json")
     types = read_instance_types(directory)
     for source in {instance.source for instance in types.values()} - set(sources.by_name):
@@ -387,6 +392,11 @@ def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
 
 
 def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
+    """Read the listings of a region by instance type.
+
+    Raises:
+        BadInput: there is no such region, its file cannot be used, or it names a type twice or one that is unknown.
+    """
     if region not in catalog.regions:
         raise unknown_region(region, catalog.regions)
     path = inside(catalog.directory, f"regions/{region}.csv", what="region")
@@ -411,7 +421,9 @@ def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
 def _listing(
     row: RegionRow, instance: InstanceType, region: str, origin: Callable[[str], tuple[datetime.date, str]]
 ) -> Listing:
-    """Return one line of a region's file. Where it has no spot price, spot is estimated from the published saving.
+    """Return the listing of one line of a region's file: prices, saving and interruption band; None: not published.
+
+    Where the line has no spot price, spot is estimated from the published saving.
 
     Args:
         row: of the file.

@@ -86,6 +86,8 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
         return cheapest.usd_per_hour if cheapest else None
 
     def price_per(amount: Callable[[InstanceType], float | None]) -> Quantity:
+        """Return a function from a listing to its price over an amount of its type; None: either is not known, or 0."""
+
         def quantity(listing: Listing) -> float | None:
             dollars, units = price(listing), amount(listing.instance_type)
             return dollars / units if dollars is not None and units else None
@@ -160,8 +162,8 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
     """Raise BadInput, with similar names, if no accelerator of ``types`` is called ``name``; return nothing.
 
     Raises:
-        BadInput: none is; the hint names those that are close, or, if hetopt knows such a GPU, says that none of these
-            machines has it, and lists those that they have.
+        BadInput: no accelerator is; the hint names similar ones or, if hetopt knows such a GPU, says that none of these
+            machines has it, and lists the GPUs that they have.
     """
     accelerators = [instance.accelerator for instance in types if instance.accelerator]
     if not any(is_called(accelerator, name) for accelerator in accelerators):
@@ -254,7 +256,7 @@ def rentable_gpus(
     reverse: bool = False,
     elsewhere: Sequence[Catalog] = (),
 ) -> RentableGpus:
-    """Return each whole NVIDIA GPU that can be rented in the region, once, with the cheapest machine that has it.
+    """Return each whole NVIDIA GPU that can be rented in some regions, once, with the cheapest machine that has it.
 
     GPUs of one name and different memory are different GPUs. Of machines without a price, the one with fewest GPUs is
     taken.
@@ -266,10 +268,10 @@ def rentable_gpus(
             have none in a named market are left out.
         sort: figure to sort by, the smallest first, the unknown last.
         reverse: sort the largest first; the unknown stay last.
-        elsewhere: catalogues of other regions, where its cheapest machine may be as well.
+        elsewhere: catalogues of other regions, whose GPUs and machines count as well.
 
     Returns:
-        One entry for each GPU; empty where the region has none.
+        One entry for each GPU; empty where the regions have none.
 
     Raises:
         BadInput: one of ``names`` is that of no GPU of ``catalog``.
@@ -293,6 +295,11 @@ def rentable_gpus(
 
 
 def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket) -> RentableGpu:
+    """Return a GPU with its published facts, None where not published, and the cheapest machine that has it.
+
+    Ties go to fewer GPUs, then to fewer vCPUs; machines without a price come last.
+    """
+
     def dearness(machine: tuple[Accelerator, Listing]) -> tuple[float, int, int]:
         price = price_in(machine[1], market)
         return inf if price is None else price.usd_per_hour, machine[0].count, machine[1].instance_type.vcpus
@@ -318,6 +325,11 @@ def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket
 
 
 def _quantities(market: AnyMarket) -> Mapping[GpuSort, Callable[[RentableGpu], float | str | None]]:
+    """Return functions from a GPU to a figure to sort by, None where not known, by the figure's name.
+
+    Prices are of the whole machine in a market, USD an hour; ``rate-per-usd`` counts all of its GPUs.
+    """
+
     def ratio(above: float | None, below: float | None) -> float | None:
         return None if above is None or below is None else above / below
 

@@ -159,7 +159,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrices) -> str:
-    """Return sources.json: the bundled sources, and today's for the columns that they fill."""
+    """Return the text of sources.json: the bundled sources, and the feeds' with their days for their columns.
+
+    Columns whose feed gave nothing keep the bundled source.
+
+    Raises:
+        BadInput: the bundled file cannot be read.
+    """
     data = read_json(bundled / "sources.json")
     fields = data["fields"]
     columns = {**fields["regions/*.csv"], **fields.get(f"regions/{region}.csv", {})}
@@ -232,12 +238,12 @@ class PublicFeeds:
         Args:
             region: of AWS.
             versions: as `versions` returns them.
-            everywhere: as `everywhere` returns it.
+            everywhere: as `everywhere` returns it; a feed without the region counts as one that gave nothing.
 
         Raises:
             CloudRefused: the price list cannot be reached, or the server refuses it.
-            BadInput: ``versions`` has no such region (China's have a list of their own), or the price list cannot be
-                used.
+            BadInput: ``versions`` has no such region (China's have a list of their own), the price list cannot be used,
+                or HETOPT_PRICE_MIRROR names no https address.
         """
         if region not in versions and region.startswith("cn-"):
             raise BadInput(
@@ -260,6 +266,7 @@ class PublicFeeds:
         )
 
     def _if_possible(self, url: str, make: Callable[[Iterator[bytes], str], Any], what: str) -> ByRegion:
+        """Download and parse a feed; return its figures by region and its day; (None, None) and a remark: it failed."""
         try:
             return self._read(feed_url(url), make, price_feeds.MOST_JSON_BYTES, what)
         except HetoptError as error:
@@ -269,6 +276,10 @@ class PublicFeeds:
     def _read(
         self, url: str, make: Callable[[Iterator[bytes], str], Any], most_bytes: int, what: str
     ) -> tuple[Any, datetime.date]:
+        """Download a feed by `fetched`, with its errors; return what ``make`` builds of it and its day, else ``today``.
+
+        ``what`` is the feed's name in reports of progress.
+        """
         content, day = fetched(
             url,
             lambda pieces: make(pieces, url),

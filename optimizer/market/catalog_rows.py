@@ -121,7 +121,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield non-blank lines with their numbers."""
+    """Yield the non-blank lines of a CSV file with their numbers.
+
+    Raises:
+        BadInput: the file cannot be read or is no CSV, or a cell cannot be shown.
+    """
     reader = csv.reader(io.StringIO(read_text(path, hint=NAME_ANOTHER), newline=""), strict=True)
     try:
         for cells in reader:
@@ -141,6 +145,7 @@ def _day_of(date: str) -> datetime.date:
 
 
 def _dated(date: str) -> str:
+    """Return the date as it is if it is a day or a month, ISO 8601; raise `ValueError` otherwise."""
     try:
         _day_of(date)
     except ValueError:
@@ -185,9 +190,9 @@ class Sources(Record):
     columns: dict[str, dict[str, Annotated[list[str], Field(min_length=1)]]] = Field(alias="fields")
 
     def of(self, file: str, column: str) -> tuple[Source, ...]:
-        """Return the sources of one column of one of the catalogue's files, such as ``regions/us-east-1.csv``.
+        """Return the sources, at least one, of a column of a catalogue's file, such as ``regions/us-east-1.csv``.
 
-        At least one.
+        A file's own entry goes before its folder's (``regions/*.csv``), and a column's before ``*``.
 
         Raises:
             BadInput: sources.json names none for that column.

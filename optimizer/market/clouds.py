@@ -52,8 +52,8 @@ def owned(
         measured: names of hosts that the profile has steps of.
 
     Raises:
-        BadInput: of a host the cost, the CPUs or the network rate is not said, its GPU is not known, or its name is
-            that of a type of the catalogue.
+        BadInput: of a host the cost, the CPUs or the network rate is missing, its GPU is not known, or its name is that
+            of a type of the catalogue.
     """
     listings: dict[str, Listing] = {}
     kinds = alike(hosts, measured)
@@ -73,6 +73,11 @@ def owned(
 
 
 def _usd_per_hour(host: Host) -> float:
+    """Return the cost of a host in USD an hour.
+
+    Raises:
+        BadInput: the inventory does not give it.
+    """
     usd_per_hour = host.cost_usd_per_hour
     if usd_per_hour is None:
         raise BadInput(
@@ -83,6 +88,11 @@ def _usd_per_hour(host: Host) -> float:
 
 
 def _host_machine(catalog: Catalog, host: Host) -> InstanceType:
+    """Return a host as a machine type; memory that is not given is taken by its CPUs.
+
+    Raises:
+        BadInput: the CPUs or the network rate of the host is missing, or a GPU of it is not known.
+    """
     if host.cpus is None or host.network_mbit is None:
         raise BadInput(
             f"a plan needs to know the CPUs of {host.name}, and its network.",
@@ -104,7 +114,7 @@ def _host_machine(catalog: Catalog, host: Host) -> InstanceType:
 
 
 def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
-    """Return the host's GPUs, one for each worker, by published rates.
+    """Return the host's GPUs, one for each worker, by published rates; empty: it trains on its CPUs.
 
     Raises:
         BadInput: nobody knows a GPU of that name, or it is made with several sizes of memory.
@@ -119,10 +129,10 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
-    """Return one GPU by its name, rented or owned, with count 1.
+    """Return one whole GPU by its name, rented or owned, with count 1; rented parts of GPUs are passed over.
 
     Args:
-        catalog: whose machines' GPUs count beside those that hetopt knows anyway.
+        catalog: whose machines' GPUs count beside the GPUs that hetopt knows anyway.
         name: in any spelling (see `is_called`).
         memory_gib: memory of the GPU, of which the nearest size is taken; None: the name must have a single size.
 
@@ -145,7 +155,7 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
 
 
 def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
-    """Return an accelerator that all of a machine's GPUs match or exceed, under the names of all."""
+    """Return an accelerator that all of a machine's GPUs match or exceed, under the names of all; None: no GPUs."""
     if not gpus:
         return None
     least = min(gpus, key=lambda gpu: (gpu.fp32_flops_per_s or 0.0, gpu.memory_gib))
@@ -259,8 +269,8 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
         The catalogue of each region, and the GPUs that hetopt does not know, whose machines were left out.
 
     Raises:
-        BadInput: the file cannot be used, or the cloud cannot be called so: small letters, digits and hyphens, and
-            neither "aws" nor "any".
+        BadInput: the file cannot be used or written, or the cloud cannot be called so: small letters, digits and
+            hyphens, and neither "aws" nor "any".
     """
     if cloud in (AWS, ANY_CLOUD) or not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", cloud):
         raise BadInput(
@@ -288,6 +298,13 @@ def obtainable_gpus(searched: Iterable[Catalog]) -> Mapping[Bucket, int]:
 
 
 def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
+    """Read a cloud's price file: a catalogue for each region, and the names of GPUs that hetopt does not know.
+
+    Lines without a GPU, and machines of an unknown GPU, are left out.
+
+    Raises:
+        BadInput: the file cannot be used, or no machine is left.
+    """
     source, coremark_of_a_cpu = _source(cloud, path), coremark_of(base, 1)
     machines: dict[str, InstanceType | None] = {}
     listings: dict[str, dict[str, Listing]] = {}
@@ -331,6 +348,7 @@ def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], t
 
 
 def _source(cloud: str, path: Path) -> Source:
+    """Return the source of a cloud's prices: the bundled one, or the user's file with the day of its last change."""
     if path.parent == BUNDLED_CLOUDS:
         return read_sources(BUNDLED_CLOUDS / "sources.json").by_name[cloud]
     day = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date()
@@ -359,9 +377,10 @@ def _machine(base: Catalog, row: CloudRow, cloud: str, coremark_of_a_cpu: float 
 
 
 def _cheaper(before: Listing | None, machine: InstanceType, row: CloudRow, region: str, source: Source) -> Listing:
-    """Return the cheapest of a region's zones."""
+    """Return the listing of a machine in a region, each market at the lower price of ``before`` and the row."""
 
     def price(market: Market, usd: float | None, log_sd: float) -> Price | None:
+        """Return the lower of the price before and the row's; None: neither is known."""
         known_before = None if before is None else before.price(market)
         if usd is None or (known_before is not None and known_before.usd_per_hour <= usd):
             return known_before

@@ -221,7 +221,11 @@ class InstanceType:
     source: Name
 
     def __post_init__(self) -> None:
-        """Refuse an impossible machine."""
+        """Check that cores and network rates go together.
+
+        Raises:
+            ValueError: there are more cores than vCPUs, or the peak rate is below the baseline.
+        """
         if self.cores is not None and self.cores > self.vcpus:
             raise ValueError(f"cores is {self.cores}, but must be between 1 and the {self.vcpus} vcpus")
         if self.network_peak_gbps is not None and self.network_peak_gbps < self.network_baseline_gbps:
@@ -280,6 +284,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     models = _known_models(directory / REGISTRY)
 
     def typed(cells: Mapping[str, str]) -> InstanceType:
+        """Return the type of a line, its accelerator columns as one accelerator."""
         fields, accelerator = dict[str, Any](cells), _accelerator(cells, models)
         for column in ACCELERATOR_COLUMNS:
             fields.pop(column, None)
@@ -298,7 +303,11 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
 
 
 def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
-    """Return the models of a file by name; one name can stand for several memory sizes."""
+    """Return the models of a file by name; one name can stand for several memory sizes.
+
+    Raises:
+        BadInput: the file is missing or cannot be used, or has a name twice with one size.
+    """
     models: dict[str, list[AcceleratorModel]] = {}
     for where, model in read_rows(path, lambda cells: AcceleratorModel(**dict[str, Any](cells)), columns=MODEL_COLUMNS):
         same_name = models.setdefault(model.name, [])
@@ -344,7 +353,7 @@ def known_gpus() -> tuple[Accelerator, ...]:
 
 
 def _accelerator(cells: Mapping[str, str], models: Mapping[str, list[AcceleratorModel]]) -> Accelerator | None:
-    """Return the accelerators of a line; None: it has none."""
+    """Return the accelerators of a line, with the published model of the nearest memory size; None: it has none."""
     if "accelerator" not in cells:
         return None
     figures: dict[str, Any] = {name: cells[column] for column, name in ACCELERATOR_COLUMNS.items() if column in cells}
@@ -375,11 +384,9 @@ class Software:
     families: dict[str, tuple[str, ...]]
 
     def objection(self, instance: InstanceType) -> str | None:
-        """Return why a type's GPU cannot be trained on, as a clause to stand after "its".
+        """Return why a type's GPU cannot be trained on, as a clause to stand after "its"; None: nothing is against it.
 
-        None: nothing speaks against it.
-
-        None also for types without an NVIDIA GPU, and for those whose architecture is unknown.
+        None also for types without an NVIDIA GPU, and for types whose architecture is unknown.
         """
         accelerator, architecture = instance.accelerator, instance.architecture
         if accelerator is None or not accelerator.is_cuda or architecture is None:

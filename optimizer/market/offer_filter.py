@@ -56,8 +56,8 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
 
     Raises:
         BadInput: the region has no prices, a name or a pattern means nothing in this catalogue, a GPU is not written
-            NAME, NAME:COUNT or NAME:COUNT+, the zone is of another region, or nothing fulfils the requirements: says
-            how many offers there would be without those that stand most in the way.
+            NAME, NAME:COUNT or NAME:COUNT+, the zone is of another region, or nothing fulfils the requirements: the
+            message says how many offers would without the requirements that are most in the way.
     """
     if (zone := wishes.zone) is not None and zone[:-1] != catalog.region:
         raise BadInput(
@@ -159,7 +159,12 @@ class Unpriced:
 
 
 def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
-    """Return filters over what has an instance type."""
+    """Return the requirements on instance types as filters over whatever has one.
+
+    Raises:
+        BadInput: a name or a pattern means nothing in this catalogue, or a GPU is not written NAME, NAME:COUNT or
+            NAME:COUNT+.
+    """
     filters: list[Filter] = []
 
     def wish(name: str, value: str, keeps: Callable[[InstanceType], bool]) -> None:
@@ -203,7 +208,11 @@ def _pattern(patterns: Sequence[str]) -> re.Pattern[str]:
 
 
 def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
-    """Refuse a name or a pattern that no instance type has."""
+    """Check that a name is, or a pattern matches, an instance type of the catalogue.
+
+    Raises:
+        BadInput: there is none; of a name, similar ones are named.
+    """
     if not any(map(_pattern([pattern]).match, catalog.instance_types)):
         if any(character in pattern for character in "*?["):
             raise BadInput(
@@ -214,7 +223,14 @@ def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
-    """Return a test of whether a machine has the accelerators that one part of ``gpus`` asks for."""
+    """Return a test of whether a machine has the accelerators that one part of ``gpus`` asks for.
+
+    ``any`` counts NVIDIA GPUs of every kind, and ``none`` asks for machines without an accelerator. A name without a
+    number asks for one or more.
+
+    Raises:
+        BadInput: the text is not NAME, NAME:COUNT or NAME:COUNT+, or no machine has a GPU of that name.
+    """
     item = call(text, "`gpus`")
     name, number = item.name, "".join(item.values) or "1+"
     digits = number.removesuffix("+")

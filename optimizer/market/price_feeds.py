@@ -95,7 +95,7 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
 def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
     """Parse a streamed price list; return its day, on-demand USD an hour by type (Linux, shared), and what was unclear.
 
-    Of several prices of a type the highest is taken, and told in ``left_out``. A price of 0 is none.
+    Of several prices of a type the highest is taken, and ``left_out`` says so. A price of 0 is none.
 
     Args:
         pieces: of the CSV file, in order; read to the end.
@@ -103,7 +103,7 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
 
     Returns:
         A dictionary. ``published``: the day of the price list, ISO 8601; ``usd_per_hour``: by type; ``left_out``: a
-        sentence for each type whose price cannot be used or is not clear.
+            sentence for each type whose price cannot be used or is not clear.
 
     Raises:
         BadInput: the file is no price list of EC2, is cut off, or has no prices in USD.
@@ -137,8 +137,8 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
         raise BadInput(f"{origin} is cut off.", hint="run it again; prices that were read before stay in use")
     if not usd_per_hour:
         raise _other(origin, "has no on-demand price in USD of Linux machines")
-    said = [left_out[name] for name in sorted(left_out)]
-    return {"published": published, "usd_per_hour": usd_per_hour, "left_out": said}
+    sentences = [left_out[name] for name in sorted(left_out)]
+    return {"published": published, "usd_per_hour": usd_per_hour, "left_out": sentences}
 
 
 def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, float]]:
@@ -197,7 +197,11 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
 
 
 def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
-    """Return the day of a price list, and the index of each of its columns."""
+    """Return the day of a price list, ISO 8601, and the index of each of its columns; read its lines up to there.
+
+    Raises:
+        BadInput: the file is a web page or no price list of EC2, or lacks a column or its date.
+    """
     first = next((line for line in lines if line.removeprefix(codecs.BOM_UTF8).strip()), b"")
     if is_page(first):
         raise web_page(origin)
@@ -220,6 +224,11 @@ def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
 
 
 def _lines(pieces: Iterator[bytes], origin: str) -> Iterator[bytes]:
+    """Yield the lines of a file that comes in pieces, without empty ones and line ends; the last need not end.
+
+    Raises:
+        BadInput: a line is of immense length, as of a web page.
+    """
     rest = b""
     for piece in pieces:
         lines = (rest + piece).split(b"\n")
@@ -240,7 +249,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _linux_usd(size: Mapping[str, Any]) -> float | None:
-    """Return the price of a Linux machine, USD an hour, from a column that may also hold 'N/A*', or '9.0E-4'."""
+    """Return the price of a Linux machine, USD an hour, such as '9.0E-4'; None: there is none, as of 'N/A*'."""
     for column in _list(size.get("valueColumns")):
         if _object(column).get("name") == "linux":
             return _usd(str(_object(column.get("prices")).get("USD")))
@@ -248,6 +257,7 @@ def _linux_usd(size: Mapping[str, Any]) -> float | None:
 
 
 def _usd(text: str) -> float | None:
+    """Return a price in USD an hour; None: the text is no number, or one that cannot be a price."""
     try:
         usd = float(text)
     except ValueError:

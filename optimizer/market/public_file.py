@@ -88,11 +88,12 @@ def fetched(
 
 
 def _asked(url: str) -> Any:
-    """Return the answer to a request.
+    """Return the server's answer to a request for the file at a URL.
 
     Raises:
-        CloudRefused: there is none, or it is no file.
-        _Broken: the connection ended before it came.
+        BadInput: the address may not be used.
+        CloudRefused: the server cannot be reached, or answers with an error.
+        _Broken: the connection ended before the answer came.
     """
     headers = {"User-Agent": "hetopt", "Accept-Encoding": "gzip"}
     # What goes to this machine takes no proxy; for the rest urllib finds them where every tool has them.
@@ -119,8 +120,8 @@ def _pieces(answer: Any, url: str, most_bytes: int, progress: Progress) -> Itera
     """Yield a file from its first byte, unpacked.
 
     Raises:
-        BadInput: it is larger than it can be, or cannot be unpacked.
-        _Broken: the connection ended before it did.
+        BadInput: the file is larger than ``most_bytes``, or cannot be unpacked.
+        _Broken: the connection ended before the file did.
     """
     length = answer.headers.get("Content-Length") or ""
     total = int(length) if length.isdecimal() and len(length) <= 15 else None
@@ -160,7 +161,11 @@ def checked(url: str) -> str:
 
 
 def whole(pieces: Iterator[bytes], origin: str) -> Any:
-    """Return the JSON value in the pieces of a downloaded file; ``origin``: its URL, for errors.
+    """Return the JSON value in the pieces of a downloaded file.
+
+    Args:
+        pieces: of the file, in order; read to the end.
+        origin: URL of the file, for errors.
 
     Raises:
         BadInput: the pieces are no JSON, not UTF-8, or a web page.
@@ -185,6 +190,7 @@ def web_page(origin: str) -> BadInput:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether a host of a URL is a loopback address, or localhost; other names are not looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -192,6 +198,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _http_day(text: str) -> datetime.date | None:
+    """Return the day of an HTTP date; None: the text is none."""
     try:
         return email.utils.parsedate_to_datetime(text).date() if text.isascii() and text.isprintable() else None
     except (ValueError, TypeError, IndexError, OverflowError):

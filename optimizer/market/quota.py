@@ -326,6 +326,7 @@ def keep_quotas(
 
     Raises:
         BadInput: the file cannot be written.
+        OSError: its folder cannot be made.
     """
     kept = None
     with contextlib.suppress(BadInput):

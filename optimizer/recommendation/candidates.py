@@ -83,39 +83,39 @@ def stand_ins(
     processor architecture, kind and number of workers, precision and memory scheme stand in.
 
     Args:
-        space: with the options, those beaten by others included.
-        job: what of a forecast does not depend on the cluster.
+        space: with the options, also the ones beaten by others.
+        job: part of a forecast that does not depend on the cluster.
         limits: that the run has to fit.
         cluster: as indices into ``space``.
         candidate: the plan record of the cluster.
 
     Returns:
         For each group, in the cluster's order, at most `STAND_INS` names of types; empty where no type will do, and for
-        machines of one's own.
+            machines of one's own.
     """
-    own, types = [space.options[index] for index, _ in cluster.machines], []
+    options, types = [space.options[index] for index, _ in cluster.machines], []
     for place, (_, machines) in enumerate(cluster.machines):
-        others = [option for option in (*space.options, *space.beaten) if _may_replace(option, own[place])]
+        others = [option for option in (*space.options, *space.beaten) if _may_replace(option, options[place])]
         rest = [(other, count) for other, (_, count) in enumerate(cluster.machines) if other != place]
         clusters = [
-            Cluster.of([*rest, (len(own) + number, machines)], cluster.batch, cluster.exchange)
+            Cluster.of([*rest, (len(options) + number, machines)], cluster.batch, cluster.exchange)
             for number in range(len(others))
         ]
-        rows, table = tabulate_rows(Columns(replace(space, options=(*own, *others))), ClusterRows.of(clusters))
+        rows, table = tabulate_rows(Columns(replace(space, options=(*options, *others))), ClusterRows.of(clusters))
         predicted = forecast(table, job)
         time_s, cost_usd = expected_totals(predicted)
         within = (time_s <= candidate.prediction.total_s.high) & (cost_usd <= candidate.prediction.cost_usd.high)
         kept = within & (limits.overrun(predicted) <= 1)
         cheapest = [row for row in np.argsort(cost_usd, kind="stable").tolist() if kept[row]][:STAND_INS]
-        types.append(tuple(others[rows.cluster(row).machines[-1][0] - len(own)].name for row in cheapest))
+        types.append(tuple(others[rows.cluster(row).machines[-1][0] - len(options)].name for row in cheapest))
     return tuple(types)
 
 
 def _may_replace(option: MachineOption, planned: MachineOption) -> bool:
     """Return whether machines of an option boot, and take workers, as the planned machines do: on one cloud and market.
 
-    Machines of one's own are those that there are. Where steps were measured on the planned type or a relative, so they
-    must be on what stands in (see `optimizer.exploring.check_probed`).
+    Nothing stands in for the user's own machines. Where steps were measured on the planned type or a relative, a type
+    that stands in must have measured steps, too (see `optimizer.exploring.check_probed`).
     """
     alike = (
         (each.offer.price.market, each.offer.price.region, each.offer.instance_type.architecture, each.worker.kind,
@@ -131,7 +131,7 @@ def _may_replace(option: MachineOption, planned: MachineOption) -> bool:
 
 
 def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]:
-    """Return local batch sizes with each machine's samples divided among its unlike workers."""
+    """Return local batch sizes with each machine's samples divided among its unlike workers; alike: as given."""
     times, each = option.worker.unlike, option.worker.workers
     if not times:
         return local_batch_sizes
@@ -174,6 +174,7 @@ def expected_score(candidate: Candidate, limits: Limits) -> float:
 
 
 def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
+    """Return the plan record of machines of one option: price with its source, local batch sizes, and assumptions."""
     price, band = option.offer.price, option.offer.band
     time, link = option.worker.time, option.network.links[collective]
     return Group(
@@ -223,6 +224,8 @@ def hardware_of(instance: InstanceType) -> Hardware:
 
 
 def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: Forecast, row: int) -> Prediction:
+    """Return the prediction in row ``row`` of a forecast, with the bill of the cluster line by line."""
+
     def at(column: str) -> float:
         return float(getattr(forecast, column)[row])
 
@@ -286,7 +289,7 @@ def run_spec(
     """Return the run spec of a candidate: what its workers need to train, with stop rule and checkpoint interval.
 
     Hosts are named TYPE-MARKET-NUMBER. A run to a target ends after `STEPS_MARGIN` times its predicted steps at the
-    latest.
+    latest. Where several workers send a part of their gradients, the run chooses how much and by which collective.
 
     Args:
         model: fitted to the profile.
@@ -300,7 +303,7 @@ def run_spec(
         equal_progress: whether the run ends with the steps that its batch size needs for what was asked for; False:
             after the epochs or steps that were asked for, whatever its batch size.
         follows_noise: settings of the policy by which the batch follows the gradient noise, and the learning rate with
-            it; empty: neither does.
+            it; None or empty: neither does.
     """
     profile = model.profile
     job = profile.job
@@ -348,6 +351,10 @@ def run_spec(
 
 
 def _stop(goal: Goal, chosen: Candidate, *, as_many: bool) -> StopRule:
+    """Return when a run of a candidate ends: at the target or too many steps, or after its epochs or steps.
+
+    With ``as_many``, epochs or steps give way to the steps that were predicted.
+    """
     if goal.ends == "target":
         return StopRule(target=True, max_steps=math.ceil(STEPS_MARGIN * chosen.prediction.steps.high))
     if as_many:

@@ -149,9 +149,9 @@ def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]
     ways = [way for way in ways if "other GPU" in way.names or not beats(totals[way.candidate], totals[chosen])]
     names = {way.candidate: list(way.names) for way in sorted(ways, key=lambda way: way.cost_usd.value)}
     for figure, (most, near) in enumerate(EXTREMES.items()):
-        said = {candidate: FIGURES[figure](totals[candidate][figure]) for candidate in names}
+        shown = {candidate: FIGURES[figure](totals[candidate][figure]) for candidate in names}
         best = min(names, key=lambda candidate: (totals[candidate][figure], totals[candidate][1 - figure]))
-        least = [candidate for candidate in names if said[candidate] == said[best]]
+        least = [candidate for candidate in names if shown[candidate] == shown[best]]
         holders = {candidate for candidate in names if most in names[candidate]}
         if holders and not holders & set(least):
             names[best].append(most)
@@ -167,7 +167,11 @@ def truly_named(ways: Sequence[Choice], chosen: Candidate) -> tuple[Choice, ...]
 
 
 def _named(question: Question, result: SearchResult, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
-    """Yield the name and the row of each wish: the choice, the best of the list for each weight, and the safest."""
+    """Yield the name and the row of each wish: the choice, the best of the list for each weight, and the safest.
+
+    The choice has a name of its own, ``weighed``, only for another weight than the named ones; without clusters that
+    are never taken back, none is the safest.
+    """
     assert result.chosen is not None
     if limits.time_weight not in TIME_WEIGHTS.values():
         yield "weighed", result.chosen
@@ -202,13 +206,14 @@ def rows_of_gpus(space: SearchSpace, result: SearchResult, texts: Sequence[str])
 
 
 def _of_each_gpu(question: Question, result: SearchResult, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
-    """Yield the best row of each of several GPUs that were named, of which none is shown."""
+    """Yield the best row of each of several GPUs that were named, if none of the GPU's rows is in ``shown``."""
     for rows in rows_of_gpus(question.space, result, question.gpus):
         if rows.size and not set(shown) & set(rows.tolist()):
             yield int(rows[best_rows(result.forecast.take(rows), limits, 1)[0]])
 
 
 def _chosen(question: Question, result: SearchResult, limits: Limits) -> int | None:
+    """Return the row that a search would choose under other limits, by simulated runs if any is set; None: none."""
     row, safe = choose(result.forecast, limits)
     if row is None:
         return None
@@ -226,7 +231,7 @@ def on_demand_rows(space: SearchSpace, result: SearchResult) -> NDArray[np.intp]
 
 
 def _safest(question: Question, result: SearchResult, rows: NDArray[np.intp], limits: Limits) -> int | None:
-    """Return the best of some rows, whether or not others are better."""
+    """Return the row, among ``rows``, that a search of these alone would choose; None: none of them fits."""
     part = replace(
         result,
         rows=result.rows.take(rows),
@@ -244,7 +249,7 @@ def worth_their_machines(question: Question, result: SearchResult, limits: Limit
     for clusters of the same GPU, where several were named, that are lost no less easily, if it surely keeps the limits.
     Both wait alike for spot machines, which therefore does not count.
 
-    Rows, forecast, choice and front of the returned result are those that are left.
+    Rows, forecast, choice and front of the returned result are of the clusters that are left.
     """
     rows, forecast = result.rows, result.forecast
     is_one, is_idle = rows.count.sum(axis=1) == 1, np.zeros(len(forecast), dtype=np.bool_)
@@ -286,9 +291,10 @@ def _quotas(space: SearchSpace, result: SearchResult, row: int) -> tuple[QuotaNe
 
 
 def _here(model: FittedModel, question: Question, limits: Limits, like: MachineOption) -> Iterator[Choice]:
-    """Yield the choice to train alone on the profiled machine, unless that is rented: nothing is paid nor waited for.
+    """Yield the choice to train alone on the profiled machine, for which nothing is paid or waited for.
 
-    In the plan's precision, so that the plan can be launched there.
+    Nothing is yielded where that machine is rented or does not hold the batch. In the plan's precision, so that the
+    plan can be launched there.
     """
     model = model.computing_in(like.precision)
     device, usual = model.whole_host, model.profile.job.batch_size
@@ -321,14 +327,14 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
-    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes.
+    """Return a sentence if ``chosen`` saves less time over this machine than its start-up takes; None: it saves more.
 
-    None: it is worth renting.
+    None also where this machine cannot train the job, or may miss the deadline.
 
     Args:
         ways: the choices of a plan, this machine among them if it can train the job.
         chosen: the plan's cluster.
-        deadline_s: seconds that the run may take; None: any number. A machine that may be late is no alternative.
+        deadline_s: seconds that the run may take; None: any number.
     """
     here = next((way for way in ways if way.names == ("here",)), None)
     prediction = chosen.prediction

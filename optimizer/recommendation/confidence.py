@@ -151,10 +151,10 @@ def sparing(result: SearchResult) -> NDArray[np.intp]:
 
 
 def _finalists(result: SearchResult, limits: Limits) -> list[int]:
-    """Return the best rows that fit, thinned towards those with more to spare, best first.
+    """Return the best rows that fit, thinned towards rows with more to spare, best first.
 
-    Half are the best; others are the best of those that use less and less of their limits, so that one with enough to
-    spare is among them; and so are the surest of all, whatever the limits.
+    Half are the best; others are the best of the rows that use less and less of their limits, so that one with enough
+    to spare is among them; and so are the surest of all, whatever the limits.
     """
     overrun = limits.overrun(result.forecast)
     score = limits.expected_score(result.forecast)

@@ -75,6 +75,7 @@ def _begins_again(profile: Profile) -> Iterator[str]:
 
 
 def _why(result: SearchResult, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
+    """Return a sentence on what the chosen plan is the best of, and how surely it keeps the limits."""
     prediction = chosen.prediction
     within = limits_in_words("the", limits.budget_usd, limits.deadline_s)
     machines = chosen.in_words
@@ -100,6 +101,7 @@ def _why(result: SearchResult, chosen: Candidate, limits: Limits, seen: Sensitiv
 
 
 def _time(chosen: Candidate) -> str:
+    """Return a sentence on the parts of a step's time, and on the steps that are needed."""
     prediction = chosen.prediction
     step = prediction.step_time_s.value
     compression = formatting.exchange(chosen.compression, chosen.sync)
@@ -140,6 +142,7 @@ def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterat
 
 
 def _scarce(chosen: Candidate) -> Iterator[str]:
+    """Yield a sentence on how often spot machines may be taken away; nothing for a plan without them."""
     if all(group.market != "spot" for group in chosen.groups):
         return
     basis = "their interruption band suggests"
@@ -157,6 +160,11 @@ def _scarce(chosen: Candidate) -> Iterator[str]:
 
 
 def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Iterator[str]:
+    """Yield sentences on what the prediction rests on: step time of each type, steps, network, compression.
+
+    A CPU that was placed by others' speed is named; the network only where several machines use one that nobody
+    measured.
+    """
     prediction = chosen.prediction
     for tier, meaning in EVIDENCE_IN_WORDS.items():
         names = sorted({group.instance_type for group in chosen.groups if group.evidence == tier})
@@ -182,7 +190,7 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
 
 
 def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    """Yield how much of the gradient the planned compression keeps, and how many more steps a target should take."""
+    """Yield how much of the gradient the planned compression retains, and the steps that adds; nothing for dense."""
     way = chosen.compression
     if way.name == IDENTITY:
         return
@@ -198,7 +206,11 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
 
 
 def _not_weighed(model: FittedModel, *, to_target: bool) -> Iterator[str]:
-    """Yield which ways to compress gradients no plan could use, and why."""
+    """Yield which compressors no plan could use, and why; nothing where none is left out, or nothing was measured.
+
+    Raises:
+        BadInput: as of `gain_of`.
+    """
     if model.profile.is_counted:
         return
     methods: dict[str, list[str]] = {}
@@ -209,7 +221,10 @@ def _not_weighed(model: FittedModel, *, to_target: bool) -> Iterator[str]:
 
 
 def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
-    """Yield how averaging parameters changes communication and steps here, or that it might be worth measuring."""
+    """Yield how averaging parameters changes communication and steps here, or that it might be worth measuring.
+
+    Nothing for one worker, and for sums of gradients whose communication takes little.
+    """
     prediction, job = chosen.prediction, model.profile.job
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     gate = model.convergence.local

@@ -216,7 +216,7 @@ def larger_quotas(space: SearchSpace, result: SearchResult, quotas: Quotas, limi
 
     Args:
         space: without quotas.
-        result: result of the search in it.
+        result: of the search in that space.
         quotas: vCPUs by bucket, within which nothing fits.
         limits: to be kept.
     """
@@ -258,6 +258,7 @@ def nothing_fits(
         return _no_cluster(space, otherwise)
 
     def described(result: SearchResult, row: int) -> str:
+        """Return a cluster in words with its median cost and time, and the least budget where that is more."""
         candidate = make_candidate(space, job, result.cluster(row), result.forecast, row)
         prediction = candidate.prediction
         least = float(result.forecast.least_budget_usd[row])

@@ -92,7 +92,11 @@ class Options(Wishes):
     ratios: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse options that exclude each other."""
+        """Check that no two options exclude each other.
+
+        Raises:
+            BadInput: ratios are given for compressors that send all elements, or a weight of time beside an objective.
+        """
         if self.ratios and self.compression and not any(METHODS[name].by_ratio for name in self.compression):
             asked = setting("compression", self.compression_in_words)
             raise BadInput(

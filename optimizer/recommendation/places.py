@@ -61,8 +61,8 @@ def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest
     """Return the best plan over regions, a request each: one-type clusters of all, then ``find`` in the best regions.
 
     The clusters of one type of each region are searched; mixes of types are left to the search in the best: the region
-    that is the best for what is wanted, and those that are for another wish. A region where nothing can be planned is
-    passed over.
+    that is the best for what is wanted, and the regions that are the best for another wish. A region where nothing can
+    be planned is passed over.
 
     Args:
         requests: what to plan, with catalogue and quotas of each region.
@@ -97,7 +97,7 @@ def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest
 
 
 def _offer(request: PlanRequest) -> _Offer | None:
-    """Return a region's best cluster for the request; None where nothing of it is sold there, or fits."""
+    """Return a region's best cluster of one type for the request; None: nothing of it is sold there, or fits."""
     limits = request.limits
     try:
         problem = search_problem(request)
@@ -202,8 +202,8 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
         now: the plan's date.
 
     Raises:
-        BadInput: of a host something is not said that a plan needs (cost, CPUs, network, GPU), or the goal does not
-            suit profile or options.
+        BadInput: of a host something is missing that a plan needs (cost, CPUs, network, GPU), or the goal does not suit
+            profile or options.
         NoFeasiblePlan: the hosts do not keep the limits, or their memory does not hold a step.
     """
     catalog, quotas = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
@@ -230,6 +230,9 @@ def better_of(
     request: PlanRequest, hosts: Sequence[Host], rented: Callable[[], Plan], *, seed: int, now: datetime
 ) -> Plan:
     """Return the better plan of the user's own ``hosts`` and ``rented()``, with the other as one of its choices.
+
+    A plan that is a risk comes last, then one that the other beats in shown time and cost. Of its reasons two are kept;
+    where one kind of machine has no plan, the first reason says so.
 
     Args:
         request: what to plan.

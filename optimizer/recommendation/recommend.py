@@ -116,11 +116,11 @@ def recommend(
         tell: is called with a few words on what is searched now.
 
     Raises:
-        BadInput: the goal does not suit profile or options, ``confidence`` is given without a limit, or nothing in the
-            catalogue can be predicted from the profile.
-        NoFeasiblePlan: nothing fits, even at its median; names the cheapest (or quickest) plan that would do. A plan
-            that fits at its median and keeps its limits with less than the asked probability is returned: see
-            `Plan.risk`.
+        BadInput: the goal does not suit profile or options, ``confidence`` is given without a limit, the file of the
+            study cannot be used, or nothing in the catalogue can be predicted from the profile.
+        NoFeasiblePlan: no memory holds a step, or nothing fits, even at its median; names the cheapest (or quickest)
+            plan that would do. A plan that fits at its median and keeps its limits with less than the asked probability
+            is returned: see `Plan.risk`.
     """
     catalog, options, limits = request.catalog, request.options, request.limits
     if options.confidence is not None and limits.budget_usd is None and limits.deadline_s is None:
@@ -199,18 +199,23 @@ def recommend(
 
 
 def _surest(space: SearchSpace, job: JobModel, limits: Limits) -> tuple[SearchResult, int]:
-    """Return a search of clusters of one type, and the row that is best by expectation of those that surely pay.
+    """Return a search of clusters of one type, and the row with the best expected score whose batch size surely pays.
 
-    The smallest batch size is the job's own, which is there at any rate.
+    A batch size pays surely if it beats the smallest, which is the job's own and always there, in spite of the doubt
+    about its steps (see `surely_best`). Only clusters that surely keep the limits count; without any, it is the first
+    row.
     """
-    found = search(space, job, limits, effort=Effort(types=1))
-    scores = np.where(limits.risk(found.forecast) <= 1, limits.expected_score(found.forecast), np.inf)
-    batch, log_sds = found.rows.batch, job.steps.log_sd(np.array(space.batch_sizes), 1.0)
-    return found, surely_best(scores, log_sds[batch], float(scores[batch == batch.min()].min()))
+    result = search(space, job, limits, effort=Effort(types=1))
+    scores = np.where(limits.risk(result.forecast) <= 1, limits.expected_score(result.forecast), np.inf)
+    batch, log_sds = result.rows.batch, job.steps.log_sd(np.array(space.batch_sizes), 1.0)
+    return result, surely_best(scores, log_sds[batch], float(scores[batch == batch.min()].min()))
 
 
 def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
-    """Yield the saving of the best batch size at equal progress, where it is sure and the job's own is kept unasked."""
+    """Yield a sentence on the time that another batch size would save at equal progress.
+
+    Nothing where the run has a target, the batch size was asked for or is a script's, or no other surely saves time.
+    """
     job, length, limits = request.profile.job, problem.job.steps, request.limits
     is_open = request.options.batch_size is None and problem.goal.ends != "target" and not job.script
     if not is_open or result.chosen is None or not isinstance(length, GivenSteps):
@@ -230,18 +235,26 @@ def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchRes
 
 
 def _begun(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Settings]:
-    """Return the problem with the batch size that an adaptive batch begins with, and the settings of that policy."""
-    own = problem.model.profile.job.batch_size
-    found, row = _surest(problem.space, problem.job, limits)
-    row = found.chosen if problem.goal.ends == "target" and found.chosen is not None else row
-    rows, step_s, sizes = found.rows, found.forecast.step_time_s, np.array(problem.space.batch_sizes)[found.rows.batch]
+    """Return the problem with the batch size that an adaptive batch begins with, and the settings of that policy.
+
+    The settings are the least and largest batch over the first, the critical batch size (samples) and, where step times
+    show it, the samples that take as long as a step's fixed part.
+    """
+    usual = problem.model.profile.job.batch_size
+    result, row = _surest(problem.space, problem.job, limits)
+    row = result.chosen if problem.goal.ends == "target" and result.chosen is not None else row
+    rows, step_s, sizes = (
+        result.rows,
+        result.forecast.step_time_s,
+        np.array(problem.space.batch_sizes)[result.rows.batch],
+    )
     same = ((rows.option == rows.option[row]) & (rows.count == rows.count[row])).all(axis=1)
     per_sample_s = float(np.ptp(step_s[same])) / max(1, int(np.ptp(sizes[same])))
-    begin, equal = int(sizes[row]), equal_steps(problem.model.convergence, GivenSteps(amount=1), own)
+    begin, equal = int(sizes[row]), equal_steps(problem.model.convergence, GivenSteps(amount=1), usual)
     return replace(problem, space=replace(problem.space, batch_sizes=(begin,))), {
-        "least": min(1.0, own / begin),
-        "most": max(1.0, LARGEST_BATCH_FACTOR * own / begin),
-        "critical": round(equal.critical(max(begin, 2 * own)), 1),
+        "least": min(1.0, usual / begin),
+        "most": max(1.0, LARGEST_BATCH_FACTOR * usual / begin),
+        "critical": round(equal.critical(max(begin, 2 * usual)), 1),
         # Of one size alone nothing tells how the time of a step depends on it.
         **({"overhead": round(max(1.0, float(step_s[row]) / per_sample_s - begin), 1)} if per_sample_s > 0 else {}),
     }
@@ -253,7 +266,11 @@ def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
 
 
 def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tuple[SearchResult, Sensitivity]:
-    """Return the search with the choice that keeps the limits as surely as asked, and how sure that is."""
+    """Return the search with the choice that keeps the limits as surely as asked, and how sure that is.
+
+    Of a described job, clusters that hardly gain over one machine are left out first. Where the choice is a risk, hints
+    on what would help are searched, unless the risk was accepted.
+    """
     options, limits = request.options, request.limits
     if request.profile.is_counted and request.catalog.region != OWN:
         result = worth_their_machines(question, result, limits)
@@ -286,7 +303,11 @@ def _sure(request: PlanRequest, question: Question, result: SearchResult) -> tup
 
 
 def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
-    """Yield changes other than to limits with which a cluster of one type keeps them, with their price."""
+    """Yield changes other than to limits with which a cluster of one type keeps them, with their price.
+
+    Larger quotas (with ``quotas``, where some are set), checkpoints of a job that cannot resume, and machines on demand
+    where only spot was asked for; each is searched anew. Errors are as of `search_problem`.
+    """
     profile, options = request.profile, request.options
     if quotas and options.quotas:
         wide = search_problem(replace(request, options=replace(options, quotas={})))
@@ -303,6 +324,10 @@ def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
 
 
 def _priced(change: str, request: PlanRequest) -> Iterator[str]:
+    """Yield a change with the cluster of one type that would surely keep the limits after it; nothing if none does.
+
+    Errors are as of `search_problem`.
+    """
     problem = search_problem(request)
     result = search(problem.space, problem.job, request.limits, effort=Effort(types=1))
     if result.chosen is not None and result.safe:
@@ -339,8 +364,8 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     """Return what `recommend` searches: the fitted profile, the machines it can predict, and the completed goal.
 
     Raises:
-        BadInput: the goal does not suit profile or options, nothing that is asked for is offered, or nothing offered
-            can be predicted from the profile.
+        BadInput: the goal does not suit profile or options, there is no such region of the data, nothing that is asked
+            for is offered, or nothing offered can be predicted from the profile.
         NoFeasiblePlan: no offered machine's memory holds a step.
     """
     profile, catalog, options = request.profile, request.catalog, request.options
@@ -365,7 +390,10 @@ def search_problem(request: PlanRequest) -> SearchProblem:
 
 
 def _batch_sizes(model: FittedModel, steps: StepsModel, *, to_target: bool) -> tuple[int, ...]:
-    """Return the batch sizes whose steps are priced, but for those that leave a run too few updates."""
+    """Return the batch sizes whose steps are priced, ascending, without sizes that leave a run too few updates.
+
+    The job's own and smaller ones are never left out; at least one size is returned.
+    """
     job = model.profile.job
     low, high = (
         min(size, job.dataset_size) for size in batch_range(model.convergence, job.batch_size, to_target=to_target)
@@ -427,7 +455,11 @@ def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
 
 
 def _completed(goal: Goal, profile: Profile) -> Goal:
-    """Return the goal with the task's own target written in. Pilots tell nothing about another one."""
+    """Return the goal with the task's own target written in; a goal that is no target is returned as it is.
+
+    Raises:
+        BadInput: the goal is another target, of which pilots tell nothing.
+    """
     job = profile.job
     if goal.ends != "target":
         return goal
@@ -633,7 +665,11 @@ def computings(
 
 
 def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[ExchangeOption, ...]:
-    """Return the gradient exchanges and parameter averages to choose from, by pilots or as asked for."""
+    """Return the gradient exchanges and parameter averages to choose from, by pilots or as asked for.
+
+    Raises:
+        BadInput: no method that was named can be priced, or none of them goes with the averages that were asked for.
+    """
     gate, asked, most = model.convergence.local, options.sync, options.max_workers
     size, batch = model.profile.job.dataset_size, model.profile.job.batch_size
     batch = options.batch_size if isinstance(options.batch_size, int) else batch
@@ -664,6 +700,7 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[Exc
 
 
 def _searched(space: SearchSpace, result: SearchResult) -> str:
+    """Return a sentence on what was searched: offers, why some were left out, limits, what was proved, trials."""
     refused = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
     left_out = f" (left out: {'; '.join(refused)})" if space.excluded else ""
     stopped = "; stopped early" if result.stopped else ""

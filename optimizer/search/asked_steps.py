@@ -99,7 +99,10 @@ class AskedSteps:
     def step(self, asked: Configuration) -> StepTime:
         """Return the predicted step time of a configuration, seconds, with the ends of its 90 % interval.
 
-        The evidence of the result is that of the least known machine.
+        The evidence of the result is that of the least known machine. A compressor goes by its usual collective.
+
+        Args:
+            asked: a configuration that can be answered, see `answers`.
 
         Raises:
             BadInput: a type's speed cannot be predicted, or nobody knows how long the compressor takes; says why.
@@ -136,6 +139,11 @@ class AskedSteps:
         )
 
     def _machine(self, node: Node) -> MachineOption:
+        """Return a node's machine option, cached; of a node with fewer workers than GPUs only as many GPUs count.
+
+        Raises:
+            BadInput: the speed of the type cannot be predicted.
+        """
         if node not in self._machines:
             instance = self.catalog.instance_types[node.type]
             if instance.accelerator is not None and node.workers < instance.cuda_devices:

@@ -115,12 +115,10 @@ class Bar:
         return alone, alone * self.late_factor
 
     def more_usd(self, boxes: Boxes) -> tuple[Array, Array]:
-        """Return the least USD that machines beyond each box's fewest must cost, at median and 90 % end, [boxes].
+        """Return the least USD of machines beyond each box's fewest, [boxes]: at the median, and at its 90 % end.
 
-        `NEVER_USD` where a group of the box is too slow to be in any such cluster.
-
-        The first array is at the median, the second at the upper end of the 90 % interval; 0 where the box's fewest
-        machines hold the batch.
+        0 where the box's fewest machines hold the batch; `NEVER_USD` where a group of the box is too slow to be in any
+        cluster that is better than the bar.
         """
         batch, exchange = boxes.batch[:, None], boxes.exchange[:, None]
         present = boxes.most > 0

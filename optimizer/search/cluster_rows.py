@@ -96,6 +96,7 @@ class Columns:
     """
 
     def __init__(self, space: SearchSpace) -> None:
+        """Lay the figures of a space's options, exchanges and batch sizes out as arrays; no limit is infinite."""
         options, exchanges = space.options, space.exchanges
         names, networks = COLLECTIVES, [option.network for option in options]
         buckets, ways = sorted(space.quotas), space.ways
@@ -189,7 +190,8 @@ class Columns:
     def allowed(self, option: Integers, count: Integers) -> Mask:
         """Return the mask [rows] of clusters within the limits on machines, workers, dollars an hour and quotas.
 
-        All machines of such a cluster have one precision and memory scheme, and it has at least one machine.
+        All machines of such a cluster have one precision and memory scheme, and it has at least one machine. Whether a
+        batch fits into memory is not looked at.
 
         Args:
             option: index of each group's machine option, [rows, groups].
@@ -320,7 +322,17 @@ def _table(
     *,
     most: Integers | None = None,
 ) -> ClusterTable:
-    """Return the forecast columns of rows, given when the slowest worker of each has computed."""
+    """Return the forecast columns of rows, given when the slowest worker of each has computed.
+
+    Args:
+        columns: of the search space.
+        rows: clusters, or boxes with their fewest machines.
+        workers: of each row.
+        wire: messages, bytes and compression of each exchange, by number of workers.
+        compute_s: seconds in which the slowest worker computes, [rows].
+        evaluation_s: seconds of an evaluation, [rows].
+        most: machines of each group at most, of boxes, whose columns are lower bounds; None: rows are clusters.
+    """
     option, count, exchange = rows.option, rows.count, rows.exchange
     present = count > 0
     messages, traffic, compress = (values[exchange, _members(columns, rows, workers)] for values in wire)
@@ -432,11 +444,11 @@ def _beside(columns: Columns, rows: ClusterRows, exchange: Integers | int) -> Ar
 def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s: Array) -> Integers:
     """Return each cluster's quickest exchange by index, -1: none fits; ``compute_s``: a step's, of its slowest worker.
 
-    A compressed or averaging exchange counts with the upper ends of what is not known of it: its work on the workers,
-    its steps over those of dense gradients (in a run of fixed length, the progress that may be lost), and how often
-    workers average. And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`).
-    Inside one machine nothing is compressed, and gradients of a shared model are summed whole: the trainer steers no
-    other way for it.
+    A compressed or averaging exchange counts with the upper ends of its doubts: its work on the workers, its steps over
+    those of dense gradients (in a run of fixed length, the progress that may be lost), and how often workers average.
+    And it has to be quicker than dense gradients by what makes one plan better than another (`NEAR`). Inside one
+    machine nothing is compressed, and gradients of a shared model are summed whole: the trainer steers no other way for
+    it.
 
     Args:
         columns: of the search space.

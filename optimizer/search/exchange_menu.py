@@ -110,8 +110,8 @@ def exchange_menu(
 ) -> tuple[ExchangeOption, ...]:
     """Return the exchanges that a search may choose from: dense, compressed at a known price, and averages (``local``).
 
-    Whoever names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
-    Exchanges that another beats in every figure are left out.
+    Named methods are offered whatever they cost in steps, as that is priced; methods without a known price are not.
+    Exchanges that another beats in every figure are left out. Averages come only with the compressors in `AVERAGED`.
 
     Args:
         model: fitted to the profile.
@@ -124,7 +124,7 @@ def exchange_menu(
         ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
 
     Raises:
-        BadInput: of the methods that were named none can be priced; says why.
+        BadInput: none of the named methods can be priced; says why. Or a ratio is below all that were measured.
     """
     plain = not names or IDENTITY in names
     options = [exchange_of(model, Compression(), max_workers)] if plain else []
@@ -147,7 +147,8 @@ def exchange_menu(
 def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption:
     """Return the option for a run of given steps, where the steps it would take more are lost progress.
 
-    Not more than `MOST_LOST`, as `minimum_gain` has it of what is held back.
+    Rounding may lose `MOST_LOST` at most, as `minimum_gain` has it of what is held back; beyond that the option is
+    never affordable.
     """
     held_back = float(penalty.inflation(option.gain) * np.exp(Z90 * penalty.log_sd(option.gain)))
     rounded = option.stretch * np.exp(Z90 * option.stretch_log_sd)
@@ -247,7 +248,10 @@ def _figures(option: ExchangeOption) -> Array:
 
 
 def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
-    """Yield every compression method of the registry, at these ratios or those that pilots looked at."""
+    """Yield every compression method of the registry, at these ratios; none given: at the ratios of pilots' gains.
+
+    Without those either, at `USUAL_RATIO`. Methods that select come by each collective and coding that carries them.
+    """
     yield from whole_ways()
     looked_at = list(ratios) or sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
     for name, method in METHODS.items():
@@ -287,6 +291,9 @@ def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[f
         model: fitted to the profile.
         minimum_gain: share of the gradient's energy that must be retained.
         ratios: shares of the elements that sparsifying methods send; empty: the ratios that pilots measured.
+
+    Raises:
+        BadInput: see `gain_of`.
     """
     reasons: dict[str, str | None] = {}
     for way in _ways(model, ratios):
@@ -305,6 +312,9 @@ def why_not(model: FittedModel, way: Compression, minimum_gain: float) -> str | 
     """Return a few words on why a compression cannot be planned with, such as too little gain; None: it can.
 
     ``minimum_gain`` is the share of the gradient's energy that it has to retain, 0 to 1.
+
+    Raises:
+        BadInput: see `gain_of`.
     """
     gain = gain_of(model, way)
     if gain is None:
@@ -349,6 +359,7 @@ def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None
 
 
 def _sliced_bytes(way: Compression, numel: int, workers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes of a sliced sum by a compression, by number of workers; selected values travel in bf16."""
     if METHODS[way.name].by_ratio:
         return sliced_bytes(PACKED_BF16, kept_elements(numel, way.ratio), workers)
     return sliced_bytes(way.name, numel, workers)

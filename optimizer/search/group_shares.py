@@ -34,9 +34,9 @@ class Table:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self, rows: Integers | NDArray[np.bool_] | slice) -> Self:
-        """Return a table of some rows: those of these indices, in their order, or those where a mask is true.
+        """Return a table of the rows with these indices, in their order, or of the rows where a mask is true.
 
-        May be a view.
+        The result may be a view.
         """
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
@@ -158,7 +158,10 @@ def water_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
 
 
 def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
-    """Return the level where some group is at its least or most: linear between neighbouring breakpoints."""
+    """Return the water level where some group is at its least or most: linear between neighbouring breakpoints.
+
+    Each row must be `feasible`; arguments are as there.
+    """
     high = np.minimum(lines.most, batch[:, None])
     present = workers > 0
     ends = np.concatenate([lines.fixed_s + lines.per_sample_s, lines.fixed_s + lines.per_sample_s * high], axis=1)

@@ -59,6 +59,7 @@ class Pool:
         return self._whole()[1]
 
     def _whole(self) -> tuple[ClusterRows, Forecast]:
+        """Return all rows that were kept, with their forecast, joined into one table that is kept so."""
         if len(self._parts) > 1:
             rows, forecasts = zip(*self._parts, strict=True)
             self._parts = [(ClusterRows.concatenate(rows), Forecast.concatenate(forecasts))]
@@ -67,8 +68,8 @@ class Pool:
     def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> None:
         """Price clusters with their best exchanges; keep the ``keep`` best of each chunk and its front (None: all).
 
-        Clusters that cannot be are passed over, and with ``keep`` those that were kept before. `best`, `safe_score` and
-        `priced` are updated by all that were priced, kept or not.
+        Clusters that cannot be are passed over and, with ``keep``, also clusters that were kept before. `best`,
+        `safe_score` and `priced` are updated by all that were priced, kept or not.
         """
         for start in range(0, len(rows), CHUNK):
             part = rows.take(np.arange(start, min(start + CHUNK, len(rows))))
@@ -138,12 +139,12 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
 
     Args:
         pool: holds the best so far, and takes what is found.
-        types: machine options in each mix, 2 or 3.
+        types: machine options in each mix, 2 or 3; with fewer workers allowed than that, the proof is complete at once.
         most_boxes: boxes that are bounded before the search gives up, with what was found by then.
 
     Returns:
-        What was proved (not ``complete`` where the search gave up); None, and the pool as it was, where there are too
-        many mixes of three to begin with.
+        What was proved: mixes that are better by less than `GAP` are not looked for, and the proof is not ``complete``
+        where the search gave up. None, and the pool as it was, where there are too many mixes of three to begin with.
     """
     columns, job, limits = pool.columns, pool.job, pool.limits
     best = pool.safe_score
@@ -186,7 +187,7 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     """Return a box for each set of so many options, batch size and exchange that could be good together, in chunks.
 
     Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
-    Absent where those of three options are too many for ``most_boxes``.
+    None: sets of three options are too many for ``most_boxes``.
     """
     columns, limits = bar.columns, bar.limits
     most = columns.most_machines()
@@ -240,7 +241,7 @@ def _threes(options: Integers) -> Integers:
 
 
 def _narrowed(columns: Columns, boxes: Boxes) -> Boxes:
-    """Return the boxes without counts that leave no room for the fewest machines of the other groups."""
+    """Return all boxes, without counts that leave no room for the fewest machines of the other groups."""
     space, most = columns.space, boxes.most
     for size, limit in (
         (np.ones_like(columns.workers), space.max_machines),
@@ -257,7 +258,10 @@ def _chunks(boxes: Boxes) -> list[Boxes]:
 
 
 def _halve(boxes: Boxes) -> Boxes:
-    """Return each box in two, across the group whose counts differ by the largest factor, at their geometric mean."""
+    """Return each box in two, across the group whose counts differ by the largest factor, at their geometric mean.
+
+    Each box must have a group with more than one count; of no boxes there are none.
+    """
     if not len(boxes):
         return boxes
     low, high = boxes.count, boxes.most
@@ -271,7 +275,7 @@ def _halve(boxes: Boxes) -> Boxes:
 
 
 def _members(boxes: Boxes) -> ClusterRows:
-    """Return the clusters of the boxes, one a row."""
+    """Return every cluster of the boxes, one a row."""
     low, high = boxes.count, boxes.most
     widths = high - low + 1
     sizes = widths.prod(axis=1)

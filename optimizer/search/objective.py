@@ -184,7 +184,11 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, forecast: Forecast, limits: Limits) -> Keys:
-        """Return the sort keys of a forecast's clusters under ``limits``: safe ones, then fitting ones, then others."""
+        """Return the sort keys of a forecast's clusters under ``limits``: safe ones, then fitting ones, then others.
+
+        Safe ones go by score, fitting ones by risk, others by overrun; equals by time, or by cost where only time
+        counts.
+        """
         time, cost = expected_totals(forecast)
         risk, overrun = limits.risk(forecast), limits.overrun(forecast)
         level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))

@@ -39,6 +39,8 @@ class OpenHours:
     def of(cls, hosts: Sequence[Host], now: datetime.datetime) -> OpenHours | None:
         """Return the slots from ``now`` on in which the inventory's hosts may be used; None: all of them always.
 
+        Hosts that may always be used are left out of the mapping.
+
         Args:
             hosts: of the inventory.
             now: with which the first slot begins, in the time of this machine.
@@ -65,8 +67,8 @@ def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Arra
 
     Args:
         work_s: seconds of work at full speed, any shape.
-        speed: part of the full speed, 0 to 1, that is there in each slot: the shape of ``work_s`` and one axis more, or
-            what broadcasts to it.
+        speed: part of the full speed, 0 to 1, that is there in each slot, above 0 in one at least: the shape of
+            ``work_s`` and one axis more, or what broadcasts to it.
         slots_s: length of each slot; the day begins anew after the last.
     """
     work = np.asarray(work_s, dtype=np.float64)

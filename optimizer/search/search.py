@@ -99,9 +99,8 @@ def search(
 ) -> SearchResult:
     """Return the best cluster of ``space`` within ``limits``, and all clusters priced; deterministic.
 
-    Ctrl-C while mixes are searched ends the search early (``stopped``), with what was found.
-
-    Nothing is raised where no cluster fits: ``chosen`` is None then.
+    Ctrl-C while mixes are searched ends the search early (``stopped``), with the clusters so far. Nothing is raised
+    where no cluster fits: ``chosen`` is None then.
 
     Args:
         space: what there is to choose from.
@@ -153,6 +152,8 @@ def search_study(
 ) -> SearchResult:
     """Return exact search's result with clusters that ``trials`` trials of an Optuna study add, chosen anew among all.
 
+    Trials that ``kept`` holds from before count as well. Without more trials than the first, the choice is unchanged.
+
     Args:
         space: what there is to choose from.
         job: what does not depend on the cluster.
@@ -187,7 +188,10 @@ def search_study(
 
 
 def proved(result: SearchResult) -> str:
-    """Return in words what exact search proved: 'no mix of up to three types is better by more than 0.2 %'."""
+    """Return in words what exact search proved: 'no mix of up to three types is better by more than 0.2 %'.
+
+    The number of clusters that were priced goes first, and stands alone where no proof about mixes is complete.
+    """
     proof = result.proof
     uniform = f"{result.uniform:,} clusters of one type were priced, each one"
     if proof is None or not proof.complete:
@@ -198,7 +202,10 @@ def proved(result: SearchResult) -> str:
 
 
 def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
-    """Return the proof over mixes of up to three types, or of two where three are too many."""
+    """Search mixes of three types; return the proof over mixes of up to three, or ``pairs``: three are too many.
+
+    ``pairs`` is returned without a search, too, where it is None or not complete.
+    """
     if pairs is None or not pairs.complete:
         return pairs
     threes = search_mixes(pool, types=3, most_boxes=effort.boxes_of_three)
@@ -210,7 +217,11 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
 
 
 def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
-    """Return the chosen row, whether it is ``safe``, and the thinned ``front``: fields of `SearchResult`."""
+    """Return the chosen row, whether it is ``safe``, and the thinned ``front``: fields of `SearchResult`.
+
+    The row is None where no cluster fits. The front is of clusters that surely keep the limits, if the choice does,
+    else of clusters that fit.
+    """
     chosen, safe = choose(forecast, limits)
     keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)
     front = keeps[plan_front(forecast.take(keeps))]
@@ -218,7 +229,10 @@ def choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
 
 
 def _between(pool: Pool) -> ClusterRows:
-    """Return the clusters whose counts the enumeration of large ones skipped, around the best of them."""
+    """Return the clusters whose counts the enumeration of large ones skipped, a tenth around the best of them.
+
+    All in ``pool`` must be of one type. Limits on machines are not looked at.
+    """
     counts = frozenset(pool.columns.space.machine_counts)
     skipped: dict[Cluster, None] = {}
     for row in best_rows(pool.forecast, pool.limits, NEAR_BEST).tolist():
@@ -231,7 +245,7 @@ def _between(pool: Pool) -> ClusterRows:
 
 
 def _widen(pool: Pool, types: int) -> None:
-    """Price the neighbours of the front: the proof is of what is asked for, and a plan shows the fastest, too.
+    """Price the neighbours of the front and add them to the pool: of the fastest plan, too, nothing is proved.
 
     Without them the fastest way of two own cards is lost.
     """
@@ -245,7 +259,10 @@ def _widen(pool: Pool, types: int) -> None:
 
 
 def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int]) -> list[Cluster]:
-    """Return clusters near by: a machine or an eighth more, less or of another type, a step in batch."""
+    """Return clusters near by, each once: a machine or an eighth more, less or of another type, a step in batch.
+
+    They may break the limits of ``space``. Other types are taken from ``shortlist``, by index of their option.
+    """
     near: list[Cluster] = []
     batch, exchange = cluster.batch, cluster.exchange
     held = cluster.machines

@@ -173,7 +173,7 @@ class SearchSpace:
 
     @property
     def machine_counts(self) -> tuple[int, ...]:
-        """Sizes of clusters to enumerate: each up to 32, then in steps of a tenth, as refinement fills the gaps."""
+        """Numbers of machines to enumerate, ascending: each up to 32, then in steps of a tenth; `search` fills gaps."""
         counts = list(range(1, min(self.max_machines, DENSE_COUNTS) + 1))
         while counts[-1] < self.max_machines:
             counts.append(min(self.max_machines, counts[-1] + counts[-1] // 10))
@@ -260,7 +260,7 @@ def machine_options(
 
 
 def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape, instance: InstanceType) -> WorkerModel:
-    """Return the worker beside all others of its machine, where only fewer at a time were measured."""
+    """Return the worker beside all others of its machine: slower, less sure, if only fewer at a time were measured."""
     if worker.evidence == "measured":
         return worker
     reference = model.reference.device
@@ -276,7 +276,10 @@ def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape, instance:
 
 
 def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) -> WorkerModel:
-    """Return the worker with micro-batches at least as long as gathering the replica that its machine's GPUs share."""
+    """Return the worker with micro-batches at least as long as gathering the replica that its machine's GPUs share.
+
+    It is returned as it is where its memory is not known or the model has no blocks to share.
+    """
     blocks = sharable(model)
     if worker.room is None or blocks is None:
         return worker
@@ -290,8 +293,17 @@ def _as_sampled(
 ) -> WorkerModel:
     """Return the worker with the step times of its samples or a relative's, where these are surer than the profile.
 
-    What it takes beside steps, it takes as much longer as a step of so many samples. Of a precision that they alone
-    know, the profile says nothing.
+    Other work, such as evaluating and compressing, takes as much longer as a step of ``samples`` samples.
+
+    Args:
+        worker: by the profile.
+        seen: the machine by step samples; None: they say nothing of it.
+        shape: what steps have in common.
+        samples: of the step by which times are compared.
+        only_sampled: whether the profile says nothing of the precision, so that only samples count.
+
+    Raises:
+        Unusable: ``only_sampled``, and no sample is of the machine or its like.
     """
     if only_sampled:
         if seen is None or (worker.kind == "cpu" and seen.evidence == "extrapolated"):
@@ -337,7 +349,7 @@ def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOpt
 
 
 def _is_beaten(figures: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]) -> bool:
-    """Return whether another precision is as good in every figure, up to what the fit of a line rounds away."""
+    """Return whether another precision is on every offer, and as good in every figure, but for rounding errors."""
     return all(
         offer in other
         and bool(np.all(np.less_equal(other[offer], values) | np.isclose(other[offer], values, rtol=1e-9, atol=0)))

@@ -55,6 +55,7 @@ class Study:
     """
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits, *, types: int, seed: int) -> None:
+        """Make a study of these columns and limits without trials; nothing is read or written."""
         space = columns.space
         self.columns, self.job, self.limits, self.seed = columns, job, limits, seed
         self.stopped = False
@@ -70,11 +71,13 @@ class Study:
     ) -> optuna.Study:
         """Run trials in ``kept``: the ``first`` clusters, then ``trials`` that ``then`` proposes; return the study.
 
+        Ctrl-C ends the trials early, and sets ``stopped``.
+
         Args:
             first: clusters to begin with; as many as there are finished trials in ``kept`` are not priced again.
-            trials: how many trials there are beside the first.
-            kept: the file that keeps trials, or the study that takes them; absent: a new study in memory.
-            then: proposes the other trials; absent: NSGA-II.
+            trials: how many trials there are beside the first; finished ones in ``kept`` count.
+            kept: the file that keeps trials, or the study that takes them; None: a new study in memory.
+            then: proposes the other trials; None: NSGA-II.
 
         Raises:
             BadInput: the file cannot be used as Optuna's journal.
@@ -109,6 +112,10 @@ class Study:
         return Cluster.of(counts, batch=self.columns.space.batch_sizes.index(parameters["batch"]), exchange=0)
 
     def _parameters(self, cluster: Cluster) -> Parameters:
+        """Return a cluster as the parameters of a trial: batch size, and type and machines of each slot.
+
+        Slots that the cluster does not use are empty.
+        """
         held = [(self.names[option], count) for option, count in cluster.machines]
         held += [(NOTHING, 0)] * (len(self.slots) - len(held))
         parameters: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
@@ -117,7 +124,10 @@ class Study:
         return parameters
 
     def _price(self, trial: optuna.Trial) -> tuple[float, float]:
-        """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible."""
+        """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible.
+
+        The trial takes its suggestions, how far it breaks a constraint (above 0), and, if possible, its plan in words.
+        """
         for k in self.slots:
             trial.suggest_categorical(f"type_{k}", [NOTHING, *self.names])
             trial.suggest_int(f"machines_{k}", 0, self.columns.space.max_machines)
@@ -135,7 +145,11 @@ class Study:
         return time_s, cost_usd
 
     def _study(self, journal: Path | None) -> optuna.Study:
-        """Return the Optuna study of this question: a journal may hold those of several."""
+        """Return the Optuna study of this question: a journal may hold those of several; None: a new study in memory.
+
+        Raises:
+            BadInput: the file cannot be used as Optuna's journal.
+        """
         try:
             study = optuna.create_study(
                 storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),
@@ -152,7 +166,7 @@ class Study:
         return study
 
     def _question(self) -> str:
-        """Return the name that searches with the same trials share, such as '$5.00, 1 h, 7bce33ad'."""
+        """Return the name that searches with the same trials share, such as '$5.00, 1 h, 7bce33ad01f2c4e8'."""
         space, limits = self.columns.space, self.limits
         offered = [(name, option.usd_per_hour) for name, option in zip(self.names, space.options, strict=True)]
         exchanges = [f"{exchange.compression} {exchange.sync}" for exchange in space.exchanges]

@@ -92,14 +92,14 @@ def sharable(model: FittedModel) -> Blocks | None:
 def schemes(described: Counted | None, devices: int, asked: Sharding | None = None) -> list[Scheme]:
     """Return the schemes that hold a replica on ``devices`` of a machine, the quicker first, the most saving last.
 
-    A task that says nothing is told what its devices share, and so is a job that leaves it open; one that says how does
-    so on every machine. A described job is taken to be a script as they are written: weights are freed between forward
-    and backward, and layers of a transformer are recomputed where memory asks for it.
+    A task that says nothing is told what its devices share, and so is a job that leaves it open; a task that names a
+    scheme has it on every machine. A described job is taken to be a script as they are written: weights are freed
+    between forward and backward, and layers of a transformer are recomputed where memory asks for it.
 
     Args:
         described: the job, where it was counted; None: it was measured.
         devices: of the machine.
-        asked: what the job lets them share (`Job.shard`).
+        asked: what the job lets them share (`Job.shard`); None: the job says nothing.
     """
     open_to: tuple[Sharding, ...] = ("grads", "full") if described is None else ("full",)
     offered = [shard for shard in open_to if asked in (None, "auto", shard)] if devices > 1 else []
@@ -113,7 +113,7 @@ def schemes(described: Counted | None, devices: int, asked: Sharding | None = No
 def scheme_of(model: FittedModel, memory: TrainingMemory, blocks: Blocks, devices: int, usable_bytes: float) -> Scheme:
     """Return the quickest scheme in which the fewest samples of a step fit; where none fits, the most saving.
 
-    Recomputing takes longer than anything else, and of the others gatherings, of which larger micro-batches need fewer.
+    Recomputing takes longer than anything else; of the others, fewer gatherings for a sample are quicker.
 
     Args:
         model: fitted to the profile.
@@ -202,10 +202,13 @@ def room(
         model: fits of the profile.
         on_gpu: whether tensors are on a GPU; else the limit is that of the process, which holds more than they.
         device_bytes: of the whole device.
-        usable: bytes of it that training may use.
+        usable: bytes of it that training may use; 0 or less: nothing fits.
         exchange: memory of the exchange that takes most; one that takes nothing will do where no other fits.
-        measured: the very device, where it was profiled.
+        measured: the very device, where it was profiled; None: the reference device.
         devices: of the machine, which share a replica where none can hold it alone.
+
+    Returns:
+        Room whose ``micro_batch`` is None where any fits, and which a user's script cannot split.
     """
     job, memory, blocks = model.profile.job, counted(model), sharable(model)
     scheme = REPLICATED
@@ -216,6 +219,7 @@ def room(
     least = job.least_local_batch_size
 
     def largest(kept: ExchangeMemory) -> int | None:
+        """Return the largest micro-batch beside an exchange, by tensors and by process, the smaller; None: any fits."""
         by_tensors = None if memory is None else memory.largest_micro_batch(usable, kept)
         by_process = None if line is None else line.largest_batch(usable)
         return min((limit for limit in (by_tensors, by_process) if limit is not None), default=None)
@@ -286,7 +290,7 @@ def exchange_memory(
         sync: when they do; None: in every step.
 
     Raises:
-        BadInput: the compression is none.
+        BadInput: there is no such compression, or its memory and collective do not go together.
     """
     if workers == 1:
         return ALONE

@@ -130,7 +130,10 @@ class Gpu:
     halves_slowly: bool = False
 
     def tflops(self, precision: Precision) -> float:
-        """Return the GPU's peak dense rate of matrix products, TFLOP/s; 'default': between those of fp32 and TF32."""
+        """Return the GPU's peak dense rate of matrix products, TFLOP/s; 'default': between those of fp32 and TF32.
+
+        The rates of fp16 and bf16 are the same.
+        """
         if precision == "fp32":
             return self.fp32_tflops
         if precision == "tf32":
@@ -180,7 +183,7 @@ class Measured:
     def likeness(self) -> tuple[float, float, float]:
         """Features ``z``: logs of the step's and a sample's seconds and of operations a second, as on a common GPU.
 
-        The last is not a number where operations were not counted.
+        The last is not a number (NaN) where operations were not counted.
         """
         step = math.log(self.step_time_s) + float(features_of([self.place])[0] @ POOLED_SLOPES)
         sample = step - math.log(self.place.batch_size)
@@ -355,7 +358,7 @@ class GpuModel:
         """Return the predicted log seconds of a job's step, [asked], and their covariance, [asked, asked].
 
         Args:
-            measured: at least one step of the same job.
+            measured: at least one step of the same job; the first that says a kind says the job's.
             asked: GPUs, precisions and batch sizes to predict.
         """
         kind = next((KINDS.index(step.kind) for step in measured if step.kind is not None), 0)
@@ -396,7 +399,10 @@ def features_of(places: Sequence[Place]) -> Array:
 
 
 def save(models: Mapping[JobFacts, GpuModel], path: Path = POSTERIOR) -> None:
-    """Write the GPU models to a file that `gpu_model` reads: the measurements once, and the spread of each model."""
+    """Write the GPU models to a file that `gpu_model` reads: the measurements once, and the spread of each model.
+
+    Numbers are rounded to 32 bits; a file there is replaced.
+    """
     whole = models["operations"]
     cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
     numbers = {name: column.astype(np.float32) for name, column in cells.items() if column.dtype == np.float64}
@@ -460,7 +466,8 @@ def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tup
 def gpu_of(accelerator: Accelerator) -> Gpu | None:
     """Return the published facts of a catalogue's accelerator; None where its fp32 rate or bandwidth is not known.
 
-    A slice of a GPU is taken to have its part of every rate.
+    Rates of matrix units that are not published are guessed from the others. A slice of a GPU is taken to have its part
+    of every rate.
     """
     model = accelerator.model
     if model is None or model.fp32_tflops is None or model.memory_bandwidth_gb_per_s is None:
@@ -502,7 +509,7 @@ def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: f
 
 
 def _capability(model: AcceleratorModel) -> float:
-    """Return the compute capability, guessed from its matrix units where it is not published."""
+    """Return the compute capability, guessed from its matrix units if it is not published, or not known here."""
     if model.compute_capability is not None and int(float(model.compute_capability)) in CORES_PER_MULTIPROCESSOR:
         return float(model.compute_capability)
     if model.tf32_tensor_tflops is not None:
@@ -515,6 +522,7 @@ SOCKETED = {"P100": "PCIe", "V100": "SXM2", "A100": "SXM4", "H100": "SXM5", "H20
 
 
 def _key(name: str, memory_gib: float) -> str:
+    """Return the name by which measurements know a GPU: name, memory and form, PCIe unless known as socketed."""
     bare = name.removesuffix(" PCIe")
     form = "PCIe" if bare != name else SOCKETED.get(bare, "PCIe")
     return f"{bare} {memory_gib:g} {form}"

@@ -39,7 +39,10 @@ SWITCHED_GPUS = ("A100", "H100", "H200", "B200", "B300")
 
 
 def is_switched(instance: InstanceType) -> bool:
-    """Return whether NVSwitch joins the GPUs of a machine; False for the user's own machines, where it is not known."""
+    """Return whether NVSwitch joins the GPUs of a machine: on AWS by family, elsewhere by GPU.
+
+    False for CPUs, and for the user's own machines, where it is not known.
+    """
     if instance.cloud == AWS:
         return instance.family.startswith(SWITCHED_FAMILIES)
     return instance.accelerator is not None and not instance.owned and instance.accelerator.name in SWITCHED_GPUS
@@ -119,10 +122,8 @@ def in_company(link: LinkModel, workers: int, power: float) -> LinkModel:
 def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkModel:
     """Return latency and bandwidth of a hop between two GPUs of a machine while all its workers exchange.
 
-    A switch has links for each of them.
-
     Args:
-        instance: the machine.
+        instance: the machine; a switch (`is_switched`) has links for each worker, so that nothing is shared.
         workers: on it.
         power: how far they share what is between them, see `sharing`.
     """

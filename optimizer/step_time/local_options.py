@@ -53,6 +53,9 @@ def communication(
 ) -> Communication:
     """Return the expected share of steps in which a local SGD policy averages, with its spread and a note.
 
+    By the policy where that says it; of a SelSync with a fixed delta as measured, else as published. A policy with a
+    largest number of local steps averages at least that often.
+
     Args:
         sync: the policy; not ``bsp``.
         dataset_size: samples of an epoch.
@@ -112,7 +115,7 @@ class LocalOption:
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
-    """Yield the local SGD policies that pilots support, as they were measured.
+    """Yield the local SGD policies that pilots support, as they were measured; none for one worker alone.
 
     Args:
         gate: rules from the pilots.

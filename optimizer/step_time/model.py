@@ -66,7 +66,11 @@ class StepTimeModel:
     def fit(
         cls, observed: Observed, catalog: Mapping[str, InstanceType], priors: Mapping[str, Normal] = PRIORS
     ) -> StepTimeModel:
-        """Fit the model to measured steps; takes seconds at most for the samples that `observe` lets through."""
+        """Fit the model to measured steps; takes seconds at most for the samples that `observe` lets through.
+
+        Where NVSwitch joins the GPUs of all types, the priors of such machines (`SWITCHED`) take the place of
+        ``priors``.
+        """
         if {name.partition(IN_PRECISION)[0] for name in observed.rows.types} <= switched_types(catalog):
             return cls(posterior=fit(observed, priors={**priors, **SWITCHED}, classes=(OWN_LINKS,)), catalog=catalog)
         return cls(posterior=fit(observed, priors=priors), catalog=catalog)
@@ -85,17 +89,23 @@ class StepTimeModel:
     ) -> tuple[Probe, ...]:
         """Return up to ``count`` configurations to measure next, best first; ``usd``: their prices, None: unknown.
 
-        See `prediction.suggest`.
+        See `prediction.suggest`; errors are as of `predict`.
         """
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
+        """Return how each type is related to the measured types, and the prediction of each configuration.
+
+        Raises:
+            BadInput: nothing relates a machine type to what was measured, or a compression is impossible.
+        """
         measured = self.posterior.observed.rows.types
         names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
         kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
         return kin, predict(self.posterior, configurations, kin[len(measured) :], switched_types(self.catalog))
 
     def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
+        """Return step times with 90 % intervals; a configuration's evidence is that of its least known machine."""
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])
         worst = np.where(asked.rows.has_type, tiers, 0).max(axis=1)
         middle = np.exp(asked.steps.log_step)
@@ -112,7 +122,8 @@ def observe_profile(profile: Profile) -> Observed:
     """Return a profile's timed computation and collectives, in its first precision, as the step model reads them.
 
     Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
-    one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
+    one node. Of links, only all-reduces count, with their time at the gradient's size: inside a host as it is, between
+    hosts with one worker each.
     """
     profile = profile.computing_in(profile.precisions[0])
     configurations: list[Configuration] = []
@@ -157,7 +168,8 @@ shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in th
 def contention_reach(profile: Profile) -> float:
     """Return the 95th percentile of wall over processor time of the profiled host's steps, at least 1.
 
-    Contention is other people's business and changes by the minute: it widens intervals, and no centre follows it.
+    1 where it was not measured. Contention is other people's business and changes by the minute: it widens intervals,
+    and no centre follows it.
     """
     if profile.contention is None:
         return 1.0
@@ -178,7 +190,10 @@ FORWARD_LOGIT_SD = 0.3
 def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed | None:
     """Return a profile's step samples on rentable types, and on those in ``owned``, for the model; None: no samples.
 
-    Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
+    Rehearsed hosts and this machine show how such clusters behave, and nothing about a cloud's links.
+
+    Raises:
+        BadInput: an unknown compressor, or samples of different jobs.
     """
     kept = [
         sample
@@ -189,7 +204,11 @@ def observe_samples(profile: Profile, owned: Collection[str] = ()) -> Observed |
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Fit a predictor of machine types to a profile's step samples; None where the profile has none."""
+    """Fit a predictor of machine types to a profile's step samples; None: the profile has none that can be used.
+
+    Raises:
+        BadInput: an unknown compressor, or samples of different jobs.
+    """
     observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None
@@ -219,7 +238,10 @@ def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) ->
 
     Args:
         model: fits of the profile.
-        sampled: predictor fitted to its step samples; None: those on rentable types, if any, are fitted here.
+        sampled: predictor fitted to its step samples; None: samples on rentable types, if any, are fitted here.
+
+    Raises:
+        BadInput: as of `sampled_machines`.
     """
     profile = model.profile
     if sampled is not None:

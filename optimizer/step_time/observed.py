@@ -54,6 +54,9 @@ class Observed:
 def observe(samples: Sequence[StepSample]) -> Observed:
     """Return step samples of one job as arrays of log seconds, thinned as by `representative`; refuse two model kinds.
 
+    Args:
+        samples: at least one. Without a synchronization time the whole step counts as unknown computing and exchanging.
+
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
     """
@@ -80,7 +83,7 @@ def observe(samples: Sequence[StepSample]) -> Observed:
 def representative(samples: Sequence[StepSample]) -> list[StepSample]:
     """Return at most `MOST_ROWS` samples of `MOST_LAYOUTS` layouts, spread evenly over workers and batch sizes.
 
-    Both ends are included.
+    Both ends are included; of fewer, all are returned. Ordered by workers and nodes of the layout, then by batch size.
     """
     layouts: dict[object, list[StepSample]] = {}
     for sample in samples:
@@ -92,6 +95,7 @@ def representative(samples: Sequence[StepSample]) -> list[StepSample]:
 
 
 def _evenly(count: int, most: int) -> list[int]:
+    """Return up to ``most`` indices of ``count`` items, evenly spread with both ends; all where there are no more."""
     if count <= most:
         return list(range(count))
     return [round(place) for place in np.linspace(0, count - 1, most).tolist()]
@@ -162,6 +166,7 @@ def evaluate(
     moved: list[Steps] = []
 
     def by_parameter(field: str) -> Array:
+        """Return a field's derivatives by each parameter, [rows, parameters]."""
         if not moved:
             moved.extend(at(vector + DIFFERENCE * unit) for unit in np.eye(len(vector)))
         base: Array = getattr(here, field)
@@ -179,7 +184,10 @@ def noise_variance(here: Steps, spread: Spread) -> Array:
 
 
 def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
-    """Return all residuals and derivatives at ``mode``: parameters, then points' and layouts' own residuals."""
+    """Return residuals and derivatives at ``mode`` of steps, computing and exchanges, where any of that was measured.
+
+    ``mode`` holds the parameters, then points' and layouts' own residuals.
+    """
     rows, spread = observed.rows, latents.spread
     parameters, points = len(where), len(latents.points)
     here, by_parameter = evaluate(

@@ -66,8 +66,10 @@ def own_work(
 ) -> OwnWork | None:
     """Return a worker's time to compress and unpack in an exchange; None: neither measured nor predictable.
 
+    Where another collective or coding was timed, the time is less sure; one predicted from Top-k or copying, least.
+
     Args:
-        compression: compressor with ratio, collective and coding.
+        compression: compressor with ratio, collective and coding; dense gradients take no time.
         lines: measured seconds of compressors, by the names of `timed_as`.
         numel: elements of the gradient.
         copy_bytes_per_s: rate at which the worker copies memory, read plus write; None: not measured.

@@ -77,9 +77,9 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
     Args:
         workers: that exchange.
-        compression: of gradients; absent: none.
+        compression: of gradients; None: there is none.
         sync: as `parse_sync` reads it; workers that average parameters now and then send as much in the mean of all
-            steps.
+            steps. None: gradients are summed in every step.
 
     Raises:
         BadInput: an unknown compressor, one that does not go with the collective, or a sync whose mean is not known.
@@ -106,7 +106,11 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
 
 def _communicating_share(compression: Compression | None, sync: str | None) -> float:
-    """Return the share of the steps that exchange anything."""
+    """Return the share of the steps that exchange anything; 1 where gradients are summed.
+
+    Raises:
+        BadInput: there is no such sync, its share depends on more than the configuration, or averages are compressed.
+    """
     wanted = Synchronization() if sync is None else parse_sync(sync, option="sync")
     if not wanted.is_local:
         return 1.0
@@ -198,7 +202,7 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
         types: types that come first in `Rows.types`, whether they occur or not.
 
     Raises:
-        BadInput: an unknown compressor.
+        BadInput: an exchange of a configuration cannot be predicted, see `exchange_of`.
     """
     known_types = {name: index for index, name in enumerate(types)}
     layouts: dict[Layout, int] = {}
@@ -381,7 +385,7 @@ def steps(
     compute_rest: Array | float = 0.0,
     exchange_rest: Array | float = 0.0,
 ) -> Steps:
-    """Return the log seconds of each row's step by the model's equations, at the parameters in ``vector``.
+    """Return each row's step by the model's equations: logs of its seconds, and the shares of computing and exchange.
 
     Args:
         vector: parameters, as `Coordinates` has them.
@@ -418,7 +422,7 @@ def steps(
 def _compute(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float], rest: Array | float
 ) -> tuple[Array, Index]:
-    """Return the log of the slowest worker's computation, and which group that is."""
+    """Return the log seconds of the slowest worker's computation, and which group that is; of equals the first."""
     fixed = np.exp(vector[where.fixed][kinds.reference] + kinds.fixed)[rows.group_type]
     per_sample = np.exp(vector[where.per_sample][kinds.reference] + kinds.per_sample)[rows.group_type]
     crowded = 1 + np.exp(shared["contention"]) * (1 - 1 / rows.group_crowd)

@@ -106,7 +106,7 @@ class Posterior:
 
         At most `SLOWEST_MESSAGE_S`. By profile likelihood (Venzon and Moolgavkar 1988): all else is fitted anew at each
         latency, and the last is where the samples are less likely by half a squared normal quantile. The covariance
-        does not tell: messages that are next to nothing at the mode seem to allow what no sample does.
+        does not say: messages that are next to nothing at the mode seem to allow what no sample does.
         """
         log_s, most, fall = float(self.mode[_LATENCY]), math.log(SLOWEST_MESSAGE_S), Z90**2 / 2
         here = _with_latency(self, log_s, self.mode)
@@ -145,6 +145,10 @@ def fit(
 
 
 def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Posterior:
+    """Fit the step model to measured steps under given priors: its peak, covariance and evidence.
+
+    Noise and scatter are scaled by what is left over, a few times, each time with a new climb.
+    """
     rows = observed.rows
     where = Coordinates(types=len(rows.types), compressors=len(rows.compressors))
     mean, sd = _priors(observed, where, priors)
@@ -209,7 +213,10 @@ class _Peak:
 
 
 def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]) -> tuple[Array, Array]:
-    """Return the prior mean and standard deviation of each parameter."""
+    """Return the prior mean and standard deviation of each parameter, in the order of ``where``.
+
+    Of types measured at one batch size alone, fixed time is a share of the step (see `_one_batch_size`).
+    """
     scale = _scales(observed)
     names = [*SHARED]
     for name, count in (
@@ -279,6 +286,7 @@ def _problem(observed: Observed, where: Coordinates, mean: Array, sd: Array, lat
 
 
 def _start(problem: _Problem, where: Mapping[str, float]) -> Array:
+    """Return the prior means of all parameters, with some shared ones at given values."""
     start = problem.mean.copy()
     for name, value in where.items():
         start[SHARED.index(name)] = value
@@ -316,7 +324,15 @@ def _normal(problem: _Problem, channels: tuple[Channel, ...]) -> tuple[Array, Ar
 
 
 def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
-    """Climb to the nearest peak by Levenberg's damped Gauss-Newton; ``free``: only so many leading numbers move."""
+    """Climb to the nearest peak by Levenberg's damped Gauss-Newton, from ``mode``, and return it.
+
+    The climb ends where a step gains little, or after `MOST_ITERATIONS`.
+
+    Args:
+        problem: whose loss falls.
+        mode: to begin at, which stays as it is.
+        free: only so many leading numbers move; None: all.
+    """
     parameters = len(problem.where)
     here, damping = _peak(problem, mode), 1e-2
     for _ in range(MOST_ITERATIONS):
@@ -342,6 +358,7 @@ def _climb(problem: _Problem, mode: Array, free: int | None = None) -> _Peak:
 
 
 def _peak(problem: _Problem, mode: Array) -> _Peak:
+    """Return a point of the problem with its loss, by how far samples and priors are off, and its channels."""
     linearised = channels(problem.observed, problem.where, problem.latents, mode)
     away = mode - problem.mean
     loss = sum(channel.loss for channel in linearised) + 0.5 * float(away @ problem.precision @ away)
@@ -391,8 +408,8 @@ def _layout_factor(problem: _Problem, peak: _Peak, covariance: Array) -> float:
 def _noise_factors(problem: _Problem, peak: _Peak, covariance: Array) -> tuple[float, float]:
     """Return the factors on the prior noise of computing and exchanging, each shrunk to 1 by `SCALE_ROWS` rows.
 
-    Squared residuals are capped at nine (three deviations), divided by the degrees of freedom that the fit left, and
-    count for the one or the other by its part of the row's variance.
+    Both are 1 where no whole step was measured. Squared residuals are capped at nine (three deviations), divided by the
+    degrees of freedom that the fit left, and count for the one or the other by its part of the row's variance.
     """
     sizes = len(problem.where), len(problem.latents.points), len(problem.latents.layouts)
     if not np.isfinite(problem.observed.log_step).any():

@@ -64,7 +64,7 @@ def predict(
         switched: names of types whose GPUs a switch joins.
 
     Raises:
-        BadInput: an unknown compressor.
+        BadInput: an exchange of a configuration cannot be predicted, see `physics.exchange_of`.
     """
     measured = model.observed.rows
     rows = make_rows(configurations, measured.types)
@@ -175,7 +175,10 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
 
 
 def _foreign(rows: Rows, here: Steps, measured_types: int, kin: Sequence[Kinship]) -> Array:
-    """Return derivatives by each relative's computation and links, in their standard deviations."""
+    """Return log steps' derivatives by each relative's computation and links, in their standard deviations.
+
+    They are [rows, 2 for each relative], in the order of ``kin``; 0 where a row does not use the relative.
+    """
     slowest = rows.group_type[here.slowest]
     columns = np.zeros((len(rows), 2 * len(kin)))
     for index, relative in enumerate(kin):
@@ -198,6 +201,7 @@ def _beside_the_line(rows: Rows, measured_types: int, kin: Sequence[Kinship]) ->
 
 
 def _kinds(measured: Rows, rows: Rows, new: Sequence[str], kin: Sequence[Kinship]) -> Kinds:
+    """Return which parameters types and compressors use: measured types their own, others a relative's, shifted."""
     none = np.zeros(len(measured.types))
     compressors = [*measured.compressors, *new]
     return Kinds(
@@ -240,10 +244,16 @@ class Probe:
 
 
 def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float | None]) -> tuple[Probe, ...]:
-    """Return up to ``count`` probes of the rows in ``asked``, best first, one a layout; ``usd``: price of each row.
+    """Return up to ``count`` probes of the rows in ``asked``, best first, one a layout; empty: nothing to learn.
 
-    Where all prices are known, what a probe removes is divided by what it costs; an infinite price keeps a row from
-    being measured, while its uncertainty counts.
+    Where all prices are known, what a probe removes is divided by what it costs.
+
+    Args:
+        model: the fitted step model.
+        asked: predictions of the configurations.
+        count: most probes.
+        usd: price of each row; None: not known, and then no price counts. Infinite: the row is not measured, while its
+            uncertainty counts.
     """
     every = np.unique(np.linspace(0, len(asked.rows) - 1, min(MOST_ROWS, len(asked.rows))).round().astype(np.intp))
     derivatives, covariance, parts = _joint(model, asked, every)

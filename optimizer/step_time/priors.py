@@ -187,7 +187,10 @@ def compute_covariance(left: Sequence[Point], right: Sequence[Point], spread: Sp
 
 
 def exchange_covariance(left: Sequence[Layout], right: Sequence[Layout], spread: Spread) -> Array:
-    """Return the prior covariance of residuals of log exchange, [left, right], each layout's own part included."""
+    """Return the prior covariance of residuals of log exchange, [left, right], each layout's own part included.
+
+    Near layouts are alike, less so in another regime (one, two or more machines) or through another compressor.
+    """
     a, b = (np.array([layout.coordinates for layout in side]).reshape(-1, 3) for side in (left, right))
     square = (((a[:, None, :] - b[None, :, :]) / spread.exchange_length) ** 2).sum(axis=2)
     regimes = [np.array([min(len(layout.machines), 3) for layout in side]) for side in (left, right)]
@@ -225,7 +228,14 @@ class Latents:
     def at(
         cls, points: Sequence[Point], layouts: Sequence[Layout], spread: Spread, doubt: Array | None = None
     ) -> Latents:
-        """Return the prior of the residuals at these points and layouts, before any measurement."""
+        """Return the prior of the residuals at these points and layouts, before any measurement.
+
+        Args:
+            points: of computation.
+            layouts: of exchange.
+            spread: standard deviations and lengths of the residuals.
+            doubt: factor on the variance of what sets each layout apart; None: 1 for all.
+        """
         doubt = np.ones(len(layouts)) if doubt is None else doubt
         compute = compute_covariance(points, points, spread)
         exchange = exchange_covariance(layouts, layouts, spread) + np.diag((doubt - 1) * spread.layout**2)
@@ -256,6 +266,7 @@ class Latents:
 
 
 def _inverse(covariance: Array) -> Array:
+    """Return the inverse of a covariance matrix, which a little on the diagonal keeps regular."""
     size = len(covariance)
     scale = float(covariance[0, 0]) if size else 0.0
     return np.asarray(np.linalg.inv(covariance + JITTER * scale * np.eye(size)), dtype=np.float64)

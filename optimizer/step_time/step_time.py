@@ -64,7 +64,16 @@ class Together:
 def together(
     compute_s: ArrayLike, exchange_s: ArrayLike, *, forward: ArrayLike, power: float, last: ArrayLike = 0.0
 ) -> Together:
-    """Return the seconds of computing and exchanging with overlap, element by element; compression comes on top."""
+    """Return the seconds of computing and exchanging with overlap, element by element; compression comes on top.
+
+    Args:
+        compute_s: seconds of computing.
+        exchange_s: seconds of the exchange alone.
+        forward: share of computing, 0 to 1, that is over before the exchange can begin; 1: nothing overlaps.
+        power: exponent of the overlap, at least 1: at 1 nothing is hidden, and the larger, the nearer to the longer of
+            both.
+        last: share of the exchange, 0 to 1, that begins when computing is over.
+    """
     compute, exchange = np.asarray(compute_s, dtype=np.float64), np.asarray(exchange_s, dtype=np.float64)
     first, tail = np.asarray(forward, dtype=np.float64), np.asarray(last, dtype=np.float64)
     hiding, hidden = (1 - first) * compute, (1 - tail) * exchange
@@ -118,8 +127,11 @@ def step_time(
 ) -> Breakdown:
     """Return the seconds of one synchronous step, split by use, from workers' computation and the exchange's time.
 
+    Waiting is the mean worker's for the slowest, and part of the computing. An exchange counts as far as nothing hides
+    it.
+
     Args:
-        compute_s: time that each worker computes its share, optimizer step included.
+        compute_s: time that each worker computes its share, optimizer step included; at least one.
         exchange_s: of the whole exchange, hidden or not, when nobody has to be waited for.
         compress_s: compression and decompression on the slowest worker.
         jitter: relative standard deviation of one worker's steps.

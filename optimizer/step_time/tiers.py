@@ -118,7 +118,10 @@ class MeasuredType:
 
 
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[MeasuredType, ...]:
-    """Return a typical step of one worker of each measured machine type whose GPU the catalogue knows."""
+    """Return a typical step of one worker of each measured machine type whose GPU the catalogue knows; empty: none.
+
+    Steps that contradict those of the job's other GPUs are marked (``off``) and count little.
+    """
     rows, where, job = model.observed.rows, model.where, model.observed
     steps = []
     for index, name in enumerate(rows.types):
@@ -202,14 +205,24 @@ def relatives(
 def kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[MeasuredType] = ()
 ) -> Kinship:
-    """Return how one machine type relates to the measured ones, as `relatives` does for several."""
+    """Return how one machine type relates to the measured ones; arguments and errors are as of `relatives`."""
     return relatives([name], measured, catalog, seen)[0]
 
 
 def _kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], by_gpu: Kinship | None
 ) -> Kinship:
-    """Return how a type that was not measured relates to the nearest that was."""
+    """Return how a type that was not measured relates to the nearest that was.
+
+    Args:
+        name: of the type.
+        measured: names of the measured types.
+        catalog: instance types by name.
+        by_gpu: its relation to all measured GPUs, taken where no measured type is nearly equal; None: it has none.
+
+    Raises:
+        BadInput: the catalogue lacks the type, or nothing relates it to a measured one.
+    """
     type_ = name.partition(IN_PRECISION)[0]
     wanted = catalog.get(type_)
     if wanted is None:
@@ -245,7 +258,13 @@ def _kinship(
 
 
 def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[MeasuredType]) -> list[Kinship]:
-    """Return types' relation to all measured GPUs (`gpu_transfer`), with the nearest's batch line or a `BatchPower`."""
+    """Return types' relation to all measured GPUs (`gpu_transfer`), with the nearest's batch line or a `BatchPower`.
+
+    Args:
+        names: of the types, whose GPUs are all known.
+        catalog: instance types by name.
+        seen: measured steps, at least one.
+    """
     known = tuple(measured.step for measured in seen)
     predictions, sure, powers = [], [], []
     for measured in seen:
@@ -281,7 +300,7 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
 
 
 def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:
-    """Return how a measured type scales to a nearly equal one; None where the facts do not suffice.
+    """Return how a measured type scales to a nearly equal one; None: they are not alike, or the facts do not suffice.
 
     By the same GPU, beside others or other processors; else CPUs by CoreMark a vCPU and threads to the power of eta.
     """
@@ -310,7 +329,10 @@ def _relate(reference: int, known: str, instance: InstanceType, name: str, wante
 
 
 def _gpu(instance: InstanceType) -> tuple[str, float, float] | None:
-    """Return a GPU's name, part and nominal memory in GiB, as usable memory is published differently for one GPU."""
+    """Return a GPU's name, part and nominal memory in GiB; None: the type has none.
+
+    The memory is nominal since usable memory is published differently for one GPU.
+    """
     gpu = instance.accelerator
     if gpu is None:
         return None
@@ -368,7 +390,11 @@ class SampledMachines:
         return by_precision
 
     def machine(self, name: str, precision: Precision = "fp32") -> SampledMachine | None:
-        """Return the predicted worker of machine type ``name``; None where nothing relates it to the samples."""
+        """Return the predicted worker of machine type ``name``; None: nothing relates it to the samples.
+
+        Of a precision that was not sampled, the samples in fp32 count. Its links are None where the samples taught
+        nothing of them.
+        """
         types = self.posterior.observed.rows.types
         if precision in self.precisions:
             name = f"{name}{IN_PRECISION}{self.precisions[precision]}"
@@ -407,6 +433,7 @@ class SampledMachines:
         return measured_steps(self.posterior, self.catalog)
 
     def _link(self, place: str, parameters: tuple[str, ...], factor: float) -> LinkModel | None:
+        """Return a link by the named shared parameters; None: the samples say little of one of these."""
         if any(self.posterior.learned(name) < LEARNED for name in parameters):
             return None
         shared: dict[str, float] = dict(zip(SHARED, self.posterior.mode[: len(SHARED)].tolist(), strict=True))
@@ -416,6 +443,7 @@ class SampledMachines:
         )
 
     def _sd(self, by_mode: Mapping[int, float]) -> float:
+        """Return the standard deviation of a sum of parameters, given the factor of each by its place in the mode."""
         covariance: Array = self.posterior.covariance
         places = list(by_mode)
         return math.sqrt(

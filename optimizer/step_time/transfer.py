@@ -162,7 +162,10 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
 
 
 def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[Measured, ...]:
-    """Return a step of each profiled GPU, at its largest batch size, in the least divided form."""
+    """Return a step of each profiled GPU, at its largest batch size, in the least divided form; CPU profile: none.
+
+    GPUs of which no rates are known are left out.
+    """
     steps: dict[tuple[str, Precision], Measured] = {}
     reference = model.reference
     for fitted in (reference, *sorted(model.devices, key=lambda fitted: fitted.device.workers_per_host)):
@@ -210,6 +213,8 @@ def worker_model(
 ) -> WorkerModel:
     """Predict a worker's compute time and memory on a machine type, measured or transferred; raise `Unusable` if not.
 
+    Steps that were measured on the type, with all of its workers, go before a transfer from other machines.
+
     Args:
         model: fits of the profile.
         host: the profiled machine, see `reference_host`.
@@ -217,7 +222,8 @@ def worker_model(
         exchange: memory of the exchange that takes most of a worker's device.
 
     Raises:
-        Unusable: nothing relates the type to the profile, or it lacks the memory or the precision.
+        Unusable: the type is never planned with (see `unusable`), nothing relates it to the profile, or it lacks the
+            memory or the precision.
     """
     objection = unusable(instance) or lacks_precision(model, host, instance)
     if objection is not None:
@@ -272,7 +278,10 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 
 
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
-    """Return why a machine type's GPUs are not used in a precision, lacking (fast) units for it; None: they are."""
+    """Return why a machine type's GPUs are not used in a precision, lacking (fast) units for it; None: they are.
+
+    None also without GPUs, and for GPUs whose facts are not known.
+    """
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
     facts = [gpu for gpu in map(gpu_of, gpus) if gpu is not None]
     lacks = precision == "bf16" and any(gpu.capability < FIRST_CAPABILITY_WITH_BF16 for gpu in facts)
@@ -329,6 +338,9 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
     """Return a CPU's worker: ``a_i = a_ref s``, ``c_i = c_ref s (threads_ref / v_i)^eta``, ``s`` by CoreMark a vCPU.
 
     Fixed time is spent by one thread, so more vCPUs do not shorten it; samples are spread over the threads.
+
+    Raises:
+        Unusable: only GPUs were profiled, or no CoreMark of the type is published.
     """
     reference = model.reference
     if reference.device.kind != "cpu":
@@ -362,7 +374,11 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
 def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel:
     """Return a GPU's worker scaled from the profiled GPUs, by what public measurements say of both (`gpu_transfer`).
 
-    The whole step is scaled, as it was measured: what of it is the host's is in those measurements too.
+    The whole step is scaled, as it was measured: what of it is the host's is in those measurements too. A described job
+    is scaled by its operations and bytes, and its fixed time stays.
+
+    Raises:
+        Unusable: no rates of the GPU are published, or none of the profiled ones are known.
     """
     reference, gpu = model.reference, gpu_of(accelerator)
     evidence: Evidence = "extrapolated"
@@ -414,6 +430,9 @@ def _by_roofline(
 
     F is counted; M is what the CPU did beside matrix work, ``(c_cpu - load - F / matmul rate) x copy rate``. Loading a
     batch stays on the host's cores.
+
+    Raises:
+        Unusable: no rates of the GPU are published, or the profile has no FLOPs or no rates of its CPU.
     """
     flops, bandwidth = accelerator.fp32_flops_per_s, accelerator.memory_bandwidth_bytes_per_s
     if flops is None or bandwidth is None:
@@ -450,7 +469,20 @@ def _with_memory(
     exchange: ExchangeMemory,
     measured: FittedDevice | None = None,
 ) -> WorkerModel:
-    """Return the worker with what its device holds; it updates once a step, however many micro-batches."""
+    """Return the worker with what its device holds; it updates once a step, however many micro-batches.
+
+    Where activations are recomputed, samples take longer.
+
+    Args:
+        worker: without memory.
+        model: fits of the profile.
+        instance: the machine type.
+        exchange: memory of the exchange that takes most of a worker's device.
+        measured: the very device, where it was profiled; None: it was not.
+
+    Raises:
+        Unusable: not even the fewest samples fit.
+    """
     device_bytes, usable = usable_bytes(instance)
     held = room(
         model,
@@ -522,7 +554,7 @@ def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel
 
     Args:
         instance: the machine type.
-        like: returns the worker of a machine type whose GPUs are alike.
+        like: returns the worker of a machine type whose GPUs are alike; its errors go through.
     """
     if not instance.unlike:
         return like(instance)
@@ -552,7 +584,7 @@ def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
         return math.fsum(share * of(time) for share, time in zip(rates, times, strict=True)) / rate
 
     def least(of: Callable[[WorkerTime], int | None]) -> int | None:
-        """Return the samples of the mean worker with which the first worker is at its limit."""
+        """Return the samples of the mean worker with which the first worker is at its limit; None: none has one."""
         limits = [(most, time) for time in times for most in [of(time)] if most is not None]
         per_sample_s = len(times) / rate
         return min(

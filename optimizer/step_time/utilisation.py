@@ -149,6 +149,7 @@ def save(prior: UtilisationPrior, path: Path = POSTERIOR) -> None:
     """Write a prior to a JSON file as `utilisation_prior` reads it, each number rounded to three significant digits."""
 
     def rounded(node: object) -> object:
+        """Return plain values with each float at three significant digits."""
         if isinstance(node, Mapping):
             return {name: rounded(value) for name, value in node.items()}
         return float(f"{node:.3g}") if isinstance(node, float) else node

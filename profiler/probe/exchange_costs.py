@@ -120,7 +120,7 @@ def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]
 def _collective(
     name: Collective, payload_bytes: int, device: torch.device, rank: int, workers: int
 ) -> Callable[[], None]:
-    """Return the collective as the trainer runs it: a GPU's tensors go through the host where the backend is gloo's."""
+    """Return a function that runs a collective as the trainer does: a GPU's tensors go through the host with gloo."""
     payload = torch.full((payload_bytes // 4,), float(rank), device=device)
     staging = staging_device(payload, None)
     operations: dict[Collective, Callable[[Tensor], object]] = {
@@ -130,6 +130,7 @@ def _collective(
     }
 
     def run() -> None:
+        """Run the collective once, and wait until a GPU has its result."""
         staged: Tensor = payload.to(staging)
         operations[name](staged)
         if device.type == "cuda":
@@ -152,9 +153,7 @@ def time_compressors(
     group: Alignment,
     shapes: Shapes | None = None,
 ) -> None:
-    """Time each compressor on ``gradient`` (None: this rank does not compute), and log the medians.
-
-    Every rank must call it.
+    """Time each compressor on ``gradient``, and log the median over the ranks that compute; every rank must call it.
 
     As in training: ``compress_s`` holds adding the residual, selecting or rounding, and keeping what was not sent;
     ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices. When time runs short,
@@ -195,7 +194,10 @@ def time_compressors(
 def _times(
     way: Compression, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
 ) -> tuple[float, float]:
-    """Return the seconds of compressing a gradient, and of what each further worker sends of one."""
+    """Return the seconds of compressing a gradient, and of decompressing what each further worker sends.
+
+    Of a compressor that sums everything the latter is 0.
+    """
     if way.name not in ROUNDED and settled_collective(way) != GATHER:
         return _own_work(way, FEW, shapes, repeats, group, gradient), 0.0  # one sum arrives, whatever the workers
     few_s, many_s = (_own_work(way, workers, shapes, repeats, group, gradient) for workers in (FEW, MANY))

@@ -105,6 +105,7 @@ def resident_peak_bytes(status: str) -> int | None:
 
 
 def _cpu_model() -> str:
+    """Return the processor's model name by the kernel, else by Python; ``unknown`` where neither tells."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -131,6 +132,7 @@ class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        """Run an operator and return its result; count it unless it is a view, and its FLOPs if torch has a formula."""
         named = kwargs or {}
         result = func(*args, **named)
         self.operators += not func.is_view and func.namespace != "profiler"
@@ -163,7 +165,7 @@ ATTENTION = ("attention", "attn", "transformer")
 
 
 def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
-    """Return a model's kind by its modules, such as 'transformer' or 'convolution'; None: they do not tell.
+    """Return a model's kind by its modules, such as 'transformer' or 'convolution'; None: they do not show it.
 
     A recurrent module makes it recurrent, and attention (by the names of modules) a transformer unless most weights
     beside tables are of convolutions. Without either, convolutions make it convolutional, and tables with most of the
@@ -238,6 +240,7 @@ class StepMemoryCount:
         gradient_bytes: int,
         gradient: Tensor | None = None,
     ) -> None:
+        """Count what the job keeps, so that it is not taken for memory of a step."""
         self._parameters, self._buffers, self._optimizers = parameters, buffers, optimizers
         self._gradient_bytes = gradient_bytes
         kept = [*parameters, *buffers, *states_of(optimizers), *([] if gradient is None else [gradient])]
@@ -297,6 +300,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Make a counter of one device at 0 bytes."""
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self._device = device
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
@@ -319,6 +323,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        """Run an operator and count the tensors that it makes; unknown tensors that it is given never count."""
         if self.is_paused:
             return func(*args, **(kwargs or {}))
         for storage in self._storages(tree_leaves((args, kwargs))):
@@ -329,11 +334,16 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return result
 
     def _storages(self, values: Iterable[object]) -> Iterator[torch.UntypedStorage]:
+        """Yield the storages of the tensors among ``values`` that are on the counted device."""
         for value in values:
             if isinstance(value, Tensor) and value.device.type == self._device.type:
                 yield from (part.untyped_storage() for part in _strided(value))
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
+        """Count a storage of ``size`` bytes as live until it is freed; of a known one, count only what it has grown by.
+
+        A storage first seen with 0 bytes is of before, and never counts.
+        """
         key = storage._cdata
         if key not in self._known:
             self._known[key] = weakref.ref(storage, lambda _: self._forget(key)), size
@@ -351,6 +361,7 @@ class AllocatedBytes(nullcontext[None]):
     """Reader of a GPU's live and peak bytes from torch's allocator; as a context it does nothing."""
 
     def __init__(self, device: torch.device) -> None:
+        """Make a reader of one GPU."""
         super().__init__()
         self._device = device
         self.is_paused = False  # or not: the host's memory is not the GPU's
@@ -394,7 +405,7 @@ def bytes_of(values: Iterable[object]) -> int:
 
 
 def _strided(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the strided tensors, each with a storage, that a dense or sparse tensor consists of."""
+    """Return the strided tensors, each with a storage, that a dense or sparse COO tensor consists of; else none."""
     if tensor.layout == torch.strided:
         return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else ()

@@ -37,6 +37,7 @@ class ResidualGains:
     """
 
     def __init__(self, ratios: Sequence[float], followed: Sequence[float], elements: int, device: torch.device) -> None:
+        """Make an empty residual for each followed ratio, and find the nearest of these for each ratio."""
         self._ratios = tuple(ratios)
         self._residuals = {ratio: ErrorFeedback(elements, device=device) for ratio in followed}
         self._nearest = [min(followed, key=lambda f: abs(math.log(f / ratio))) for ratio in ratios]
@@ -137,6 +138,7 @@ class ExchangeTrials:
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
+        """Line the compressions up for trials; of a large gradient they are tried one by one, else all together."""
         self._ways, elements = list(ways), sum(torch.Size(shape).numel() for shape in shapes)
         self._make = partial(Exchange, numel=elements, device=device, shapes=tuple(shapes), seed=seed)
         self._together = len(self._ways) if elements <= TOGETHER_ELEMENTS else 1
@@ -184,6 +186,14 @@ class _Trial:
     """The trial of one exchange on a pilot's gradients, from an empty residual on."""
 
     def __init__(self, way: str, exchange: Exchange, exact: Exchange, settled: int) -> None:
+        """Make a trial at its beginning.
+
+        Args:
+            way: compression, as `parse_compression` reads it.
+            exchange: by that compression.
+            exact: dense exchange to compare with.
+            settled: steps after which the residual has filled.
+        """
         self.way, self._exchange, self._exact, self._settled = way, exchange, exact, settled
         self._holds_back = False
         self._taken = 0
@@ -195,7 +205,10 @@ class _Trial:
         return self._taken >= (self._settled + COUNTED_STEPS if self._holds_back else FORGETTING_STEPS)
 
     def take(self, local: Tensor) -> None:
-        """Add the local gradient of one more step to the trial."""
+        """Add the local gradient of one more step to the trial, in a collective exchange; the gradient stays as it is.
+
+        The first steps of a compressor that holds back are not counted, as its residual has to fill.
+        """
         out = local.clone()
         stats = self._exchange.run(out)
         self._taken += 1
@@ -209,7 +222,11 @@ class _Trial:
         self._add(0.0, energy(local), energy(out - whole), float(out @ whole), energy(whole))
 
     def result(self, crew: ProbeGroup) -> dict[str, float]:
-        """Return the gain, or the variance and signal, over all workers; empty where the gradient was zero."""
+        """Return the gain, or the variance and signal, over all workers; empty where the gradient was zero; collective.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         kept, local_energy, error, along, exact = crew.total(self._sums)
         if local_energy <= 0:
             return {}

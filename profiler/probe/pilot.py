@@ -69,6 +69,13 @@ class PilotRun:
         index: int,
         trials: ExchangeTrials | None,
     ) -> None:
+        """Build the pilot's model, optimizer and exchange, from a checkpoint if the schedule says so; log nothing.
+
+        Every rank must call it. Torch's random numbers are seeded, other ones on each rank.
+
+        Raises:
+            BadInput: the model, optimizer or checkpoint cannot be used, or the batch has no sample for each worker.
+        """
         context, pilot = crew.context, schedule.pilots[index]
         self._crew, self._task, self._reader, self._evaluation = crew, task, reader, evaluation
         self._index, self._pilot, self._noise_groups = index, pilot, schedule.noise_groups
@@ -190,12 +197,15 @@ class PilotRun:
         self._crew.record(self._seen)
 
     def _plain_step(self, batch: GlobalBatch, step: int, *, tries: bool) -> bool:
-        """Train one step; False when the loss of any worker is not finite (then nothing is learnt).
+        """Train one step; return whether the loss of every worker is finite; else nothing is learnt.
 
         Args:
             batch: to learn from.
             step: steps before.
-            tries: whether ways to exchange are tried on its gradient.
+            tries: whether compressors are tried on its gradient.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
         """
         scale, parts = self._loss_scale, self._reader.cut(batch, self._crew.context.rank)
         trace = self._step.run(parts, len(batch), None if scale is None else scale.value)
@@ -207,7 +217,13 @@ class PilotRun:
         return goes_on
 
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
-        """Train one step in groups, whose gradients also tell signal from noise; False when a loss is not finite."""
+        """Train one step in groups and record noise and gain; return whether the loss of every worker is finite.
+
+        Where a loss is not, nothing is learnt or recorded; with fewer than two groups over all workers no noise is.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         crew, total = self._crew, len(batch)
         loss_sum, weighted_square_norms = 0.0, 0.0
         groups = self._groups(batch)
@@ -229,12 +245,15 @@ class PilotRun:
         return finite
 
     def _apply(self, loss_sum: float, *, learns: bool = True, tries: bool = False) -> bool:
-        """Let the residuals follow, exchange and learn, unless the loss of some worker says that it is over.
+        """Exchange the step's gradient and learn from it; return whether the loss of every worker is finite.
 
         Args:
-            loss_sum: of this worker.
+            loss_sum: of this worker; where any worker's is not finite, nothing is learnt.
             learns: False where gradients overflowed in fp16: the step is passed over, as in training.
             tries: see `_plain_step`.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
         """
         if not math.isfinite(self._crew.total([loss_sum])[0]):
             return False
@@ -269,7 +288,11 @@ class PilotRun:
         ]
 
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
-        """Evaluate the model, and return how that ends the pilot; None: it goes on."""
+        """Evaluate the model, log the metric, and return how that ends the pilot; None: it goes on; collective.
+
+        Workers that sum gradients first average the model's buffers, for good. A metric that is not finite ends the
+        pilot as diverged, and is not logged.
+        """
         context, task = self._crew.context, self._task
         if self._synchroniser is None:
             average_buffers(self._model, 1 / context.world_size, context.world_size)

@@ -65,6 +65,15 @@ def run_probe(context: WorkerContext) -> None:
 
 
 def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica) -> None:
+    """Measure and log all that a schedule asks for, in its order; every rank calls it.
+
+    Facts of the job; step times of each sweep, which are timed again twice later; one evaluation; collectives; then
+    pilots as far as the time goes, the first one always. Precisions that the task cannot be computed in are left out.
+
+    Raises:
+        ProbeStopped: any worker was asked to stop.
+        BadInput: the task cannot be computed in the precision that the spec names.
+    """
     context = crew.context
     budget_s = schedule.time_limit_s or math.inf
     reader = BatchReader(dataset=data.train, device=context.device, seed=schedule.seed)
@@ -81,6 +90,11 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     ]
 
     def come_back_to_sweeps() -> None:
+        """Time the measured sizes of each sweep again, for a part of its time; every rank calls it.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
         for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
             later = {"local_batch_sizes": sizes, "time_limit_s": LATER_PASS_SHARE * sweep.time_limit_s}
             run_sweep(crew, replica, reader, index, sweep.model_copy(update=later), schedule=None)
@@ -190,7 +204,10 @@ def _refused(
 
 
 def _objection(replica: Replica, batch: Batch) -> str:
-    """Return why a replica cannot compute a batch's gradient; empty: it can."""
+    """Return why a replica cannot compute a batch's gradient, or has no finite loss; empty: it can, and has.
+
+    The gradient is added to the replica's. Running out of memory is raised.
+    """
     try:
         loss = replica.loss(batch)
         loss.backward()
@@ -198,20 +215,27 @@ def _objection(replica: Replica, batch: Batch) -> str:
     except (RuntimeError, TypeError) as error:  # an operator that has no such form
         if is_out_of_memory(error):
             raise
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        return f"the task fails in it: {said[0].rstrip('.')}"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return f"the task fails in it: {lines[0].rstrip('.')}"
 
 
 def _evaluation_cost(
     crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica, time_limit_s: float
 ) -> float:
-    """Time one evaluation by the leader alone; over a part of the evaluation data where all of it takes too long."""
+    """Time one evaluation by the leader alone, log it, and return its seconds; every rank calls it.
+
+    Where evaluating all of the data takes longer than ``time_limit_s``, a part is timed and the whole is extrapolated.
+
+    Raises:
+        ProbeStopped: any worker was asked to stop.
+    """
     context = crew.context
     evaluation_s, peak_bytes = 0.0, 0
     if context.is_leader:
         size, count, done = task.evaluation_batch_size, len(data.evaluation), 0
 
         def evaluate(start: int) -> int:
+            """Evaluate one batch from sample ``start`` on, and return the sample behind it."""
             part = range(start, min(start + size, count))
             evaluation_sums(task, replica.loss.model, data.evaluation, part, context.device)
             return part.stop

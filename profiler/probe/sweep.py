@@ -150,13 +150,14 @@ class _Stepper:
     """A replica's training steps over the data in this worker's own order, timed phase by phase."""
 
     def __init__(self, replica: Replica, reader: BatchReader, rank: int) -> None:
+        """Make the stepper of one rank, whose order of samples is random by ``rank`` and goes round for ever."""
         self._replica = replica
         self._reader = reader
         self._stopwatch = Stopwatch(replica.device)
         self._order = cycle(np.random.default_rng(rank).permutation(len(reader.dataset)).tolist())
 
     def step(self, size: int) -> TimedStep:
-        """Take one step of so many samples."""
+        """Take one step of so many samples, loading them included, and return its times."""
         marks = [self._stopwatch.mark()]
 
         def mark() -> None:
@@ -248,7 +249,11 @@ def run_sweep(
 def _measure(
     stepper: _Stepper, sweep: Sweep, size: int, allowed_s: float, group: Alignment, device: torch.device
 ) -> WorkerSteps:
-    """Warm up and time steps at one batch size, in step with the other active workers."""
+    """Warm up and time steps of ``size`` samples, in step with the other active workers.
+
+    The record has no steps where any worker ran out of memory. The time allowed, in seconds, decides how many steps are
+    timed (see `steps_within`).
+    """
     reset_peak_memory(device)
     timed: list[TimedStep] = []
     warmups, steps = sweep.warmup_steps, sweep.timed_steps
@@ -381,6 +386,7 @@ def speeds(device: torch.device) -> tuple[float, float]:
     product, target = torch.empty_like(matrix), torch.empty_like(source)
 
     def median_s(work: Callable[[], object]) -> float:
+        """Return the median processor seconds of some work, after one time that does not count."""
         times_s = []
         for _ in range(1 + SPEED_REPEATS):
             begun = stopwatch.mark()

@@ -59,6 +59,12 @@ class ScriptProbe:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
+        """Read the order in the folder and open the log; nothing of the script runs.
+
+        Raises:
+            MissingFile: the folder has no order.
+            BadInput: the order cannot be read.
+        """
         self._folder, self._rank = folder, rank
         self._order = order = read_record(ScriptOrder, folder / ORDER_FILE, hint="run `hetopt profile` again")
         self._events = EventLog(folder / EVENTS_FILE if rank == 0 else None)
@@ -122,7 +128,18 @@ class ScriptProbe:
         )
 
     def _ended(self, how: str, stop: SystemExit | None = None) -> None:
-        """Refuse a script that came to its end before enough of it was measured."""
+        """Refuse a script that came to its end before enough of it was measured, unless only steps are watched.
+
+        The course is closed before, which keeps what it measured.
+
+        Args:
+            how: how it ended, for the error.
+            stop: its exit; None: it returned.
+
+        Raises:
+            BadInput: fewer batch sizes were measured than a profile needs, or nothing was trained.
+            SystemExit: ``stop``, where only steps are watched and nothing was trained.
+        """
         self._course.close()
         if self._order.watch == "steps":
             if stop is not None and not self._observer.optimizers:
@@ -146,7 +163,15 @@ class ScriptProbe:
         )
 
     def _measures(self) -> Course:
-        """Yield what each next step should be like, from the end of the script's first step on."""
+        """Yield what each next step should be like, from the end of the script's first step on.
+
+        First the alarm for a late start is switched off, and the start is logged. Where only steps are watched and
+        nothing gives the batch size, nothing is measured.
+
+        Raises:
+            BadInput: nothing gives the batch size.
+            RunFailed: no steps of the script's own batch size come.
+        """
         observer, watch = self._observer, self._order.watch
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         if watch == "steps":
@@ -162,6 +187,7 @@ class ScriptProbe:
             yield from self._measured.run()
 
     def _crew(self, workers: int) -> ProbeGroup:
+        """Return the group of so many copies of the script, for measuring; alone this one has rank 0."""
         spec = RunSpec(
             task="script",
             workers=(WorkerSpec(host="localhost", type="local", local_batch_size=1),) * workers,
@@ -179,7 +205,15 @@ class ScriptProbe:
         return ProbeGroup(context=context, started_s=self._begun_s)
 
     def _conclude(self) -> None:
-        """Meet the copies beside this one, and write what all of them measured."""
+        """Meet the copies beside this one, and log what all of them measured, compressors and collectives included.
+
+        The script's own process group is ended. Collectives are timed among several workers, compressors where a
+        gradient was kept. Where only steps are watched and too few were made to be timed, nothing is logged.
+
+        Raises:
+            ProbeStopped: any copy was asked to stop.
+            RunFailed: this machine has no loopback interface.
+        """
         order = self._order
         if order.watch == "steps":
             if not self._measured.points:
@@ -220,6 +254,10 @@ class ScriptProbe:
         crew.context.events.write(FINISHED)
 
     def _job(self) -> Job:
+        """Return the script's facts: parameters, batch, samples of an epoch, counted work, and how its model is shared.
+
+        Where nothing tells the samples of an epoch, a stand-in has their place, and ``counts_epochs`` is False.
+        """
         order, training, measured = self._order, self._observer, self._measured
         epoch = order.dataset_size or training.dataset_size
         return Job(

@@ -112,7 +112,10 @@ class ScriptCourse:
             raise RunFailed(f"no steps of {self.observer.batch_size} samples came, as the script's first ones had")
 
     def _count(self) -> Generator[Wish, Step, tuple[Step, Step]]:
-        """Count the operators and FLOPs of a step, and return the two steps that this takes."""
+        """Count a step's operators and a sample's FLOPs into the attributes; return the two steps that this takes.
+
+        FLOPs of a sharded model are not counted.
+        """
         whole, apart = WorkCount(), WorkCount()
         first = yield Wish(inside=(whole,))
         self.operators = whole.operators
@@ -137,7 +140,11 @@ class ScriptCourse:
         return abs(step.samples - size) <= LIKE * size
 
     def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Generator[Wish, Step, bool]:
-        """Time steps of some batch sizes, and return whether the time was enough."""
+        """Time steps of batch sizes within ``limit_s`` seconds of ``begun_s``; end with False at one that is too large.
+
+        Of a script that runs alone, the memory of a step is counted at each size that it gives. With all timed, return
+        True.
+        """
         for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
             if is_too_large(self.points, size, left_s, math.inf):
@@ -150,7 +157,11 @@ class ScriptCourse:
         return True
 
     def _time(self, size: int, allowed_s: float) -> Generator[Wish, Step, bool]:
-        """Time steps of one batch size, and return whether the script gives any."""
+        """Time steps of one batch size and keep them; return whether the script gives steps of that size.
+
+        Steps of other sizes are passed over, up to a number. A script that ends on the way closes the generator, and
+        the steps so far are kept if they are enough.
+        """
         order, device = self.order, self.observer.device
         steps: list[TimedStep] = []
         warmups, count, others = order.warmup_steps, order.timed_steps, 0
@@ -187,7 +198,10 @@ class ScriptCourse:
         self.crew.record(MemoryCounted(sweep=self.order.sweep, memory=count.result(step.samples or size)))
 
     def _train(self) -> Course:
-        """Train at the script's own batch size; between steps, take gradients that tell signal from noise."""
+        """Train at the script's own batch size for ``training_s`` seconds; now and then, record noise and gains.
+
+        A few samples are taken however long that lasts. Without finite gradients no gain is recorded.
+        """
         order, begun_s = self.order, self.crew.elapsed_s()
         gains: ResidualGains | None = None
         count = tried = 0
@@ -211,7 +225,10 @@ class ScriptCourse:
                 yield from self._sample_noise(count)
 
     def _sample_noise(self, step: int) -> Course:
-        """Record gradient noise: ``E|g_b|^2 = |G|^2 + V / b`` at two sizes (McCandlish et al. 2018, appendix A.1)."""
+        """Record gradient noise: ``E|g_b|^2 = |G|^2 + V / b`` at two sizes (McCandlish et al. 2018, appendix A.1).
+
+        Nothing is recorded where the batch cannot be cut, or no finite gradient comes.
+        """
         large = self.observer.batch_size
         parts = min(PARTS, large // 2)
         if parts < 2 or not self.changes_size:
@@ -228,6 +245,10 @@ class ScriptCourse:
         self.crew.record(NoiseSample(step=step, samples_seen=step * large, **vars(moments)))
 
     def _mean_square(self, factor: float, size: int, count: int) -> Generator[Wish, Step, float | None]:
+        """Return the mean squared norm of the gradients of ``count`` steps of ``size`` samples; None: none is finite.
+
+        Fewer steps do where others come late; one gradient that is not finite gives None.
+        """
         squares: list[float] = []
         for _ in range(count + LATE_STEPS):
             step = yield Wish(factor=factor, wants_gradient=True)

@@ -101,6 +101,7 @@ class GradientRecorder:
     """
 
     def __init__(self, path: Path, others: list[Path]) -> None:
+        """Make a recorder without steps."""
         self._path, self._others = path, others
         self._seen: dict[int, list[Tensor]] = {}
         self._rates: dict[int, list[float]] = {}
@@ -201,7 +202,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
-    """Return the learning rates that a schedule comes to; that of its end where it ends before."""
+    """Return the learning rates of a schedule at later steps, by stepping it; the last one where it ends before."""
     rates = []
     for step in LATER:
         with suppress(ValueError, TypeError):  # OneCycleLR ends at its last step; others follow what is measured
@@ -246,6 +247,10 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
 
 
 def _draw_nothing() -> None:
+    """Switch off dropout, coin flips and shuffling in this process for good, by replacing torch's functions.
+
+    A coin flip gives its probability, and samplers give samples in the order of the data.
+    """
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(nn.functional, name, lambda given, *_, **__: given)
     attend = nn.functional.scaled_dot_product_attention
@@ -267,19 +272,23 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
 
     Args:
-        begins: told of each loader that is read.
+        begins: called with each loader that is read.
     """
     iterate, begun = DataLoader.__iter__, False
 
     def begin(loader: DataLoader[Any]) -> Any:
+        """Begin to read a loader, from when on samples' noise is one number."""
         nonlocal begun
         begun = True
         begins(loader)
         return iterate(loader)
 
     def of_one_number(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a drawing function whose tensors of several numbers hold one: 0.5, of integers the middle."""
+
         @wraps(draw)
         def drawn(*given: Any, **named: Any) -> Tensor:
+            """Draw, and fill a tensor of several numbers with one in place, if a loader was read before."""
             noise = draw(*given, **named)  # the session hears it
             if begun and noise.numel() > 1:
                 bounds = [bound for bound in (*given, named.get("low"), named.get("high")) if isinstance(bound, int)]
@@ -306,6 +315,7 @@ class _AsOne:
         self._batches, self._ranks = batches, ranks
 
     def __iter__(self) -> Iterator[list[int]]:
+        """Yield the samples of as many batches as there are ranks as one; the last may be smaller."""
         batches = iter(self._batches)
         while batch := list(chain.from_iterable(islice(batches, self._ranks))):
             yield batch
@@ -315,7 +325,7 @@ class _AsOne:
 
 
 def _read_as_one(ranks: Callable[[], int]) -> None:
-    """Let loaders give what so many ranks would read together, once one is read."""
+    """Let loaders give what ``ranks()`` ranks would read together; a loader without a batch sampler stays."""
     of_loader: Any = DataLoader._index_sampler
 
     def index_sampler(loader: DataLoader[Any]) -> Any:

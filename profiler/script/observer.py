@@ -109,7 +109,7 @@ def normalises(module: nn.Module) -> bool:
 
 
 def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the gradients of parameters as one dense vector of ``dtype``, zeros for none.
+    """Return the gradients of parameters, at least one, as one dense vector of ``dtype``, zeros for none.
 
     Collective if they are sharded.
     """
@@ -154,6 +154,7 @@ class Observer:
     """
 
     def __init__(self, course: Course, lines: Lines) -> None:
+        """Make an observer that has seen nothing; `listen` connects it to torch."""
         self.optimizers: list[Optimizer] = []
         self.parameters: list[nn.Parameter] = []
         self.modules: list[nn.Module] = []
@@ -201,7 +202,7 @@ class Observer:
         )
 
     def _meet(self, optimizer: Optimizer) -> None:
-        """Learn what an optimizer trains when it steps for the first time."""
+        """Learn what an optimizer trains when it steps for the first time; the first of all begins the clocks anew."""
         if optimizer in self.optimizers:
             return
         self.optimizers.append(optimizer)
@@ -220,6 +221,7 @@ class Observer:
         self._opened[phase] = self._stopwatch.mark()
 
     def _closes(self, phase: int) -> None:
+        """Stop the clock of a phase and keep its span; do nothing where it was not started."""
         begun = self._opened.pop(phase, None)
         if begun is not None:
             self._seen.spans[phase].append((begun, self._stopwatch.mark()))
@@ -250,7 +252,11 @@ class Observer:
             self._wish.count.tensors.is_paused = True
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
-        """Note a batch that a DataLoader gave the script, and stop the clock of waiting; skip one of an evaluation."""
+        """Note a batch that a DataLoader gave the script, and stop the clock of waiting; skip one of an evaluation.
+
+        It counts as training at once before the first optimizer's step, or if its loader trained before; else when
+        training is seen to use it.
+        """
         tensors = list(tensors_in(batch))
         if self._wish.count is not None:
             self._wish.count.tensors.is_paused = False
@@ -265,7 +271,7 @@ class Observer:
             self._train_on_newest()
 
     def _train_on_newest(self) -> None:
-        """Count the newest batch as one of training, and its loader as the training data's."""
+        """Count the newest batch as one of training, if not yet counted, and its loader as the training data's."""
         if self._newest is not None:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
             self.loader, samples = self._newest
@@ -280,7 +286,10 @@ class Observer:
             self._rows = samples_in(inputs)
 
     def begins_backward(self) -> None:
-        """Note that backward begins: start its clock, and count the newest batch as a training batch."""
+        """Note that backward begins: start its clock, and count the newest batch as a training batch.
+
+        Without a DataLoader, the rows that modules were given count as its samples.
+        """
         self._train_on_newest()
         if not self.optimizers:
             self.backward_at = self.backward_at or self._lines.now() or ""
@@ -335,6 +344,13 @@ class Observer:
             self._end_step(now)
 
     def _end_step(self, now: Mark) -> None:
+        """End the script's step at a moment: send its samples, time and gradient to the course, and begin the next.
+
+        The first step is not sent, as its beginning is not known. The next one is as the course wishes.
+
+        Raises:
+            Finished: all is measured, or (with the error) the script cannot be measured.
+        """
         self._around.close()
         if not self._seen.samples:  # a loop over a batch that was read before
             self._seen.samples = self._samples
@@ -360,6 +376,11 @@ class Observer:
         self._seen.begun = self._stopwatch.mark()
 
     def _follow(self, step: Step | None) -> None:
+        """Send a step to the course, None to begin it, and keep its next wish.
+
+        Raises:
+            Finished: the course is over, with its error if it has one.
+        """
         try:
             self._wish = self._course.send(step)  # type: ignore[arg-type]  # None begins it
         except StopIteration:
@@ -385,13 +406,14 @@ class Rebatched:
     """
 
     def __init__(self, inner: Any, factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
+        """Put the sampler around another; nothing is drawn yet."""
         self._inner = inner
         self._factor = factor
         self._is_endless = is_endless
         self.sizes: deque[int] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Yield batches of sample indices."""
+        """Yield batches of sample indices, larger or smaller than the script's by the factor of now; the rest last."""
         self.sizes.clear()
         kept: list[Any] = []
         for batch in self._batches():
@@ -405,6 +427,7 @@ class Rebatched:
             yield kept
 
     def _batches(self) -> Iterator[list[Any]]:
+        """Yield the batches of the script's own sampler, again and again while the loader is endless."""
         while True:
             count = 0
             for batch in self._inner:
@@ -454,7 +477,7 @@ have done, so its schedule then stays at its end."""
 
 
 def listen(observer: Observer) -> None:
-    """Hook torch so that an observer hears loaders, backward passes and optimizers, for the rest of the process.
+    """Hook torch for the rest of the process: an observer hears loaders, backward and optimizers, and `be_alone` holds.
 
     Optimizers by torch's own global hooks; loaders and backward passes have none, so the functions that every script
     goes through are wrapped. Nothing is computed in another way than the script would.
@@ -487,28 +510,35 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], heard: Observer) -> Any:
-    heard.begins_pass(loader)
+def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], observer: Observer) -> Any:
+    """Yield a loader's batches, and report the pass and each batch to an observer."""
+    observer.begins_pass(loader)
     batches = iterate(loader)
-    heard.asks_for_batch()
+    observer.asks_for_batch()
     for batch in batches:
-        heard.got_batch(loader, batch)
+        observer.got_batch(loader, batch)
         yield batch
-        heard.asks_for_batch()
+        observer.asks_for_batch()
 
 
-def _backward(backward: Callable[..., None], heard: Observer) -> Callable[..., None]:
+def _backward(backward: Callable[..., None], observer: Observer) -> Callable[..., None]:
+    """Return a backward function that reports its beginning and end to an observer."""
+
     def passed(*arguments: Any, **options: Any) -> None:
-        heard.begins_backward()
+        """Run backward, reporting its beginning, and its end unless it raises."""
+        observer.begins_backward()
         backward(*arguments, **options)
-        heard.ended_backward()
+        observer.ended_backward()
 
     return passed
 
 
-def _step_of_schedule(step: Callable[..., None], heard: Observer) -> Callable[..., None]:
+def _step_of_schedule(step: Callable[..., None], observer: Observer) -> Callable[..., None]:
+    """Return a schedule's step function that does nothing where the observer says so, or past its last step."""
+
     def stepped(schedule: LRScheduler, *arguments: Any, **options: Any) -> None:
-        if not heard.may_schedule():
+        """Step a schedule if the observer lets it; a step past its end does nothing."""
+        if not observer.may_schedule():
             return
         try:
             step(schedule, *arguments, **options)

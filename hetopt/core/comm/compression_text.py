@@ -33,7 +33,8 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
         option: what errors call the text.
 
     Raises:
-        BadInput: a name or key is unknown (the nearest is named), or a value is no number or out of its range.
+        BadInput: a name or key is unknown (the nearest is named), the name is ``auto``, or a value is no number or out
+            of its range. Whether the settings fit together is checked by `run_rules.checked`.
     """
     item = call(text, option)
     name = compressor(item.name)
@@ -76,9 +77,10 @@ def spell_options(compression: Compression) -> list[str]:
 
 
 def _options(compression: Compression) -> dict[str, object]:
+    """Return the fields of a compression that are not at their defaults, by key, but for name and ratio."""
     fields = Compression.model_fields
-    said = {key: getattr(compression, key) for key in _KEYS if key != "ratio"}
-    return {key: value for key, value in said.items() if value != fields[key].default}
+    values = {key: getattr(compression, key) for key in _KEYS if key != "ratio"}
+    return {key: value for key, value in values.items() if value != fields[key].default}
 
 
 def way_in_words(key: str) -> str:

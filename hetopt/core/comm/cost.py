@@ -115,7 +115,8 @@ def gloo(operation: Operation) -> Algorithm:
 def trainer(operation: Operation) -> Algorithm:
     """Return the algorithm by which the trainer does a collective operation over gloo, by its payload and members.
 
-    Exchanges are priced by it. Where another library does otherwise, the measured network corrects it.
+    Operations that the trainer does not do itself get gloo's own algorithm. Where another library does otherwise, the
+    measured network corrects the price.
     """
     size, members = operation.payload_bytes, operation.members
     match operation.primitive:
@@ -212,7 +213,8 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
     """Fit a non-negative latency and a positive bandwidth to timed payloads: ``latency_s + payload / bytes_per_s``.
 
     Least squares on the *relative* error: payloads span orders of magnitude, and on absolute errors the largest would
-    decide alone, leaving a latency of any sign. Huber weights keep one disturbed timing from deciding.
+    decide alone, leaving a latency of any sign. Huber weights keep one disturbed timing from deciding. The bandwidth is
+    at most `FASTEST_BYTES_PER_S`.
 
     Args:
         payload_bytes: at least one payload; with a single payload size everything is taken for latency.

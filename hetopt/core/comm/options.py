@@ -258,9 +258,12 @@ class Candidates:
         return next((option for option in self.all if option.key == key), None)
 
     def nearest(self, ratio: float) -> Option:
-        """Return the candidate of the nearest ratio in log scale, if possible by the collective asked for.
+        """Return the candidate of the nearest ratio in log scale; of equals one by the collective asked for, if any is.
 
-        From a ratio of 1 on that is dense.
+        From a ratio of 1 on that is dense. Near 1 it may be an option that sends all elements, rounded or in averages.
+
+        Args:
+            ratio: fraction of the elements to send, above 0.
         """
         if ratio >= 1:
             return self.dense
@@ -274,6 +277,7 @@ class Candidates:
 
     @property
     def _collectives(self) -> tuple[str, ...]:
+        """The collectives to choose from for selected elements; one where the candidates do not choose it."""
         collective = combine(self.name, memory=self.memory, collective=self._collective).collective
         if not self.chooses_collective:
             return (collective,)
@@ -282,6 +286,7 @@ class Candidates:
 
     @property
     def _codings(self) -> tuple[str, ...]:
+        """The codings to choose from: the one asked for, else all that the compressor has."""
         if self.asked.coding is not None:
             return (self.asked.coding,)
         return CODINGS if "coding" in METHODS[self.name].options else (PLAIN,)
@@ -293,7 +298,7 @@ class Candidates:
 
     @property
     def _rounded(self) -> tuple[Option, ...]:
-        """The options in a half to an eighth of the bytes, whose rounding errors stay in the residual."""
+        """The timed options in a half to an eighth of the bytes, whose rounding errors stay in the residual."""
         options = []
         for name in ROUNDED:
             if name not in self.rounded_s or self.memory not in METHODS[name].memories:
@@ -311,13 +316,14 @@ class Candidates:
 
     @property
     def _averaged(self) -> tuple[Option, ...]:
-        """The averages of parameters, what rounding leaves of one going with the next."""
+        """The averages of parameters, one for each averaging period; what rounding leaves of one goes with the next."""
         name = AVERAGED[-1]
         time_s = self.rounded_s.get(name, 0.0)
         part = make_option(Compression(name=name), numel=self.numel, workers=self.workers, compress_s=time_s)
         return tuple(replace(part, gain=None, every_steps=steps) for steps in self.every_steps)
 
     def _selected(self, ratio: float, collective: str, coding: str) -> Option:
+        """Return the option that sends ``ratio`` of the elements by a collective; compression not timed costs 0 s."""
         time = self.compress.get((self.name, collective, coding))
         kind = {"name": self.name, "ratio": ratio, "collective": collective, "memory": self.memory}
         options = self.asked.model_dump() if self.asked.name == self.name else {}
@@ -419,7 +425,11 @@ def has_levels(way: Compression) -> bool:
 
 @functools.cache
 def timed_as(way: Compression) -> str:
-    """Return the name under which a profile keeps the time to compress by a compression, whatever the ratio."""
+    """Return the name under which a profile keeps the time to compress by a compression, whatever the ratio.
+
+    A compressor that sends a part goes by its name alone, another by its rank and a collective that is not its default
+    too.
+    """
     method = METHODS[way.name]
     if method.by_ratio:
         return way.name

@@ -55,7 +55,11 @@ class RunClock:
     _is_over: bool = False
 
     def take(self, event: LogEvent) -> bool:
-        """Advance the clock to an event's time, never backwards; return whether the event begins a session."""
+        """Advance the clock to an event's time, never backwards; return whether the event begins a session.
+
+        The time from a session's last event to the next start stands in ``idle_s`` and not in ``now_s``; nor do jumps
+        of the machine's clock.
+        """
         began_s = self._begun(event)
         if began_s is not None:
             gap_s = max(0.0, began_s - self._newest_s)
@@ -78,7 +82,11 @@ class RunClock:
         return self._next < len(self.starts)
 
     def _begun(self, event: LogEvent) -> float | None:
-        """Return the start of the session whose first event this is; None where it is not the first."""
+        """Return the start (epoch s) of the session whose first event this is; None: it is not the first.
+
+        Starts that left no event are passed over. Without a start on record, the first event of all begins a session,
+        and so does a `RunStarted` after the end of training.
+        """
         began_s: float | None = None
         # A session's last event may be as late as the next one's start; its first event is later.
         latest_s = event.time_s if self.sessions else math.nextafter(event.time_s, math.inf)
@@ -133,7 +141,10 @@ class Roster:
     present: tuple[int, ...] = ()
 
     def take(self, event: RunStarted) -> None:
-        """Replace the present workers by those of an event; the nth on a host keeps the totals of its nth."""
+        """Replace the present workers by those of an event; the nth on a host keeps the totals of its nth.
+
+        Workers that are gone keep their rows, so that indices in ``workers`` stay.
+        """
         places: list[int] = []
         for worker in event.workers:
             alike = (p for p, known in enumerate(self.workers) if p not in places and known.host == worker.host)
@@ -264,7 +275,11 @@ class RunFold:
         return run
 
     def take(self, event: LogEvent) -> None:
-        """Fold the log's next event in, in place; most kinds change nothing but the time."""
+        """Fold the log's next event in, in place; most kinds change nothing but the time.
+
+        An event that begins a session first closes the training time of the session before. The first failure counts
+        until workers start again, training finishes or a probe does.
+        """
         before_s = self.clock.now_s
         if self.clock.take(event):  # a session begins with it, so the one before is over
             if self._training_since_s is not None:
@@ -304,6 +319,7 @@ class RunFold:
                 self.has_ended, self.failure, self.failure_hint = True, None, None
 
     def _pause(self, event: LogEvent) -> None:
+        """Keep in ``pausing`` an event that training waits for, such as a host's death, until it goes on or ends."""
         match event:
             case ConditionChanged(heals=True) | TrainingStarted() | StepsLogged() | TrainingFinished() | RunFailure():
                 self.pausing = None
@@ -354,6 +370,7 @@ class RunFold:
         return None if self._first_trained_s is None else self.clock.now_s - self._first_trained_s
 
     def _step(self, event: StepsLogged) -> None:
+        """Add logged steps to the totals of run and workers; begin training if the log lost its start."""
         if self._training_since_s is None:  # the log lost the line that says so
             self._begin_training(event.time_s, before_s=event.steps * event.step_time_s)
         places = self.roster.places(len(event.compute_s))
@@ -378,6 +395,7 @@ class RunFold:
             self.stream_wait_s += max(event.stream.wait_s, default=0.0)
 
     def _workers_start(self, event: RunStarted) -> None:
+        """Take an event's workers as present and forget an earlier end; count a restart if the session had trained."""
         was_there = bool(self.roster.workers)
         self.roster.take(event)
         self.task, self.global_batch_size, self.latest_places = event.task, event.global_batch_size, ()
@@ -388,6 +406,10 @@ class RunFold:
         self.has_ended = False
 
     def _training_starts(self, event: TrainingStarted) -> None:
+        """Begin training at an event's step; count the steps since the checkpoint as lost.
+
+        In a session that trained before, the seconds since work was last recorded are recovery.
+        """
         self.lost_steps += max(0, self.step - event.step)
         if self._training_since_s is not None:
             self.recovery_s += self.clock.now_s - self._worked_s
@@ -408,6 +430,7 @@ class RunFold:
         self._training_since_s = began_s
 
     def _change_shares(self, event: SharesChanged) -> None:
+        """Set the present workers' local batch sizes and count the change; ignore other numbers of workers."""
         if len(event.after) != len(self.roster.present):
             return
         for place, share in zip(self.roster.present, event.after, strict=True):
@@ -415,6 +438,11 @@ class RunFold:
         self.share_changes += 1
 
     def _finish(self, event: TrainingFinished) -> None:
+        """Record the end of training: reason, metrics and training time.
+
+        The time is the event's own in a run of one session without restarts, else the sessions' together without
+        recovery.
+        """
         alone = self.clock.sessions <= 1 and not self.restarts
         since_s = self._training_since_s
         now_s = 0.0 if since_s is None else self.clock.now_s - since_s
@@ -477,7 +505,11 @@ class RunHistory:
         return history
 
     def take(self, event: LogEvent) -> None:
-        """Fold the log's next event in, in place, and keep it with its time in the run."""
+        """Fold the log's next event in, in place, and keep it with its time in the run.
+
+        Steps of training that has begun go to ``steps``, all other events to ``others``; where training starts in a
+        session that continues the run, the event has the seconds between sessions as ``paused_s``.
+        """
         run = self.run
         run.take(event)
         at_s = run.trained_for_s

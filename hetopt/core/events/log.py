@@ -78,6 +78,11 @@ class EventLog:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Open the log at ``path`` for appending; None: drop events.
+
+        Raises:
+            LogUnwritable: the file cannot be opened.
+        """
         self._clock, self._steady = clock, steady
         self._apart_s: float | None = None
         self._path = path
@@ -85,7 +90,10 @@ class EventLog:
             self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append an event with its time as a JSON line and flush it; a log without a path does nothing.
+        """Append an event with its time as a JSON line and flush it; a closed log, or one without a path, does nothing.
+
+        Where the wall clock has jumped since the last event, against the steady clock, an event that says so goes
+        first.
 
         Args:
             event: name of the kind of event.
@@ -224,6 +232,8 @@ class EventReader:
 
     def events(self) -> Iterator[LogEvent]:
         """Yield the events that the log has gained since the last call; count lines that are no events in ``unread``.
+
+        A line that is not finished waits for the next call. Without a file there are no events.
 
         Raises:
             BadInput: the file is there and cannot be read.

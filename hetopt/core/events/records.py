@@ -236,6 +236,11 @@ class StepsLogged(Happened):
     planned_step: Annotated[float, Field(ge=0, le=1e15)] | None = None
 
     def __post_init__(self) -> None:
+        """Check that lists have one figure a worker; optional ones may be absent.
+
+        Raises:
+            ValueError: a list has another length.
+        """
         workers = len(self.local_batch_sizes)
         if not len(self.compute_s) == len(self.sync_s) == len(self.wait_s) == workers:
             raise ValueError("lists of one figure a worker differ in length")
