@@ -950,6 +950,8 @@ class RunSpec(RecordLeavingOut):
         """Return the spec if its policies' settings and its streams suit each other; raise `ValueError` otherwise."""
         check_settings(self.ratio_policy, self.ratio_settings, RATIO_SETTINGS)
         check_settings(self.batch_policy, self.batch_settings, BATCH_SETTINGS)
+        if self.batches_per_step > 1 and not self.script:
+            raise ValueError("a task computes a step's samples at once: batches_per_step must be 1")
         stream = self.stream
         if stream is None:
             if self.batch_policy == "rate":

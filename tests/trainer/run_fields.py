@@ -64,6 +64,12 @@ REHEARSED = Hosted(
 FIELDS: Mapping[str, Field] = {
     "task": Field(value="digits", task=STARTED, script=STARTED),
     "script": Field(value=["train.py"], task=STARTED, script=STARTED),
+    "batches_per_step": Field(
+        value=2,
+        beside={"script": ["train.py"]},
+        task=Hosted(test="tests/trainer/streams/test_rate_policy.py::test_runs_that_cannot_be_are_refused"),
+        script=Hosted(test="tests/trainer/test_unchanged_ddp.py::test_audited_steps_are_those_of_one_process"),
+    ),
     "resumes": Field(value=False, task=BEGINS_AGAIN, script=BEGINS_AGAIN),
     "data_dir": Field(value="/data", task=STARTED, script=STARTED),
     "seed": Field(

@@ -47,6 +47,7 @@ def spec(**fields: object) -> RunSpec:
     ("fields", "said"),
     [
         ({"batch_policy": "rate"}, "follows streams, and the run has none"),
+        ({"batches_per_step": 2}, "a task computes a step.s samples at once"),
         ({"stream": {"rates": (1.0,)}}, "1 rates of streams for 2 workers"),
         ({"stream": {"rates": (1.0, 0.0)}}, "greater than 0"),
         ({"stream": {"rates": ()}}, "at least 1 item"),
@@ -55,7 +56,7 @@ def spec(**fields: object) -> RunSpec:
         ({"stream": {"rates": (1.0, 1.0), "patience_s": 300}}, "shorter than the exchange timeout"),
     ],
 )
-def test_streams_that_cannot_be_are_refused(fields: dict[str, object], said: str) -> None:
+def test_runs_that_cannot_be_are_refused(fields: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         spec(**fields)
 
