@@ -61,6 +61,10 @@ class Lines:
         return places[-1] if places else self._name
 
     def _place(self, module: str, file: str, line: int) -> str | None:
+        """Return a line as ``train.py, line 12``.
+
+        None: its file is a package's, generated, or not beside the script.
+        """
         has_no_file = file.startswith("<")  # Python's frozen modules, what a dataclass generates
         if has_no_file or module.partition(".")[0] in ("hetopt", "torch") or _PACKAGES in file:
             return None

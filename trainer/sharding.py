@@ -100,6 +100,7 @@ def gathered(value: Any, *, keep: bool = True) -> Any:
     """
 
     def whole(tensor: Tensor) -> Tensor:
+        """Return a tensor whole on the CPU, or an empty one in its place; one that is not sharded as it is."""
         if not is_sharded([tensor]):
             return tensor
         full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]  # of a DTensor

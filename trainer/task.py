@@ -117,6 +117,7 @@ _COUNT = "counted"
 
 
 def _summed_loss(result: Loss, batch: Batch) -> Mapping[str, Tensor]:
+    """Return a batch's ``loss`` summed over its samples, or, of a tuple, its sum and its count."""
     if isinstance(result, tuple):
         summed, count = result
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}

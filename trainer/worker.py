@@ -67,6 +67,7 @@ def keep(work: Callable[[], int], *, replacements: int, tell: Callable[[int, int
     child = 0
 
     def hand_on(number: int, frame: FrameType | None) -> None:
+        """Note that this process was asked to end, and hand the signal on to the fork, if there is one."""
         asked_to_end.append(number)
         with suppress(ProcessLookupError):
             if child:
@@ -92,6 +93,7 @@ def keep(work: Callable[[], int], *, replacements: int, tell: Callable[[int, int
 
 
 def _fork(work: Callable[[], int]) -> int:
+    """Run the work in a fork; return its process number. Signals that end wait until the fork listens for itself."""
     # What is sent to the worker before it hears for itself waits, instead of going to this process's listener in it.
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
@@ -104,7 +106,7 @@ def _fork(work: Callable[[], int]) -> int:
 
 
 def _leave(work: Callable[[], int], mask: Iterable[int]) -> NoReturn:
-    """Run the work and exit: whatever happens, this process does not go on as a second warden."""
+    """Do the work and exit with its code, 1 after an exception; this process never goes on as a second supervisor."""
     code = 1
     try:
         for number in _ENDING:
@@ -116,6 +118,7 @@ def _leave(work: Callable[[], int], mask: Iterable[int]) -> NoReturn:
 
 
 def _end_by(number: int) -> NoReturn:
+    """End this process by a signal's default action."""
     signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
     os.kill(os.getpid(), number)
     signal.pause()
@@ -253,7 +256,10 @@ def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
 
 
 def _keep_alive(run_dir: Path, meeting: str) -> int:
-    """Run the worker in a fork of this process, which has imported everything; one that is killed is replaced."""
+    """Run the worker in a fork of this process, which has imported everything; return its exit code.
+
+    A fork that a signal kills is replaced, as often as the run restarts workers.
+    """
     import_all(WORKERS_NEED)
 
     spec, warden = read_living(run_dir), os.getpid()
@@ -323,6 +329,15 @@ def _prepared(spec: RunSpec, place: Place) -> str:
 
 
 def _work(run_dir: Path, spec: RunSpec, place: Place, meeting: str | None, work: Imports) -> None:
+    """Join the other workers, on the device that the spec names, and do what ``work()`` returns.
+
+    Args:
+        run_dir: folder of the run.
+        spec: spec of the run.
+        place: of this worker.
+        meeting: address of the store where workers that may be lost meet, who then train; None: all stay to the end.
+        work: imports and returns what the worker does; not used with ``meeting``.
+    """
     import torch
 
     from hetopt.trainer.context import WorkerContext
@@ -360,7 +375,7 @@ def _work(run_dir: Path, spec: RunSpec, place: Place, meeting: str | None, work:
 def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
-    """Train with the workers that are there, from one generation to the next."""
+    """Train with the workers that are there, from one generation to the next, until the run is over or is left."""
     from hetopt.trainer.elastic.rendezvous import Abandoned
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
@@ -391,7 +406,12 @@ def _work_among_changing(
 
 @contextmanager
 def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[Store | None]:
-    """Open the default process group of all workers, over the backend that suits their devices; yield its store."""
+    """Open the default process group of all workers, and yield its store, None for a single worker; close it then.
+
+    Raises:
+        BadInput: workers have different versions, or cannot meet.
+        HungPeer: in place of a RuntimeError inside that says that a collective timed out.
+    """
     if place.world_size == 1:
         yield None
         return

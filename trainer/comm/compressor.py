@@ -268,7 +268,7 @@ class Residual:
         return {key: value.clone() for key, value in self.kept().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Overwrite the kept tensors, in place, with those that `state` returned.
+        """Overwrite the kept tensors, in place, with the tensors that `state` returned.
 
         Raises:
             BadInput: names or shapes differ from those of this residual, as of another compression or model.
@@ -333,7 +333,7 @@ class Chain:
         self._compressor.load_state(state)
 
     def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Sum the values at these indices; all other elements of the sum are zero."""
+        """Write the sum of the values at ``indices`` into ``out``, zero elsewhere; return what this worker sent."""
         values = flat.index_select(0, indices)
         if self._scale != 1.0:
             values.mul_(self._scale)
@@ -488,7 +488,10 @@ class MomentumCorrection(ErrorFeedback):
         self._next_velocity = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Return the velocity not yet sent, this (clipped) gradient's included; no state changes until `commit`."""
+        """Return the velocity not yet sent, this (clipped) gradient's included; no state changes until `commit`.
+
+        With ``clip_norm`` the gradient is first scaled to a norm of at most ``clip_norm / sqrt(workers)``.
+        """
         if self._clip_norm is not None:
             most = self._clip_norm / math.sqrt(group_size(None))
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)

@@ -72,7 +72,7 @@ class Network:
 
 
 def _line(timings: Sequence[Message], workers: int) -> LinkSpeed:
-    """Fit ``t / m = alpha + (x / m) beta``: relative errors are what they were."""
+    """Return latency and rate by a fit of ``t / m = alpha + (x / m) beta``, which keeps relative errors as they are."""
     terms = [
         Operation(primitive=timed.primitive, payload_bytes=timed.payload_bytes, members=workers).terms(trainer)
         for timed in timings
@@ -221,7 +221,10 @@ def timed_candidates(candidates: Candidates, network: Network, *, device: torch.
 def _ratios(
     name: str, collective: str, coding: str, numel: int, workers: int, network: Network, shapes: Shapes | None
 ) -> tuple[float, float]:
-    """Return two neighbours of `_SELECTED`, the largest that do not take long."""
+    """Return the two largest neighbours of `_SELECTED` whose exchange takes at most half of `LONGEST_S`.
+
+    Else the last two.
+    """
     for large, small in itertools.pairwise(_SELECTED):
         parts = operations(name, numel, large, workers=workers, collective=collective, coding=coding, shapes=shapes)
         if network.expected_s(parts) <= LONGEST_S / 2:

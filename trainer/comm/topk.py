@@ -164,9 +164,10 @@ class AllGather:
         return self.gather(compressor.encode(flat, turn), out, turn)
 
     def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
-        """Write the sum of all workers' payloads into ``out``.
+        """Write the sum of all workers' payloads into ``out``; all must call it.
 
-        Return this worker's, with values as sent. All must call it.
+        Returns:
+            This worker's payload, with its values rounded as they were sent.
         """
         channel, coding = turn.channel, self._coding
         payload = coding.rounded(payload)
@@ -248,7 +249,9 @@ class SharedSelection:
         """Return the int32 indices that one worker selects and broadcasts in this step; all workers must call it.
 
         In an election norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the
-        lowest rank wins; a NaN wins over everything, and is seen by all.
+        lowest rank wins; a NaN wins over everything, and is seen by all. The selecting worker is rank ``step mod
+        workers``; with `VAR`, or without `STAR` among more than `MANY_WORKERS`, the one whose selection has the largest
+        norm is elected.
         """
         channel, numel, coding = turn.channel, flat.numel(), self._coding
         is_elected = self._collective == VAR or (self._collective != STAR and channel.workers > MANY_WORKERS)
@@ -564,7 +567,9 @@ class Levels(Chain):
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
         """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
 
-        A NaN keeps nothing, so everything is sent and seen.
+        Sent is the first of the ratio's selection, the floor's and the whole gradient that keeps at least
+        ``least_gain`` of the energy of all workers; `gains` says afterwards what the first two kept. With a NaN
+        everything is sent.
 
         Args:
             flat: 1-D fp32, not empty, this worker's gradient with its residual.

@@ -541,7 +541,10 @@ class StreamCursor(Cursor):
         return self
 
     def flow(self) -> dict[str, float]:
-        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field."""
+        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field.
+
+        Reset all.
+        """
         now_s = self._clock()
         arrived = self._arrived(now_s)
         first = first_kept(
@@ -563,6 +566,7 @@ class StreamCursor(Cursor):
         return max(0, self._arrived(now_s - self._stream.max_age_s))
 
     def _wait(self, wait_s: float, count: int) -> None:
+        """Sleep ``wait_s``; RunFailed, at once, if that is longer than the stream's patience."""
         if wait_s > self._stream.patience_s:
             raise RunFailed(
                 f"worker {self._rank} would wait {wait_s:.3g} s for a batch of {count}: its stream brings "

@@ -268,8 +268,17 @@ class CommState(GradientState):
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content.
 
+        The last bucket of a pass waits until all are summed; no future is done before. In an audit the future is done
+        at
+        once, and its value is the leader's gradient.
+
         Args:
             bucket: gradients that DistributedDataParallel has just made; overwritten.
+
+        Raises:
+            BadInput: workers are about to exchange in different ways.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
         """
         buffer, is_last = bucket.buffer(), bucket.is_last()
         self._ready_elements = buffer.numel() + (0 if bucket.index() == 0 else self._ready_elements)
@@ -405,7 +414,10 @@ class ShardedState(GradientState):
         return [] if stats is None else [stats]
 
     def _sum(self, name: str, shard: Tensor) -> None:
-        """Replace the gradient of a part's shard, 1-D, by its mean over the replicas."""
+        """Replace the gradient of a part's shard, 1-D, in place, by its mean over the replicas; all must call it.
+
+        Where the gradient is not finite on some replica, the shard is filled with infinity and no residual changes.
+        """
         assert self._replicas is not None
         self._parts += 1
         done = min(1.0, self._parts / self._parts_before) if self._parts_before else 0.0

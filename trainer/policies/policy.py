@@ -321,6 +321,7 @@ class DynamicShares(DynamicSettings):
     def _proposed(
         self, shares: tuple[int, ...], throughputs: Sequence[float], low: Sequence[int], high: Sequence[int | None]
     ) -> tuple[int, ...] | None:
+        """Return shares by throughput within the bounds; None: they are as now, or within the dead band."""
         quotas = proportional_quotas(throughputs, sum(shares), minimum=low, maximum=high)
         move = max(abs(quota - share) / share for quota, share in zip(quotas, shares, strict=True))
         within = all(
@@ -333,12 +334,19 @@ class DynamicShares(DynamicSettings):
         return None if proposed == shares else proposed
 
     def _judged(self, cap: int | None, before: Growth | None, samples_per_s: float) -> int | None:
-        """Return the cap of one worker, lowered where its grown share gave less throughput than before."""
+        """Return the cap of one worker, lowered to its share before if more samples gave less throughput.
+
+        None: no cap.
+        """
         if before is None or samples_per_s >= before.samples_per_s * (1 - self.dead_band):
             return cap
         return before.samples if cap is None else min(cap, before.samples)
 
     def _bounds(self, total: int, caps: Sequence[int | None]) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        """Return the least and most samples of each worker; None: no most.
+
+        Caps that hold less than ``total`` do not count.
+        """
         equal = total / len(caps)
         low = max(self.minimum, math.floor(self.least * equal))
         widest = None if self.most is None else max(low, math.ceil(self.most * equal))
@@ -874,6 +882,7 @@ Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]
 
 
 def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    """Return the policy of whole micro-batches; BadInput: they are smaller than ``minimum``, or do not fit the spec."""
     size = allocated_micro_batch_size(spec)
     if size < minimum:
         raise BadInput(
@@ -889,6 +898,10 @@ def _told(policy: type[DynamicShares]) -> Maker:
 
 
 def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    """Return the policy that follows the gradient noise, within the workers' memory.
+
+    BadInput: the spec rules it out.
+    """
     check_follows_noise(spec)
     settings, given = CriticalSettings.model_validate(spec.batch_settings), spec.global_batch_size
     most = min(settings.most * given, sum(worker.max_local_batch_size or math.inf for worker in spec.workers))

@@ -351,6 +351,7 @@ class ShareTable:
         return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
     def _wanted(self, place: Place) -> Shares:
+        """Return the shares that hold at a place, moved on by a worker from batch to batch if workers take turns."""
         shares = next(shares for since, shares in reversed(self._entries) if since <= place or since == (0, 0))
         turn = place[1] % len(shares) if self.turns else 0
         return shares[turn:] + shares[:turn]

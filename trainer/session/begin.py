@@ -64,6 +64,7 @@ def session(
         optimizer: of any kind, with any parameter groups; or several, each of which steps when the script says so.
         compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``), or the
             record; ``"identity"``: none; ``"auto"``: whatever promises the least time, decided while training goes on.
+            A compression that keeps the momentum (``dgc``) takes over the optimizer's, which becomes 0 there.
         accumulate: backward passes of a step.
         steps: that the script will do, by which near the end ``auto`` holds nothing back; None: not known.
         scaler: the GradScaler of the script, where gradients are compressed; None: the script has none, or sends dense
@@ -198,6 +199,7 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
         BadInput: the script's own process group cannot be used, as it has no gloo; the group stays. Or the workers have
             different versions of hetopt, torchrun's variables are missing, or rank 0 cannot listen at the address by
             which the others know it.
+        DistNetworkError: rank 0 does not answer.
     """
     if world_size == 1 or dist.is_initialized():
         if world_size > 1 and "gloo" not in dist.get_backend_config():

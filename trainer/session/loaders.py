@@ -203,6 +203,7 @@ class SessionLoader:
         return self._cut_slices(batches, start if has_drawn else None)
 
     def _cut_slices(self, batches: Iterator[Any], start: dict[str, Any] | None = None) -> Iterator[Any]:
+        """Yield this worker's items of each batch of an epoch, and queue its part; batches to skip are passed over."""
         self._parts.clear()
         self._begin_drawing(start)
         for number, (batch, is_last) in enumerate(self._all_batches(batches)):
@@ -215,7 +216,7 @@ class SessionLoader:
             yield list(own_items(batch, part))
 
     def _all_batches(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-        """Yield each batch of an epoch, and whether it is the last."""
+        """Yield each batch of an epoch, drawn ahead as on rank 0, and whether it is the last (alone: always False)."""
         if self._is_alone and not self._skip:
             yield from ((batch, False) for batch in batches)  # each as it is asked for, as without a session
             return
@@ -247,6 +248,7 @@ class SessionLoader:
         return self._give(batches)
 
     def _give(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield an epoch's batches, and tell the session of each before and after, and of the epoch's end."""
         flow = self._flow
         flow.ask(True)
         self.epoch, self.batches = self.epoch + (not self._skip), self._skip
@@ -260,7 +262,11 @@ class SessionLoader:
         flow.end_data()
 
     def _read(self, batches: Iterator[Any]) -> Iterator[tuple[Part, Any]]:
-        """Yield this worker's part of each batch, and the batch, without skipped batches."""
+        """Yield this worker's part of each batch, and the batch, without skipped batches.
+
+        Whether a part is the last is known of a loader with a batch sampler, and of others when gradients are
+        accumulated.
+        """
         if self._is_sliced:
             yield from ((self._parts.popleft(), batch) for batch in batches)
             return

@@ -228,7 +228,10 @@ class AdaptiveController:
         return {"before": before.key, "after": self.candidate.key, "reason": self._decision.reason or ""}
 
     def _candidate_of(self, decision: RatioDecision) -> Option:
-        """Return the candidate that a decision means; of several collectives the quickest on the measured network."""
+        """Return the candidate that a decision means, by its option or else its ratio, with the levels that it names.
+
+        Of several collectives the quickest on the measured network is taken; without a network the first.
+        """
         network = self.network
         if decision.option is not None:
             named = self.candidates.find(decision.option)

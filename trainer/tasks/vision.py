@@ -180,6 +180,10 @@ def _read(paths: Sequence[Path], *, padding: int = 0) -> ImageDataset:
 
 
 def _read_records(path: Path) -> NDArray[np.uint8]:
+    """Return a file's records, [n, `RECORD_BYTES`]: the label, then the pixels.
+
+    BadInput: truncated, or other labels.
+    """
     data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if data.size == 0 or data.size % RECORD_BYTES:
         raise BadInput(

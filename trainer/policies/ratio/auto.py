@@ -587,6 +587,10 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
 
 
 def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: str) -> RatioDecision:
+    """Return the decision to use ``chosen`` instead of ``now``, with a reason.
+
+    ``keep``, if both are the same option.
+    """
     if chosen.option.key == now.option.key:
         return keep
     reason = f"{way_in_words(chosen.option.key)} instead of {way_in_words(now.option.key)}: {why}"

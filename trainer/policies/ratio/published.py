@@ -222,6 +222,10 @@ class ThresholdRatio(ThresholdSettings):
         return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
 
     def _compresses(self, gains: tuple[float, ...]) -> bool:
+        """Return whether the workers' gains, by mean, majority, any or all, lose at most ``delta``.
+
+        Never if that is 0.
+        """
         if self.delta == 0:
             return False
         least = 1 - self.delta - _ROUNDING
@@ -305,6 +309,7 @@ class Gravac(GravacSettings):
         )
 
     def _measured(self, state: GravacState, observation: RatioObservation) -> GravacState:
+        """Return the state with a period's throughput times gain added to the factor that most of its steps sent."""
         worth = dict(state.worth)
         sent = DENSE
         if observation.level_gains is not None:
@@ -316,6 +321,10 @@ class Gravac(GravacSettings):
         return state.model_copy(update={"worth": worth, "window_steps": state.window_steps + observation.steps})
 
     def _next_window(self, state: GravacState, gains: tuple[float, float] | None) -> GravacState:
+        """Return the state with the next candidate; or with the best factor, and the search done.
+
+        The floor rises to the candidate where that keeps about as much (``omega``).
+        """
         state = state.model_copy(update={"window_steps": 0})
         if gains is not None and gains[1] - gains[0] <= self.omega * gains[1]:
             state = state.model_copy(update={"floor": state.candidate})
