@@ -151,6 +151,7 @@ class S3Objects(Objects):
 
 
 def _client(service: str, region: str, **config: Any) -> Any:
+    """Return a boto3 client with the machine's own credentials; nothing is called."""
     import boto3
     from botocore.config import Config
 

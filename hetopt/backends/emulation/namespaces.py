@@ -226,6 +226,10 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         remove(self.id)
 
     def _build(self) -> None:
+        """Make a namespace for each host, join all to one switch, and set the links' rates.
+
+        NetworkRefused: a step failed.
+        """
         switch = _switch(self.id)
         run("ip", ["link", "add", "name", _BRIDGE, "type", "bridge"], namespace=switch)
         places = range(len(self._hosts))

@@ -531,6 +531,11 @@ def parse_change(text: str, hosts: Collection[str]) -> Change:
 
 
 def _change(where: str, text: str, hosts: Collection[str]) -> Change:
+    """Return the change that a line's words describe; ``where`` names the line in errors.
+
+    Raises:
+        BadInput: the words cannot be read, say nothing, or name no host of ``hosts``.
+    """
     item = arguments(text, where, separators=_WORDS)
     words, moment = list(item.values), dict[str, str]()
     if words[:1] == ["step"]:

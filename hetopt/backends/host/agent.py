@@ -162,6 +162,11 @@ class Agent:
         return placement_of(self.objects.get(PLACEMENT_OBJECT), self.id, self.terms.spec_sha256)
 
     def _take_part(self, placement: Placement) -> int:
+        """Take part in one generation, from its checkpoint to the last upload; return the host process's exit code.
+
+        6: the data was not fetched before the machine's end, or a signal ended the host process. Errors are those of
+        `live`.
+        """
         run_dir = self.root / "run"
         uploads = Uploads(
             objects=self.objects,
@@ -210,11 +215,15 @@ class Agent:
         return code
 
     def _fetch_data(self, url: str, uploads: Uploads, host: str) -> bool:
-        """Fetch the data set; not where the machine is to end meanwhile. Its host log tells how far it is."""
+        """Fetch the data set, and say in the host's log how far it is; return whether all of it is there.
+
+        False: the machine is to end meanwhile. BadInput: the data cannot be read.
+        """
         log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
         log.parent.mkdir(parents=True, exist_ok=True)
 
         def goes_on(done: int, total: int) -> bool:
+            """Do what is due, say how much of the data is there, and return whether to go on fetching it."""
             if "heartbeat" in self._turn(uploads.run_dir, due, "fetching data") or done == total:
                 with log.open("a", encoding="utf-8") as stream:
                     stream.write(f"hetopt: {done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here\n")
@@ -246,7 +255,12 @@ class Agent:
             )
 
     def _look_after(self, host: subprocess.Popen[bytes], uploads: Uploads) -> int:
-        """Wait until the host process has ended, or must."""
+        """Wait until the host process has ended, heed lease and placements, and upload meanwhile; return its exit code.
+
+        The process is killed where its time is up, a later generation began, or the log of the first host stands still.
+        Ended
+        by a signal, its code is 6.
+        """
         run_dir = uploads.run_dir
         due: dict[str, float] = {}
         grew_s = self.clock()
@@ -312,6 +326,7 @@ class Agent:
         return news
 
     def _read_lease(self) -> None:
+        """Read the lease, if there is one, and set the machine's timer where its end has moved, within its terms."""
         lease = Lease.of_json(self.objects.get(LEASE_OBJECT))
         if lease is None:
             return
@@ -448,7 +463,10 @@ class Checkpoints:
         return self.objects.put_over(LATEST_OBJECT, latest.model_dump_json().encode(), there.version if there else None)
 
     def _follow(self, *, ended: bool) -> bool:
-        """Send this machine's parts of the wanted checkpoint, and of the last; keep no older ones on its disk."""
+        """Send this machine's parts of the wanted checkpoint, or of the last; return whether none is left to send.
+
+        Older parts are removed from its disk.
+        """
         folders = self._partial_folders()
         if not folders:
             return True

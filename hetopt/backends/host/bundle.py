@@ -154,7 +154,13 @@ def _requirements(folder: Path) -> frozenset[str]:
 
 
 def _imports(source: bytes, path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the modules that a file cannot do without, with the line; of relative ones the place below the folder."""
+    """Yield the absolute imports that a file cannot do without, each with its line.
+
+    Left out are imports in a ``try`` block or under TYPE_CHECKING, and relative ones, as a package travels whole.
+
+    Raises:
+        BadInput: the file is no Python that can be read.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -187,6 +193,7 @@ def _beside(folder: Path, module: str) -> list[Path]:
 
 
 def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]) -> None:
+    """Raise BadInput if a module is neither Python's, hetopt's nor of a distribution in ``provided``."""
     first = module.partition(".")[0]
     if first in sys.stdlib_module_names or first == "hetopt":
         return
@@ -279,6 +286,7 @@ def _in_folder(files: Files) -> dict[str, bytes]:
 
 
 def _sources(name: str) -> Iterable[tuple[str, bytes]]:
+    """Yield path and content of a part of hetopt: of one file, or of all Python and TOML files below a folder."""
     if name.endswith(".py"):
         yield f"hetopt/{name}", (_HERE / name).read_bytes()
         return

@@ -64,7 +64,7 @@ def _say(what: dict[str, Any]) -> None:
 
 
 def _look(asked: dict[str, Any]) -> None:
-    """Report on this host, then answer the round."""
+    """Report on this host, listen for the others, and try the links to hosts that each later line of input names."""
     address, token = asked["address"] or _reached_as(), asked["token"].encode()
     facts = {**_facts(asked), "address": address, "port": None, "listen_trouble": None}
     try:
@@ -88,6 +88,7 @@ def _reached_as() -> str | None:
 
 
 def _serve(listener: socket.socket, token: bytes) -> None:
+    """Answer every connection, each in a thread, for as long as this process lives."""
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=_answer, args=(connection, token), daemon=True).start()
@@ -106,6 +107,7 @@ def _answer(connection: socket.socket, token: bytes) -> None:
 
 
 def _send(connection: socket.socket) -> None:
+    """Send chunks for `SEND_S` seconds, then a last one that begins with ``0``."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK)
     end = time.monotonic() + SEND_S
     chunk = b"1" + bytes(CHUNK - 1)
@@ -134,6 +136,7 @@ def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
 
 
 def _try_way(said: dict[str, Any], name: str, address: str, port: int, token: bytes, measures: bool) -> None:
+    """Write into ``said`` whether a host is reached, or why not, and, if ``measures``, both directions' bits/s."""
     try:
         with (
             socket.create_connection((address, port), timeout=CONNECT_S) as connection,
@@ -153,6 +156,7 @@ def _try_way(said: dict[str, Any], name: str, address: str, port: int, token: by
 
 
 def _facts(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what this host is and has: processors, memory, disk, packages, GPUs, and what earlier runs have left."""
     folder = os.path.expanduser(asked["folder"])
     there = folder
     while not os.path.exists(there) and there != os.path.dirname(there):
@@ -230,7 +234,10 @@ def _printed(*command: str) -> tuple[int | None, str]:
 
 
 def _gpus() -> list[list[str]] | str:
-    """Return name, MiB and driver of each GPU; a sentence where the driver does not answer; nothing without one."""
+    """Return name, MiB, driver and compute capability of each GPU; a sentence where the driver fails.
+
+    Empty without one.
+    """
     query = "--query-gpu=name,memory.total,driver_version,compute_cap"
     code, text = _printed("nvidia-smi", query, "--format=csv,noheader,nounits")
     if code is None:
@@ -247,7 +254,7 @@ def _torch_trouble() -> str | None:
 
 
 def _take_part(asked: dict[str, Any]) -> None:
-    """Take the code, say so, and become the node."""
+    """Take the code, say so, and become the node, in place of this program; or remove it again, and say why."""
     folder = os.path.abspath(os.path.expanduser(asked["folder"]))
     root = "/".join((folder, "runs", asked["run"], asked["host"]))
     try:

@@ -121,7 +121,12 @@ class SlurmBackend(SshBackend):
         return prepared.answered(prepared.inventory.model_copy(update={"addresses": addresses}))
 
     def _nodes(self, prepared: OnHosts) -> Mapping[str, Node]:
-        """Return the nodes that there are, once Slurm has said that it would take the jobs."""
+        """Return the nodes that there are, once Slurm has said that it would take the jobs.
+
+        Raises:
+            BadInput: Slurm is not installed here, or would not take the jobs.
+            RunFailed: Slurm does not answer.
+        """
         options, nodes = Slurm(**json.loads(prepared.files[ORDER_FILE])), ask_nodes()
         SlurmLink(run="new", options=options).check(prepared.inventory.hosts, nodes)
         return nodes

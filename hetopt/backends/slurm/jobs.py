@@ -323,6 +323,9 @@ class SlurmLink(Link):
         """Return a host's job, from `squeue` every 5 s at most; None: it has none.
 
         While Slurm does not answer, the job is as it was seen last.
+
+        Raises:
+            BadInput: Slurm is not installed here.
         """
         with self._lock:
             if self.clock() - self._looked_s >= LOOK_S:

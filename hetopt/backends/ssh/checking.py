@@ -221,6 +221,7 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
+    """Return a host's report on itself, or the error of a host that gives none."""
     host = talk.host
     is_gpu_used = CPU not in host.devices and not host.install  # what is installed for a run will be that of the lock
     about = {"address": host.private, "folder": host.folder, "install": host.install, "gpu": is_gpu_used}
@@ -241,6 +242,7 @@ def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
 
 
 def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
+    """Return which of the wished hosts a host reached, and how fast; None: it was to try none, or did not answer."""
     if wish is None or not wish["others"]:
         return None
     try:
@@ -297,6 +299,7 @@ def alone(host: Host, seen: Seen) -> Iterator[Trouble]:
 
 
 def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
+    """Yield what is wrong with a host's GPUs: no driver, too few, others than listed, unused, or unusable by torch."""
     wanted = [device for device in host.devices if device != CPU]
     if isinstance(seen.gpus, str):
         hint = "see `nvidia-smi` there; after an update it wants a reboot"
@@ -340,8 +343,8 @@ def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str,
 
     Args:
         hosts: in order.
-        seen: reports of those that answered, by name.
-        ways: links of those that tried them, by name.
+        seen: reports of the hosts that answered, by name.
+        ways: links of the hosts that tried them, by name.
     """
     troubles: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
     first: dict[str, str] = {}
@@ -365,6 +368,7 @@ def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str,
 
 
 def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterator[Trouble]:
+    """Yield a trouble if a host's workers cannot listen, and for the other hosts that it cannot reach."""
     if seen[name].port is None:
         said = f"its workers cannot listen on {seen[name].address or 'any address'} ({seen[name].listen_trouble})"
         yield Trouble(said, 'say by which address the others reach it: private = "192.168.1.20"')

@@ -183,7 +183,7 @@ class HostsConductor(Conductor):
             self._there_s = now_s
 
     def _why_given_up(self, name: str) -> str | None:
-        """Count the placement that a host has ended; where that was one too many, return why it is given up.
+        """Count the placement that a host has ended; return why the host is given up now; None: it is not.
 
         Raises:
             RunFailed: all hosts are given up.
@@ -198,7 +198,7 @@ class HostsConductor(Conductor):
         return reason
 
     def _arrived(self, name: str) -> HetoptError | None:
-        """Take in a host that was connected to; return why it was not, if so."""
+        """Take in a host that was connected to, in this generation or the next; return why it was not; None: it was."""
         try:
             self._links[name] = self._coming.pop(name).result()
         except HetoptError as refusal:
@@ -293,6 +293,10 @@ class HostsConductor(Conductor):
                 self._coming[name] = self._pool.submit(self._connected, name)
 
     def _connected(self, name: str) -> Part:
+        """Connect to a host and begin its part of the run, whose requests are answered from then on.
+
+        Errors as of `Part`.
+        """
         folder = host_log_folder(self.run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
         part = Part(
@@ -317,7 +321,10 @@ class HostsConductor(Conductor):
         return part
 
     def _keep(self, host: str, name: str, data: bytes) -> None:
-        """Keep an object that a host has written: events and logs become those of the run; the lock is held."""
+        """Keep an object that a host has written: events and logs become those of the run; the lock is held.
+
+        HetoptError: the host's object is not what a host writes.
+        """
         first, _, rest = name.partition("/")
         if first == "events":
             with (self.run_dir / EVENTS_FILE).open("ab") as stream:

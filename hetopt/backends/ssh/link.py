@@ -379,6 +379,7 @@ class Conversation:
         return self._complaints.read(_MOST_BYTES).replace(b"\0", b"").decode(errors="replace")
 
     def _why_ended(self, *, is_late: bool) -> HetoptError:
+        """End the conversation; return the error that says why: not reached, too slow, or no program can be run."""
         code, complaint = self._let_go(), self.complaint()
         unreached = self.link.why_unreached(self.host, code, complaint)
         if unreached is not None:
@@ -454,6 +455,8 @@ class Part(Conversation):
         return not self._server.is_alive()
 
     def _serve(self) -> None:
+        """Answer the host's requests until the connection ends; cut it after a frame that cannot be read."""
+
         def read(count: int) -> bytes:
             """Read a number of bytes, fewer at the end; a part that comes over a slow line is heard while it does."""
             data = bytearray()
@@ -469,6 +472,10 @@ class Part(Conversation):
             self.cut()  # it is gone, or has a frame that is none
 
     def _answer(self, header: bytes, body: bytes) -> tuple[Answer, bytes]:
+        """Carry out a host's request, tell `wrote` of a whole object, and return answer and body.
+
+        A refusal is empty.
+        """
         try:
             request = parse_from_peer(Request, header, self.host.name)
             objects = self.objects if request.place == OBJECTS else self.models

@@ -260,9 +260,9 @@ class Loop(_Renter):
         return self.save(seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})}))
 
     def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
-        """Return the states of a run's machines now, with those that nobody knows: whoever rented them was killed then.
+        """Return the states of a run's machines now, and of machines that EC2 lists and no record knows.
 
-        Such machines are paid for, and relieved.
+        The process that rented such machines was killed meanwhile. They are paid for, and relieved.
         """
         listed, now_s = instances_in(self.edge(calls.addresses_call(self.order))), self.clock()
         known, host = {machine.id for machine in before.machines}, self.order.workers[0].host
@@ -389,9 +389,14 @@ class Loop(_Renter):
         return self.save(state)
 
     def _place(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
-        """Tell the machines that serve their generation and places; return the cluster state that was recorded.
+        """Write generation and places for the machines that serve; return the cluster state that was recorded.
 
         Workers are recorded as of the types that were granted, by which later plans learn from the run.
+
+        Args:
+            state: as it was seen last.
+            spec: of the run, on the hosts that serve.
+            pauses: whether workers are to save a checkpoint and wait for the next generation.
         """
         granted = {machine.host: {"type": machine.instance_type} for machine in state.serving}
         workers = (worker.model_copy(update=granted.get(worker.host, {})) for worker in spec.workers)
@@ -428,12 +433,14 @@ class Loop(_Renter):
         return self.save(self._outlive(state.model_copy(update=lease), end_s))
 
     def _outlive(self, state: ClusterState, lease_end_s: float) -> ClusterState:
-        """Have the account end machines with a place later than their lease: before that grows, after it has shrunk.
+        """Have the account end machines with a place later than their lease; return the state with the new ends.
 
-        Each move is a call for each machine, so that they are moved when half of the slack is used up.
+        It is called before the lease grows, and after it has shrunk. Each move is a call for each machine, so that they
+        are
+        moved when half of the slack is used up. Without the account's role nothing is done.
 
         Raises:
-            CloudRefused: it may end them sooner, so that their lease must not grow.
+            CloudRefused: AWS refuses a move: it may end them sooner, so that their lease must not grow.
         """
         if self.order.end_role is None:
             return state
@@ -495,7 +502,9 @@ class Loop(_Renter):
         return state
 
     def _rent(self, action: Rent) -> ClusterState:
-        """Ask for machines, which end when the others do. Each time has tokens and templates of its own.
+        """Ask for machines, which end when the others do; return the recorded state with the granted ones.
+
+        Machines for which there is no capacity are missing, and told of. Each time has tokens and templates of its own.
 
         Raises:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
@@ -574,7 +583,11 @@ class Loop(_Renter):
         """Rent in the first zone that has all machines; where none has, and fewer may do, in the first with some.
 
         Returns:
-            the zone, the machines' ids by host, and the run on them.
+            The zone, the machines' ids by host, and the run on them.
+
+        Raises:
+            CloudRefused: no zone has all machines, and fewer do not do, or another refusal; what was granted is given
+                back.
         """
         reasons: dict[str, list[str]] = {}
         hint: str | None = None
@@ -613,7 +626,7 @@ class Loop(_Renter):
     ) -> tuple[dict[str, str], list[CloudRefused]]:
         """Rent roles in a zone; return the ids of the machines by host, and the refusals of the others.
 
-        Where only all of them together are of use, the first role that it has not ends the asking.
+        Where only all of them together are of use, the first role that is refused ends the asking.
         """
         ids: dict[str, str] = {}
         refused: list[CloudRefused] = []
@@ -676,6 +689,7 @@ class Loop(_Renter):
         machines: dict[str, Answer] = {}
 
         def have_addresses() -> bool:
+            """Return whether EC2 lists all machines with addresses; CloudRefused: a machine has ended."""
             listed = instances_in(self.edge(calls.addresses_call(self.order)))
             machines.clear()
             machines.update({host: listed[id_] for host, id_ in ids.items() if id_ in listed})
@@ -742,7 +756,17 @@ def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
 def _updated(
     machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float, lease_s: float
 ) -> MachineState:
-    """Return a machine's state now. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
+    """Return a machine's state now, by EC2's description and its own heartbeats; of an ended machine it is kept.
+
+    EC2 forgets machines an hour after their end, and knows new ones after seconds.
+
+    Args:
+        machine: as it was recorded last.
+        now: EC2's description; None: EC2 does not list it, so that it is new, or ended an hour ago at least.
+        beats: when machines last said that they live, epoch seconds by id.
+        now_s: seconds since the epoch.
+        lease_s: latest moment at which a machine that EC2 has forgotten can have ended.
+    """
     if not machine.alive:
         return machine
     said_s = beats.get(machine.id, machine.heartbeat_s)

@@ -270,6 +270,11 @@ def zones_for(
 
 
 def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:
+    """Return a type's prices in a zone, with extras; ``spot`` None: it is on demand, or nothing is known of its spot.
+
+    Raises:
+        BadInput: the on-demand price is not known.
+    """
     on_demand = catalog.price(name, "on-demand")
     if on_demand is None:
         raise BadInput(
@@ -455,7 +460,7 @@ def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
 def budget_of(plan: Plan, wished_usd: float | None) -> float:
     """Return the budget in USD of a launch: ``wished_usd``, or else the plan's.
 
-    Refused is a budget below the plan's high cost, unless the plan says how likely its own budget is enough, and the
+    A budget below the plan's high cost is refused, unless the plan says how likely its own budget is enough, and the
     budget is no lower than that.
 
     Args:

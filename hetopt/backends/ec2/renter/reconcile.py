@@ -277,7 +277,11 @@ def _end_relieved(state: ClusterState, now_s: float) -> End | None:
 
 
 def _change(order: Order, observed: Observed, now_s: float) -> Action | None:
-    """Return the next action towards the wanted cluster; None: none can be taken now."""
+    """Return the next action towards the wanted cluster; None: none can be taken now.
+
+    Raises:
+        CloudRefused: the hosts that are left cannot hold the batch.
+    """
     state = observed.state
     there = {machine.host for machine in state.serving}
     lost = [host for host in host_names(observed.spec) if host not in there]
@@ -316,9 +320,9 @@ def _unbooted(order: Order, state: ClusterState, hosts: Collection[str]) -> tupl
 
 
 def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
-    """Return the hosts to rent machines for now: those without a living machine; none within 5 minutes of the last ask.
+    """Return the hosts to rent machines for now, which have no living one; none within 5 minutes of the last ask.
 
-    Where all that trained are lost at once, those that wait go on without them first.
+    Where all machines that trained are lost at once, waiting ones go on without them first.
 
     Args:
         order: of the run.
@@ -337,7 +341,7 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
 
 
 def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float) -> Rent | None:
-    """Return the action that asks for machines for these hosts, as planned."""
+    """Return the action that asks for machines for these hosts, as planned; None: no role has any of them."""
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
     market = {"market": "on-demand"} if state.on_demand else {}
     roles = [
@@ -370,7 +374,10 @@ def goes_on_from_memory(observed: Observed, lost: Collection[str], now_s: float)
 
 
 def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
-    """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost."""
+    """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost.
+
+    None: nothing is due in that wait.
+    """
     said = f"lost {', '.join(lost)}; the others go on without"
     try:
         return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=said)
@@ -381,7 +388,11 @@ def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s:
 def _wait_for(
     order: Order, observed: Observed, lost: Sequence[str], refused: CloudRefused, now_s: float
 ) -> Action | None:
-    """Return the next action to replace lost machines of a run that cannot go on without them; None: none is due."""
+    """Return the next action to replace lost machines of a run that cannot go on without them; None: none is due.
+
+    Raises:
+        CloudRefused: even with waiting machines the hosts cannot hold the batch.
+    """
     state = observed.state
     if given_up := [host for host in lost if host in state.given_up]:
         return Clear(state=state, say=refused.message, unbooted=_unbooted(order, state, given_up))

@@ -301,7 +301,7 @@ class Remover:
     def _terminate(self, ids: Sequence[str]) -> list[str]:
         """End machines, and return the ids that EC2 does not know.
 
-        One that it does not know spares all others of a call: then each goes by itself.
+        Where one is unknown, EC2 ends none of a call: then each is ended by a call of its own.
         """
         request = Request(
             step="terminate",
@@ -436,7 +436,7 @@ def owner_named(things: Iterable[TaggedResource]) -> str:
 def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[TaggedResource], now_s: float) -> str | None:
     """Ask S3 whether the run of ``things`` goes on; return a sentence on why to leave them alone, None if it is over.
 
-    A run whose state cannot be read is left alone.
+    A run whose state cannot be read is left alone. One whose name, or whose bucket's, hetopt cannot have given is over.
 
     Args:
         edge: makes calls in the run's region.

@@ -194,6 +194,7 @@ def instances_in(answer: Answer) -> dict[str, Answer]:
 
 
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
+    """Return the words that the sentences on refusals have places for, from a call and AWS's code and text."""
     types = instance_types_of(request)
     target = request.parameters.get("TargetCapacitySpecification", {})
     market: Market = "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
@@ -485,6 +486,7 @@ class BotoEdge:
         return answer
 
     def _client(self, service: str) -> Any:
+        """Return the boto3 client of a service, made once; BotoCoreError: the configuration of AWS cannot be read."""
         from botocore.config import Config
 
         if service not in self._clients:
@@ -530,6 +532,9 @@ class Retrying:
 
     def __call__(self, request: Request) -> Answer:
         """Make the call, several times if need be; return its answer, empty where the refusal is one that it tolerates.
+
+        Attempts are repeated while the refusal passes by itself, or may mean that nothing was done; it sleeps between
+        them.
 
         Raises:
             ApiRefused: the refusal of the last attempt.
