@@ -145,6 +145,7 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
     by_command: dict[str, dict[str, Parameter]] = {}
 
     def walk(command: Command, path: tuple[str, ...]) -> None:
+        """Add the options of a command, or of all commands below a group."""
         inside: Mapping[str, Command] = getattr(command, "commands", {})
         for name, subcommand in inside.items():
             walk(subcommand, (*path, name))
@@ -173,6 +174,7 @@ def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """Return the table in a TOML file; BadInput: it cannot be read, or holds characters that no name may have."""
     import tomllib
 
     hint = "correct the file, or move it away"
@@ -231,6 +233,11 @@ def _is_typed_only(command: str, name: str) -> bool:
 
 
 def _setting(command: str, parameter: Parameter, value: Any, source: Path | str) -> Setting:
+    """Return an option's setting from a value in a file or variable; paths in a file are below its folder.
+
+    Raises:
+        BadInput: the value cannot be, or would rent machines.
+    """
     option = next(flag for flag in parameter.opts if flag.startswith("--"))
     name = option.removeprefix("--")
     said: str | bool | tuple[str, ...]

@@ -130,7 +130,10 @@ def _stopped_here(run: Run) -> None:
 
 
 def _given_back(run: Run) -> HetoptError | None:
-    """Print the cost of rented machines and fetch the model; return the error of a run that its budget ended."""
+    """Print the cost of rented machines and fetch the model.
+
+    Return the error of a run that its budget ended, or None.
+    """
     from hetopt.api.account import spent
 
     usd, is_estimate, reason = spent(run)
@@ -178,7 +181,11 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
 def _rented(rental: Rental, *, yes: bool) -> Rental:
     """Return the rental once spending is confirmed: at a terminal by a person, elsewhere by --yes.
 
-    A risk is one that a person must see."""
+    Raises:
+        NoFeasiblePlan: the plan is a risk, which a person must see, and nobody sees it.
+        BadInput: nobody is there to say yes.
+        Exit: a person declines (code 0).
+    """
     budget = f"${rental.order.budget_usd:.2f}"
     if rental.risk is not None and (yes or not is_attended()):
         raise NoFeasiblePlan(

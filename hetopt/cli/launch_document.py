@@ -230,6 +230,7 @@ def _data(spec: RunSpec) -> str:
 
 
 def _end(record: Launch) -> str:
+    """Return what ends a run, as text: a target, epochs or steps."""
     stop, goal = record.spec.stop, record.plan.goal
     if stop.target:
         return f"until {goal.target_metric} {goal.target_value:g}"
@@ -252,6 +253,7 @@ def _workers(spec: RunSpec) -> Iterator[Block]:
 
 
 def _rehearsed(spec: RunSpec, miniature: ScaledEmulation) -> Iterator[Block]:
+    """Yield the workers of a rehearsal with host, speed, link and batch, and how many changes are scheduled."""
     hosts = {host.name: host for host in miniature.hosts}
     yield Table(
         name="workers",

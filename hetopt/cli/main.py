@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, str] = {
 
 
 def _command(name: str) -> Command:
+    """Return a command, imported only now, or a group of commands, as click has it."""
     module = import_module(COMMANDS[name])
     function = getattr(module, name, None)
     if not callable(function):
@@ -222,6 +223,7 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
 
 
 def _note(text: str) -> None:
+    """Print a remark on stderr, if stderr can be written."""
     from hetopt.cli import render
 
     with contextlib.suppress(terminal.OutputLost):
@@ -229,6 +231,7 @@ def _note(text: str) -> None:
 
 
 def _said(message: str, hint: str | None, code: int) -> int:
+    """Print an error and its hint on stderr, if that can be written; return ``code``."""
     from hetopt.cli import render
 
     with contextlib.suppress(terminal.OutputLost):

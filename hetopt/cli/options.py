@@ -63,15 +63,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that gives a command the fields of records as options, beside its own.
 
+    The command gets as keywords its own options, and of the records' those that were given (not left at the default).
+
     Args:
-        records: made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field, its help
-            names those that do.
         *records: classes made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field,
-            its help names those that do.
+            its
+            help names those that do.
         leave_out: names of fields that are no options of the command.
     """
 
     def with_command(run: Callable[..., None]) -> Callable[..., None]:
+        """Return a command for typer: the function with the records' options in its signature."""
         hints = get_type_hints(run, include_extras=True)
         before = [
             parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY)
@@ -107,6 +109,7 @@ def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[s
 
 
 def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
+    """Return a field as a keyword parameter that typer reads: flag, help, default and completion."""
     option = options_of(owners[0])[name]
     field = next(candidate for candidate in fields(owners[0]) if candidate.name == name)
     plain = get_args(types_of(owners[0])[name])[0]

@@ -91,6 +91,7 @@ def profile(
 
 
 def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_json: bool) -> None:
+    """Print a profile, with remarks and the command to go on with; or, ``as_json``, the profile alone."""
     from hetopt.reports import profile_document
 
     if as_json:

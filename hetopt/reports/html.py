@@ -200,6 +200,7 @@ def inside(blocks: Iterable[Block]) -> str:
 
 
 def _block(block: Block) -> str:
+    """Return the HTML of a block, text escaped; empty for a heading or a block without content."""
     match block:
         case Line(is_copied=True):
             return f"<pre>{escape(block.text)}</pre>"

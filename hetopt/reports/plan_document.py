@@ -341,7 +341,7 @@ def _unavailable(said: Prediction) -> str:
 
 
 def details(plan: Plan) -> Iterator[Block]:
-    """Yield the details behind the answer: machines, bill, memory, alternatives and reasons."""
+    """Yield the details behind the answer: the plan, its machines, memory and bill, all other plans, and reasons."""
     chosen, said = plan.chosen, plan.chosen.prediction
     kind = "sync" if chosen.sync.is_local else "compression"
     yield Heading("The plan")
@@ -392,6 +392,7 @@ def _interval(known: Range, say: formatting.Say) -> str:
 
 
 def _machine(group: Group) -> list[Cell]:
+    """Return a group's row: machines, terms, hardware, price, local batch sizes and what its step time is from."""
     band = f", {group.interruption_band} a month" if group.interruption_band else ""
     seen = f", {group.watched.in_words}" if group.watched else ""
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
@@ -453,6 +454,7 @@ def bill(chosen: Candidate) -> Iterator[Block]:
 
 
 def _alternatives(plan: Plan) -> Iterator[Block]:
+    """Yield all plans as a picture (on a page alone) and as a table, with the chosen one marked."""
     # A picture needs what runs are drawn with, which takes as long to import as the rest of an answer.
     from hetopt.reports.plan_plots import front_svg
 

@@ -321,6 +321,7 @@ def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float 
 
 
 def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Interrupted | None:
+    """Return how a run was interrupted, all sessions together; None: it never was."""
     if progress.clock.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(
@@ -366,6 +367,16 @@ def _verdict(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> tuple[str, ...]:
+    """Return sentences on how the run compares with its prediction, what explains the difference, and interruptions.
+
+    Args:
+        figures: comparisons by name; without ``run time`` only step time is judged.
+        within: whether run time was within the tolerance; None: it is not known.
+        happenings: of the run, of which changes explain step times.
+        progress: figures folded from the run's events.
+        interrupted: interruptions; None: there were none.
+        contention: measured slowdown by other programs; None: not known.
+    """
     run_time, step_time = figures.get("run time"), figures["step time"]
     kinds = {happening.kind for happening in happenings}
     changes = [text for kind, text in _CHANGES.items() if kind in kinds]

@@ -93,6 +93,7 @@ def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
 
 
 def _compared_tile(compared: Compared, budget_usd: float | None) -> Tile:
+    """Return a tile of a measured figure with its prediction below, and of a cost its share of the budget, if any."""
     interval = _interval(compared)
     predicted = f"predicted {_figure(compared, 'predicted')}{f' ({interval})' if interval else ''}"
     below: list[Cell] = [predicted, _drawn(compared)]
@@ -169,7 +170,7 @@ def worker_table(workers: Sequence[WorkerReport]) -> Table:
 
 
 def _over_time(report: Report) -> Iterator[Block]:
-    """Yield the curves, and what happened on the way."""
+    """Yield the curves, with a slider, then what happened on the way and what workers sent, in sentences."""
     over_time, last = report.over_time, {happened.kind: happened for happened in report.happenings}
     # Of what is routine, only the last of a kind is news.
     news = [happened for happened in report.happenings if not happened.is_routine or happened is last[happened.kind]]

@@ -98,7 +98,11 @@ def over_time(history: RunHistory) -> OverTime:
 
 
 def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
-    """Yield the curves of a run; those that would say nothing are left out."""
+    """Yield a run's curves: loss, metrics, batch, step time, workers, communication, compression, noise, averaging.
+
+    Left out are curves of what the run does not have: the batch that never follows the noise, ratio and energy where
+    everything is sent, noise and averages that were not logged. Of several metrics the first `MOST_METRICS` are drawn.
+    """
     rows = history.steps
     steps = np.array([row.steps for row in rows], dtype=np.float64)
 
