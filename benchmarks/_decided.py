@@ -90,7 +90,10 @@ def as_recommended(menu: Menu, belief: Belief) -> Chooser:
 
 
 def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
-    """Return the chooser of `recommend` for a confidence: the best configuration that keeps the limits so probably."""
+    """Return the chooser of `recommend` for a confidence: the best configuration that keeps the limits so probably.
+
+    Where none is expected to keep them, it chooses the one that exceeds them least.
+    """
     forecast = belief.forecast(menu)
 
     def chosen(limits: Limits) -> int:

@@ -163,7 +163,8 @@ RECOMPUTED = 4 / 3
 def large_columns(data: Path) -> tuple[Column, ...]:
     """Return large models as columns of GPUs, each in a whole machine, by tokens a sample; steps keep activations.
 
-    Of several batch sizes on a GPU the fastest stands. What a job is a kind of is its model, whatever its tokens.
+    Of several batch sizes on a GPU the fastest stands. What a job is a kind of is its model, whatever its tokens. Empty
+    where those data are not at hand.
     """
     if not (data.parent / "llm-throughput").is_dir():
         return ()
@@ -188,9 +189,9 @@ def large_columns(data: Path) -> tuple[Column, ...]:
 
 
 def published(data: Path) -> Iterator[Row]:
-    """Return whole trainings of transformers on one machine with published hours, each a source of its own.
+    """Yield whole trainings of transformers on one machine with published hours, each a source of its own.
 
-    Hours that somebody made of a published throughput are rows of its source already.
+    Hours that somebody computed from a published throughput are rows of its source already.
     """
     gpus = {f"{gpu.key.split()[0]}-{gpu.key.split()[1]}": gpu for gpu in read_gpus(data).values() if "SXM" in gpu.key}
     for line in (data.parent / "published-trainings.jsonl").read_text(encoding="utf-8").splitlines():
@@ -287,7 +288,10 @@ def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
 
 
 def gpu_spread_of(errors: Sequence[tuple[Row, float]]) -> float:
-    """Return the standard deviation of a job's error on one GPU against another, every job weighing the same."""
+    """Return the standard deviation of a job's error on one GPU against another, every job weighing the same.
+
+    Jobs measured on a single GPU say nothing.
+    """
     jobs: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in errors:
         jobs[row.cell][row.gpu.key].append(error)
@@ -321,7 +325,10 @@ class Convolutions:
 
 
 def convolutions(data: Path) -> list[Convolutions]:
-    """Return the convolutional networks of the data whose operations can be counted."""
+    """Return the convolutional networks of the data whose operations can be counted.
+
+    Each is with its seconds of a step of the median batch on the reference GPU.
+    """
     with (data / "jobs.csv").open(encoding="utf-8", newline="") as file:
         jobs = {row["job"]: row for row in csv.DictReader(file)}
     found = []
@@ -442,7 +449,10 @@ KEPT = 0.9
 
 
 def main() -> None:
-    """Fit the prior, print the errors of what was left out, and write the file that ships."""
+    """Fit the prior, print the errors of what was left out, and write the file that ships.
+
+    Exits where the throughput data are not at hand.
+    """
     data = folder()
     if data is None:
         raise SystemExit("the throughput data are not at hand")

@@ -93,7 +93,10 @@ def said(decisions: Sequence[Decision]) -> str:
 
 
 def clusters(results: Outcome, root: Path, *, folders: Sequence[str], with_others: bool) -> None:
-    """Measure the cost of clusters chosen from step traces, and record the figures."""
+    """Measure the cost of clusters chosen from step traces, and record the figures.
+
+    Contenders are compared under every protocol; ``with_others``: hetopt with priors of other folders alone, too.
+    """
     tables = [table(root, folder) for folder in folders]
     print("tables are read", file=sys.stderr)
     ours = {protocol: [t.hetopt(t.shown[protocol]) for t in tables] for protocol in PROTOCOLS}
@@ -189,6 +192,7 @@ def held_out(results: Outcome, tables: Sequence[Table]) -> None:
 
 
 def main() -> None:
+    """Measure the choices, and publish; without the public measurements say so and publish nothing."""
     asked = options(__doc__)
     results = Outcome(benchmark="decisions", quick=asked.quick)
     root = traces()

@@ -201,7 +201,10 @@ def surprises(root: Path) -> dict[str, float]:
 
 
 def contest(root: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Return figures of hetopt's default on the step traces, and of the published models as baselines."""
+    """Return figures of hetopt's default on the step traces, and of the published models as baselines.
+
+    Prints a line of the table for each contender.
+    """
     default = dict.fromkeys(EVERY, DEFAULT)
     scores = scored(root, default)
     show("hetopt", scores)
@@ -246,6 +249,7 @@ def errors_and_coverages(scores: Scores, suffix: str) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure the predictions, and publish; without the step traces say so and publish nothing."""
     asked = options(__doc__, PARTS)
     root = traces()
     if root is None:

@@ -90,7 +90,10 @@ def watched_of(trace: NodeTrace) -> ObservedLosses:
 
 
 def replayed(trace: NodeTrace, work_s: float) -> tuple[float, bool]:
-    """Return the seconds until all of a job's work is done, and whether the recording holds its end."""
+    """Return the seconds until all of a job's work is done, and whether the recording holds its end.
+
+    Where the recording ends first, its length stands for the seconds.
+    """
     sample, needed_s = np.arange(len(trace.running))[:, None], trace.nodes * work_s
     last_away = np.where(trace.running[:, None] > np.arange(trace.nodes), -1, sample)
     here_s = trace.gap_s * (sample - np.maximum.accumulate(last_away))
@@ -178,7 +181,10 @@ def believed(job: Job, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePoste
 
 
 def judged(drawn: list[Job], planned: Callable[[Job], tuple[float, ...]]) -> tuple[float, float, float]:
-    """Return the signed median error of planned times, the share within their interval, and its median half width."""
+    """Return the signed median error of planned times, the share within their interval, and its median half width.
+
+    Jobs whose end no recording holds count only if even the part it holds is longer than the interval.
+    """
     rows = [
         (middle / job.took_s - 1, low / 1.001 <= job.took_s <= high, math.sqrt(high / low))
         for job in drawn
@@ -190,7 +196,10 @@ def judged(drawn: list[Job], planned: Callable[[Job], tuple[float, ...]]) -> tup
 
 
 def main() -> None:
-    """Measure, print, and publish."""
+    """Measure, print, and publish.
+
+    Exits where no recordings are at hand.
+    """
     read = options(__doc__)
     traces = read_node_traces(DATA / "spot-traces", least=1)
     if not traces:

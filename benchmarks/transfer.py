@@ -127,6 +127,7 @@ def type_name(gpu: Gpu) -> str:
 
 
 def asked(cell: Measured, workers: int = 1) -> Configuration:
+    """Return the configuration of a measured step, on so many GPUs of one machine; the batch is 1 at least."""
     node = Node(type=type_name(cell.place.gpu), workers=workers)
     told = None if cell.place.precision == "default" else cell.place.precision
     return Configuration(nodes=(node,), local_batch_size=max(1, round(cell.place.batch_size)), precision=told)
@@ -143,7 +144,10 @@ Beliefs = Mapping[JobFacts, GpuModel]
 
 @contextmanager
 def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None) -> Iterator[None]:
-    """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones."""
+    """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones.
+
+    ``gpu`` None: every GPU's rows of the other jobs.
+    """
 
     @cache
     def left(told: JobFacts) -> GpuModel:
@@ -168,7 +172,10 @@ class Models:
     fitted: dict[tuple[tuple[Configuration, float], ...], StepTimeModel] = field(default_factory=dict)
 
     def of(self, column: Column, sources: Sequence[int]) -> StepTimeModel:
-        """Return the step-time model of the sources' steps."""
+        """Return the step-time model of the sources' steps.
+
+        Fitted once for the same steps.
+        """
         cells = [column.cells[index] for index in sources]
         key, observed = tuple((asked(cell), cell.step_time_s) for cell in cells), observe([sample(c) for c in cells])
         if key not in self.fitted:
@@ -177,7 +184,10 @@ class Models:
         return replace(model, posterior=replace(model.posterior, observed=observed))
 
     def answers(self, column: Column, sources: Sequence[int], targets: Iterable[int]) -> list[Answer]:
-        """Return the answers for steps on the targets, from those of the sources."""
+        """Return the answers for steps on the targets, from those of the sources.
+
+        A target that is a source is left out.
+        """
         wanted = [index for index in targets if index not in sources]
         told = self.of(column, sources).predict([asked(column.cells[index]) for index in wanted]) if wanted else []
         return [
@@ -339,7 +349,10 @@ def coverage(found: Sequence[Answer]) -> tuple[float, float]:
 
 
 def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
-    """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest."""
+    """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest.
+
+    Only columns of the AWS suite count.
+    """
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
     for one in found:
         if one.column.suite == "aws":
@@ -354,7 +367,7 @@ def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
 
 
 def row(results: Outcome, name: str, found: Sequence[Answer], prices: Mapping[str, float]) -> None:
-    """Print a line of the table and record its figures."""
+    """Print a line of the table and record its figures; answers without intervals are a baseline's."""
     key = name.lower().replace(" ", "_").replace(",", "")
     median, p90 = errors(found)
     line = f"{name:34}{median:8.1%} /{p90:7.1%}"
@@ -416,7 +429,10 @@ def untold(columns: Sequence[Column]) -> list[Column]:
 
 
 def full_machines(results: Outcome, machines: Sequence[Machine]) -> None:
-    """Record the errors of eight GPUs predicted from one, by what joins them."""
+    """Record the errors of eight GPUs predicted from one, by what joins them.
+
+    Does nothing for an interconnect without machines.
+    """
     for interconnect, (must, aim) in MACHINES.items():
         pairs = [one for one in machines if one.interconnect == interconnect]
         if pairs:
@@ -426,7 +442,10 @@ def full_machines(results: Outcome, machines: Sequence[Machine]) -> None:
 
 
 def with_goals(results: Outcome) -> Outcome:
-    """Return the results with the goals of their figures."""
+    """Return the results with the goals of their figures.
+
+    Changes them in place.
+    """
     for name, (least, most) in GOALS.items():
         if name in results.figures:
             results.goal(name, results.figures[name], at_least=least, at_most=most)
@@ -434,6 +453,10 @@ def with_goals(results: Outcome) -> Outcome:
 
 
 def main() -> None:
+    """Measure the predictions, and publish; with ``--fit`` write the fitted models to a file instead.
+
+    Without the GPU throughputs it says so and publishes nothing.
+    """
     shared = parser(__doc__)
     shared.add_argument("--fit", type=Path, metavar="FILE", help="write what all jobs tell to FILE, and end")
     options = shared.parse_args()

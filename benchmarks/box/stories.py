@@ -119,6 +119,11 @@ class Account:
         self.be(user_id=f"AROA0123456789EXAMPLE:{name}", arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/Trainer/{name}")
 
     def _ask(self, path: str, body: bytes | None = None) -> bytes:
+        """Return the body of the server's answer to a GET, or to a POST where there is a body to send.
+
+        Raises:
+            OSError: the server does not answer, or refuses.
+        """
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data=body), timeout=60) as answer:
             content: bytes = answer.read()
         return content
@@ -134,6 +139,7 @@ class Teller:
     calls: int = 0
 
     def __call__(self, request: Request) -> Answer:
+        """Answer a call as the inner edge does; kill this process right before or after the call whose turn it is."""
         at, self.calls = self.calls, self.calls + 1
         if at == self.kill_at and not self.after:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -294,7 +300,10 @@ class Narrator:
     bundle_sha256: str = "0" * 64
 
     def tell(self, seed: int) -> Story:
-        """Simulate one story from its seed."""
+        """Simulate one story from its seed.
+
+        Resets the account, and removes all files of the story afterwards.
+        """
         drawn, account = Random(seed), self.account
         groups = drawn.choice(CLUSTERS)
         plan = self.plan_of(groups, drawn.choice((0.3, 0.8, 2.0)))
@@ -363,6 +372,7 @@ class _Telling:
         return RunHandle(run_dir=self.run_dir)
 
     def tell(self) -> None:
+        """Let a user order, launch, follow, stop and clean up, killed half-way at times; record every fault."""
         if self._order() and self._launched():
             for _ in range(self.drawn.randint(2, 5)):
                 if self._cleared():
@@ -378,9 +388,14 @@ class _Telling:
         self._settle_accounts()
 
     def _order(self) -> bool:
+        """Plan a purchase and write its order, plan and bundle into the run directory.
+
+        Return whether that succeeded.
+        """
         plan = self.plan
 
         def make() -> None:
+            """Write the order, the plan and the bundle."""
             orders = Orders(
                 edge=self._edge(None, after=False),
                 catalog=self.narrator.catalog,
@@ -404,6 +419,7 @@ class _Telling:
         return done and (self.run_dir / SEEN_FILE).exists()
 
     def _follow(self, launcher: Ec2Launcher) -> None:
+        """Poll the run 10 to 40 times over its time, until it is over and the bucket and machines are cleared."""
         for _ in range(self.drawn.randint(10, 40)):
             status = launcher.poll(self.handle)
             if status.state.is_over and self._cleared():
@@ -474,6 +490,10 @@ class _Telling:
         return False
 
     def _done(self, name: str, work: Callable[[Ec2Launcher], object], edge: Edge) -> bool:
+        """Do a command's work through an edge; return whether it came to its end, and record what hetopt's errors say.
+
+        Errors of hetopt are no faults; a claim that nothing is left, while something is, is one.
+        """
         try:
             work(self._launcher(edge))
         except HetoptError as error:
@@ -499,7 +519,10 @@ class _Telling:
             self.story.faults.append(f"all-clear: at {at_s:.0f} s {claim}, and {left} are left")
 
     def _look_after(self) -> None:
-        """Run `hetopt gc --on ec2 --remove`, at once or later, until it says that nothing is left."""
+        """Run `hetopt gc --on ec2 --remove`, at once or later, until it says that nothing is left.
+
+        Record a fault if it never says so, even after every mood has passed.
+        """
         self.account.sleep(self.drawn.choice((0.0, 5.0, 90.0, 4000.0)))
         clear = self._collect()
         for _ in range(12):
@@ -519,7 +542,10 @@ class _Telling:
         self.story.faults.append("left: `hetopt gc` never says that nothing is left")
 
     def _collect(self) -> bool:
-        """Run `hetopt gc`; return whether it says that nothing is left."""
+        """Run `hetopt gc --remove`; return whether it says that nothing is left, and record a fault if that is wrong.
+
+        An error of hetopt's is no fault: it counts as something left.
+        """
         self.account.log_in()
         try:
             searched = account.Search(remove=True)
@@ -541,6 +567,7 @@ class _Telling:
         return False
 
     def _settle_accounts(self) -> None:
+        """Record as faults what is left, refusals by hetopt's own policy, too much spent, and a ledger off the bill."""
         story, truth = self.story, self.account.truth()
         left = [machine["id"] for machine in truth["machines"] if machine["state"] != "terminated"] + truth["others"]
         if left:
@@ -591,7 +618,14 @@ class _Telling:
 
 
 def plan_on(plan: Plan, catalog: Catalog, groups: Groups, budget_usd: float | None = None) -> Plan:
-    """Return the plan on other machines, with equal local batches; its prediction stays what it was."""
+    """Return the plan on other machines, with equal local batches; its prediction stays what it was.
+
+    Args:
+        plan: of which the first group shows what the others are like.
+        catalog: of prices; it knows every group's.
+        groups: machines to rent, by type and market.
+        budget_usd: of the goal; None: as in the plan.
+    """
     like, groups_of_plan = plan.chosen.groups[0], []
     workers: list[WorkerSpec] = []
     for name, machines, market in groups:
@@ -637,7 +671,11 @@ CREDENTIALS = {
 
 @contextmanager
 def unkind_account() -> Iterator[Account]:
-    """Run a simulated account in a process of its own inside."""
+    """Run a simulated account in a process of its own inside, from its first answer on; the process is killed after.
+
+    Raises:
+        RunFailed: the process ends before it answers.
+    """
     address, port = own_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.box.unkind", address, str(port)],
@@ -666,7 +704,11 @@ def unkind_account() -> Iterator[Account]:
 
 
 def main(plan: str, first: str, step: str, end: str) -> None:
-    """Simulate every ``step``-th story of a plan, and print a line of JSON for each."""
+    """Simulate every ``step``-th story of a plan, and print a line of JSON for each.
+
+    Raises:
+        RunFailed: as of `unkind_account`.
+    """
     catalog, recorded = load_catalog(REGION), Plan.load(Path(plan))
     os.environ |= CREDENTIALS
     with unkind_account() as account, tempfile.TemporaryDirectory(prefix="hetopt-stories-") as folder:
