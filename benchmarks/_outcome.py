@@ -71,7 +71,7 @@ class Outcome:
         )
 
     def goal(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
-        """Record a figure with the bound that it should keep."""
+        """Record a figure, rounded to four decimals, with the bounds that it should keep; None: no such bound."""
         self.figures[name] = round(value, 4)
         bounds: dict[Bound, float | None] = {"at_least": at_least, "at_most": at_most}
         self.goals[name] = {kind: bound for kind, bound in bounds.items() if bound is not None}
@@ -125,8 +125,8 @@ def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None
 
     Args:
         outcome: what was measured.
-        json_file: where to write it.
-        part: the only part that was asked for, of a benchmark that has several.
+        json_file: where to write it; None: nowhere.
+        part: the only part that was asked for, of a benchmark that has several; None: all.
     """
     asked = outcome.asked if part is None else f"--part {part}"
     text = json.dumps(

@@ -123,7 +123,10 @@ def launch(spec: RunSpec) -> Log:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """Return the quartiles of ``over / under``, round by round."""
+    """Return the quartiles of ``over / under``, round by round.
+
+    Of a single round all are its ratio.
+    """
     ratios = [numerator / denominator for numerator, denominator in zip(over, under, strict=True)]
     if len(ratios) == 1:
         return Ratio(low=ratios[0], median=ratios[0], high=ratios[0])

@@ -195,7 +195,7 @@ def steps_and_reach(name: str, samples: Sequence[StepSample], asked: Sequence[Co
 
 
 def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples: Sequence[StepSample]) -> float:
-    """Return the 90 % quantile of a peer's errors on each layout, fitted to four fifths of the others.
+    """Return the 90 % quantile of a peer's absolute log errors on each layout, fitted to four fifths of the others.
 
     Every layout counts the same, as rows of one layout err together.
     """

@@ -148,7 +148,7 @@ def leave_one_out(
     runs = prior_runs(logs, steps)
     guesses: dict[str, list[Guess]] = {name: [] for name in (HETOPT, *PEERS, "seen")}
     whole = averaged_curve(runs)
-    for log, held, found in zip(logs, runs, found_steps or steps, strict=True):
+    for log, held, true_steps in zip(logs, runs, found_steps or steps, strict=True):
         others, size = [run for run in runs if run is not held], held.global_batch_size
         curve = averaged_curve(others)
         predicted = {name: two_powers(others, law)(size) for name, law in PEERS.items()}
@@ -158,7 +158,9 @@ def leave_one_out(
             # 1e-9: a target that is reached at an evaluation is found by that one.
             at = count if found_steps is None else max(1, math.ceil(count / every_steps - 1e-9)) * every_steps
             guesses[name].append(
-                guess(replace(held, steps_to_target=found), at, float(curve.log_sd(size)) if name == HETOPT else None)
+                guess(
+                    replace(held, steps_to_target=true_steps), at, float(curve.log_sd(size)) if name == HETOPT else None
+                )
             )
     return guesses
 

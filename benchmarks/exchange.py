@@ -307,7 +307,7 @@ def measured_part(scale: Scale, results: Outcome) -> None:
         answer = time_exchanges(network, request)
         for numel, cells in itertools.groupby(answer.cells, key=lambda cell: cell.numel):
             row = list(cells)
-            print(f"{hosts:>5} {rate / 1e6:>7g} {_size(4 * numel):>9}  " + "  ".join(map(_told, row)), flush=True)
+            print(f"{hosts:>5} {rate / 1e6:>7g} {_size(4 * numel):>9}  " + "  ".join(map(_cell, row)), flush=True)
             for cell in row:
                 if cell.sync_s is None:
                     left_out += 1
@@ -331,7 +331,7 @@ def measured_part(scale: Scale, results: Outcome) -> None:
     )
 
 
-def _told(cell: Cell) -> str:
+def _cell(cell: Cell) -> str:
     """Return a cell of the table: ms, and the error of what was expected."""
     if cell.sync_s is None:
         return f"{'left out':>22}"

@@ -61,7 +61,7 @@ def answers(path: Path) -> Iterator[Answer]:
     for line in path.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         with tempfile.TemporaryDirectory() as written:
-            job = described(_told(run, Path(written)), [catalog], now=datetime.datetime.now(datetime.UTC))
+            job = described(_description(run, Path(written)), [catalog], now=datetime.datetime.now(datetime.UTC))
         each = catalog.instance_types[run["instance_type"]].cuda_devices
         used = min(each, run["gpus"])
         nodes = (Node(type=run["instance_type"], workers=used),) * (run["gpus"] // used)
@@ -77,7 +77,7 @@ def answers(path: Path) -> Iterator[Answer]:
         )
 
 
-def _told(run: dict[str, Any], written: Path) -> Described:
+def _description(run: dict[str, Any], written: Path) -> Described:
     """Return how a user would describe a training: by its parameters, or by a configuration file, which is written."""
     known = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
     if run["params"] is not None:

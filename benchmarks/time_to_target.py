@@ -156,10 +156,10 @@ def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
 
 
 def tuned(runs: Runs) -> tuple[dict[str, float], dict[str, Log]]:
-    """Return the factor on the learning rate by which each side needs the fewest steps, and the log of that run.
+    """Return the factor on the learning rate by which each side needs the fewest steps, and the logs of these runs.
 
-    Plain DDP has the one with which it is best at `TARGET_AT` of its run; so have the sides that decide by the links.
-    That run has no limit of link rates, and the first seed.
+    Plain DDP has the one with which it is best at `TARGET_AT` of its run; so have the sides that decide by the links,
+    hetopt's own choice among them, which do not run here and have no log. Runs have unlimited links and the first seed.
     """
     factors: dict[str, float] = {}
     chosen: dict[str, Log] = {}

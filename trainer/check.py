@@ -74,10 +74,10 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
         lines = [frame.lineno for frame in traceback.extract_tb(failed.__traceback__) if frame.filename == file]
         location = f"{file}:{lines[-1]}" if lines else where or place(part)
         if isinstance(failed, HetoptError):
-            found = error(text=failed.message, hint=failed.hint or "correct that line", where=location)
+            finding = error(text=failed.message, hint=failed.hint or "correct that line", where=location)
         else:
-            found = error(text=f"{what} raised {reason_of(failed)}", hint="correct that line", where=location)
-        raise Ended(found) from failed
+            finding = error(text=f"{what} raised {reason_of(failed)}", hint="correct that line", where=location)
+        raise Ended(finding) from failed
 
 
 def place(*written: object) -> str:
@@ -132,6 +132,8 @@ def check(reference: str, folder: Path | None) -> list[Finding]:
 
 def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     """Yield the problems of a task: of its data, model, loss, optimizer and evaluation, in this order; writes nothing.
+
+    ``folder`` None: the task reads its data without one.
 
     Raises:
         Ended: a part raised, or gave what no later part can be tried on; its argument is the last finding.
@@ -228,8 +230,8 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
         with torch.no_grad():
             totals = run(evaluate, lambda: task.sums(model, batch), "The task's evaluate", where)
         if not isinstance(totals, Mapping) or not totals:
-            said = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
-            raise Ended(error(text=f"The task's evaluate gives {said}.", hint=_SUMS, where=where))
+            given = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
+            raise Ended(error(text=f"The task's evaluate gives {given}.", hint=_SUMS, where=where))
         return {name: float(value) for name, value in totals.items()}
 
     before = Generators.at(_CPU)

@@ -103,8 +103,7 @@ def _attempt(
     """Train with one group of workers; return whether that was to the end, and else the state that this worker holds.
 
     Errors that the ``group`` does not survive, and all without one, are raised. The state is None after the end, or
-    where
-    no worker had one yet.
+    where no worker had one yet.
     """
     run: _Run | None = None
     try:

@@ -191,7 +191,7 @@ def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[s
 
     Args:
         model: model, sharded or not.
-        kind: class of the blocks, see `blocks_of`.
+        kind: class of the blocks; None: as `blocks_of` finds it, see `blocks_of`.
     """
     try:
         return _facts_of(blocks_of(model, kind), model)

@@ -218,8 +218,8 @@ class Task:
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
             raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")
-        own = ("evaluate",) if self.evaluate is not None else ()
-        for part in ("model", "data", "loss", "optimizer", *own, "metrics", "schedule"):
+        evaluates = ("evaluate",) if self.evaluate is not None else ()
+        for part in ("model", "data", "loss", "optimizer", *evaluates, "metrics", "schedule"):
             if not callable(getattr(self, part)):
                 raise BadInput(
                     f"Task '{self.name}' has a {part} that cannot be called.",

@@ -43,7 +43,7 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import ErrorFeedback, Turn, own_momentum
+from hetopt.trainer.comm.compressor import ErrorFeedback, Turn, take_momentum
 from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.comm.topk import TopK
@@ -610,7 +610,7 @@ class Training(Engine):
             context,
             task,
             LossModule(model, task.loss, spec.precision),
-            own_momentum(spec.compression, self.optimizer),
+            take_momentum(spec.compression, self.optimizer),
             feed=self.feed,
             stopwatch=stopwatch,
             pace=self.pace,

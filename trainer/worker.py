@@ -241,7 +241,10 @@ def main(arguments: list[str], work: Imports = training) -> int:
 
 
 def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
-    """Run the worker, and log why if it ends early; return the exit code."""
+    """Run the worker, and log why if it ends early; return the exit code.
+
+    ``meeting`` None: the place of the group is in the environment alone.
+    """
     # torch takes seconds to import: only after the guard stands.
     with only_imports():
         from hetopt.trainer.failure import FailureReport
@@ -481,8 +484,8 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
         except SystemExit as stop:
             ended_at = lines.of(stop)
             if stop.code not in (None, 0):
-                said = f"with code {stop.code}" if isinstance(stop.code, int) else f"and said: {stop.code}"
-                failed = RunFailed(f"the script exits here {said}.", hint="see what it printed")
+                how = f"with code {stop.code}" if isinstance(stop.code, int) else f"and said: {stop.code}"
+                failed = RunFailed(f"the script exits here {how}.", hint="see what it printed")
                 code = stop.code % 256 if isinstance(stop.code, int) else 1
                 failed.exit_code = code or RunFailed.exit_code  # type: ignore[misc]  # of this failure alone
                 raise failed from None

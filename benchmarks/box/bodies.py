@@ -207,8 +207,7 @@ class Bodies:
         """Let happen to a machine what is due.
 
         It ends after a restart or shutdown, shuts down at its end, fails to boot, starts again, loses its agent, or is
-        taken
-        back. Nothing happens to a machine that has ended.
+        taken back. Nothing happens to a machine that has ended.
         """
         now_s, due = self._now_s, self._now_s >= body.fated_s
         if body.again_s is not None:

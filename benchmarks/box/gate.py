@@ -194,7 +194,7 @@ class Gate:
         return replace(asked, context={**asked.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
 
 
-def told(asked: Asked, who: Identity, *, denier: str | None) -> str:
+def denial(asked: Asked, who: Identity, *, denier: str | None) -> str:
     """Return the message of AWS for a denial by a kind of policy; None: no policy allows it."""
     because = (
         f"because no identity-based policy allows the {asked.action} action"

@@ -156,7 +156,7 @@ class Story:
 
     Attributes:
         moods: that held.
-        told: what people were told, by when.
+        happened: each with its moment.
         faults: what must not have been, each with its kind of `KINDS` before a colon.
         ends: how it ended, for the count.
         ledger_error: how far a run's record was off the bill; None where nobody followed it to its end, or where the
@@ -166,7 +166,7 @@ class Story:
 
     seed: int
     moods: dict[str, Any] = field(default_factory=dict)
-    told: list[tuple[float, str]] = field(default_factory=list)
+    happened: list[tuple[float, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     ends: str = ""
     kills: int = 0
@@ -178,7 +178,7 @@ class Story:
     def timeline(self) -> str:
         """Return the story as text, a line for each thing that happened."""
         lines = [f"story {self.seed}: {json.dumps({**self.moods, 'policy': '...', 'pools': '...'})}"]
-        lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.told, key=lambda entry: entry[0])]
+        lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.happened, key=lambda entry: entry[0])]
         return "\n".join([*lines, f"ends: {self.ends}, ${self.usd:.4f} of ${self.budget_usd:.2f}", *self.faults])
 
 
@@ -240,7 +240,7 @@ _DROPPED = (
 
 
 def policy_without(action: str | None) -> Policy:
-    """Return the printed policy, without an action where an administrator has taken that out."""
+    """Return the printed policy, without an action where an administrator has taken that out; None: whole."""
     policy = printed("operator_policy", account=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
     statements = [
         {**statement, "Action": [name for name in statement["Action"] if name != action]}
@@ -317,7 +317,7 @@ class Narrator:
             account.be(**story.moods)
             account.log_in()
             _Telling(narrator=self, story=story, drawn=drawn, plan=plan, home=home, run_dir=run_dir).tell()
-        story.told += [(at, what) for at, what in account.truth()["happened"]]
+        story.happened += [(at, what) for at, what in account.truth()["happened"]]
         shutil.rmtree(home)
         if any(call in _OF_S3 for call, *_ in moods.get("refuses_at", ())):
             # Where a refusal names another region, botocore goes there with all that it asks of the bucket after it.
@@ -442,7 +442,7 @@ class _Telling:
         return Ec2Launcher(
             home=self.home,
             inner=edge,
-            tell=lambda said: self.story.told.append((account.now_s, f"hetopt: {said}")),
+            tell=lambda text: self.story.happened.append((account.now_s, f"hetopt: {text}")),
             clock=account.clock,
             sleep=account.sleep,
         )
@@ -456,7 +456,7 @@ class _Telling:
             return self._done(name, work, self._edge(None, after=after))
         report = self.home / "report.json"
         report.unlink(missing_ok=True)
-        begun = len(self.story.told)
+        begun = len(self.story.happened)
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
@@ -466,7 +466,7 @@ class _Telling:
                 done = self._done(name, work, self._edge(kill_at, after=after))
                 outcome = {
                     "done": done,
-                    "told": self.story.told[begun:],
+                    "happened": self.story.happened[begun:],
                     "faults": self.story.faults,
                     "ends": self.story.ends,
                 }
@@ -478,13 +478,13 @@ class _Telling:
         self.account.truth()
         if report.exists():
             outcome = json.loads(report.read_text())
-            self.story.told += [(at, what) for at, what in outcome["told"]]
+            self.story.happened += [(at, what) for at, what in outcome["happened"]]
             self.story.faults[:], self.story.ends = outcome["faults"], outcome["ends"]
             return bool(outcome["done"])
         if not os.WIFSIGNALED(status):
             self.story.faults.append(f"died: {name}: the process died by itself")
         self.story.kills += 1
-        self.story.told.append(
+        self.story.happened.append(
             (self.account.now_s, f"kill -9 of `{name}` {'after' if after else 'before'} its call {kill_at}")
         )
         return False
@@ -508,7 +508,7 @@ class _Telling:
         return True
 
     def _words(self, name: str, error: HetoptError) -> None:
-        self.story.told.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
+        self.story.happened.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
 
     def _is_clear(self, claim: str, *, unless: bool = False) -> None:
         """Record a fault if a claim that nothing is left is not true."""
@@ -560,7 +560,7 @@ class _Telling:
             ", ".join(dict.fromkeys(f"{leftover.left_alone or 'stays'}" for leftover in kept))
             or f"removed {len(searched.leftovers)}"
         )
-        self.story.told.append((self.account.now_s, f"gc: {reasons}, {len(searched.refused)} refused"))
+        self.story.happened.append((self.account.now_s, f"gc: {reasons}, {len(searched.refused)} refused"))
         if not kept and not searched.refused:
             self._is_clear("`hetopt gc` said that nothing is left")
             return True

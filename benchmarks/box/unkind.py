@@ -216,7 +216,7 @@ class Temper:
         pool = self.pool(str(machine.placement.zone), machine.instance_type)
         return pool is not None and pool[1] > self.highest_usd.get(machine.id, math.inf)
 
-    def told_prices(self, types: Sequence[str], from_s: float) -> list[PriceChange]:
+    def prices_since(self, types: Sequence[str], from_s: float) -> list[PriceChange]:
         """Return the price changes of pools since a moment and up to now, beginning with the prices at that moment."""
         changes = []
         for pool, steps in self.pools.items():
@@ -429,7 +429,7 @@ def teach(temper: Temper) -> None:
                     "%Y-%m-%dT%H:%M:%S.000Z"
                 ),
             }
-            for change in temper.told_prices(types, from_s)
+            for change in temper.prices_since(types, from_s)
         ]
         return ActionResult({"SpotPriceHistory": history})
 
@@ -554,7 +554,7 @@ class Unkind:
         code = "UnauthorizedOperation" if call.service == "ec2" else "AccessDenied"
         by_bucket = "resource-based" if call.service == "s3" and temper.gate.keeps_out(denied) else None
         denier = "service control" if denied.action in temper.gate.forbidden else by_bucket
-        return code, gate.told(denied, temper.who, denier=denier), 403
+        return code, gate.denial(denied, temper.who, denier=denier), 403
 
     def _mishap(self, call: Call) -> str | None:
         """Return the kind of mishap drawn for a call, ``faulty`` or ``cut``; None for none."""
@@ -575,8 +575,7 @@ class Unkind:
         """Answer a call of EC2 as EC2 does where moto is kinder.
 
         Young and forgotten resources are unknown, a group outlives its machines for a while, a client token answers as
-        at the
-        first time, and listings lag.
+        at the first time, and listings lag.
         """
         temper = self._temper
         asked = urllib.parse.parse_qs(body.decode("latin-1"))

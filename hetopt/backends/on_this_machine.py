@@ -319,7 +319,7 @@ class SshBackend(_Led):
             notes=(*mapped.notes, *costs),
         )
         return OnHosts(
-            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=_told(inventory)
+            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=_connections(inventory)
         )
 
     def prepare_resumed(self, folder: Path, options: Any) -> OnHosts:
@@ -332,7 +332,7 @@ class SshBackend(_Led):
         """
         launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
-        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_told(inventory))
+        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_connections(inventory))
 
     def check_ready(self, prepared: Prepared) -> None:
         """Do nothing: only the hosts know whether they can begin, and `submit` asks them."""
@@ -447,7 +447,7 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
     checked = check_hosts(inventory.hosts, spec, link)
     troubles = {
         host.name: RunFailed(
-            f"{host.name} cannot take part: {host.troubles[0].said}.",
+            f"{host.name} cannot take part: {host.troubles[0].text}.",
             hint=f"{host.troubles[0].hint.rstrip('.')}; `hetopt hosts check` says what else there is to mend",
         )
         for host in checked
@@ -462,7 +462,7 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
     return inventory.model_copy(update={"addresses": reached, "left_out": left_out})
 
 
-def _told(inventory: Inventory) -> tuple[str, ...]:
+def _connections(inventory: Inventory) -> tuple[str, ...]:
     return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
 
 

@@ -312,8 +312,7 @@ class ProcessLauncher(ABC):
         """Wait for workers to finish their steps and save a checkpoint; return whether the run has ended by then.
 
         As long as the checkpoint grows, it is waited for: over a slow link it arrives for minutes. Ended meanwhile, the
-        run
-        would lose the steps since the one before.
+        run would lose the steps since the one before.
         """
         begun_s = changed_s = self.clock()
         patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), saved_bytes(run_dir)

@@ -240,26 +240,26 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
     """
     option = next(flag for flag in parameter.opts if flag.startswith("--"))
     name = option.removeprefix("--")
-    said: str | bool | tuple[str, ...]
+    parsed: str | bool | tuple[str, ...]
     if getattr(parameter, "is_flag", False):
         flags = {"true": True, "1": True, "false": False, "0": False}
         if str(value).lower() not in flags:
             raise BadInput(f"{source}: {name} must be true or false, got {value!r}.", hint="write true or false")
-        said = flags[str(value).lower()]
+        parsed = flags[str(value).lower()]
     elif getattr(parameter, "multiple", False):
-        said = tuple(map(_typed, value)) if isinstance(value, list) else (_typed(value),)
+        parsed = tuple(map(_typed, value)) if isinstance(value, list) else (_typed(value),)
     else:
-        said = _typed(value)
-        if option == "--on" and said == RENTED:
+        parsed = _typed(value)
+        if option == "--on" and parsed == RENTED:
             raise BadInput(f"{source}: on must not be {RENTED!r}, which costs money.", hint=f"type --on {RENTED}")
         if isinstance(source, Path) and _is_path(parameter):
             is_users = source.name != PROJECT_FILE
-            said = str(expanded(said) if is_users else inside(source.parent, said, what=name, any_text=True))
+            parsed = str(expanded(parsed) if is_users else inside(source.parent, parsed, what=name, any_text=True))
     return Setting(
         command=command,
         option=option,
         parameter=parameter.name or "",
-        value=said,
+        value=parsed,
         source=str(source),
     )
 

@@ -184,17 +184,17 @@ def _exit_code() -> int:
         if refusal is None:
             typer.echo(error, err=True)
             return BadInput.exit_code
-        return _said(refusal.message, refusal.hint, refusal.exit_code)
+        return _refuse(refusal.message, refusal.hint, refusal.exit_code)
     except typer.Abort:
         _note("nothing was done.")  # Ctrl-C or the end of the input, where a question was asked
         return exit_code_of(KeyboardInterrupt())
     except HetoptError as error:
-        return _said(error.message, error.hint, error.exit_code)
+        return _refuse(error.message, error.hint, error.exit_code)
     except OSError as error:
         # What the machine refuses is no fault of the program: it has no place in it that a person should look at.
         what = f"{error.filename}: " if error.filename else ""
         hint = _NEXT.get(type(error), "correct that, then try again")
-        return _said(f"{what}{error.strerror or error}.", hint, BadInput.exit_code)
+        return _refuse(f"{what}{error.strerror or error}.", hint, BadInput.exit_code)
     except (KeyboardInterrupt, Terminated) as error:
         return exit_code_of(error)
     return 0
@@ -214,10 +214,10 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
             raise
         _note(f"{error}")
         return {}
-    said: dict[str, list[str]] = {}
+    by_source: dict[str, list[str]] = {}
     for setting in configuration.of_command(given, arguments):
-        said.setdefault(setting.source, []).append(setting.shown)
-    for source, options in said.items():
+        by_source.setdefault(setting.source, []).append(setting.shown)
+    for source, options in by_source.items():
         _note(f"from {source}: {' '.join(options)}")
     return configuration.default_map(given)
 
@@ -230,7 +230,7 @@ def _note(text: str) -> None:
         render.note(text)
 
 
-def _said(message: str, hint: str | None, code: int) -> int:
+def _refuse(message: str, hint: str | None, code: int) -> int:
     """Print an error and its hint on stderr, if that can be written; return ``code``."""
     from hetopt.cli import render
 

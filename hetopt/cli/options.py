@@ -144,7 +144,10 @@ def _help(name: str, owners: list[Any], among: int) -> str:
 
 
 def _typed_as(option: Option, plain: Any, default: Any) -> Any:
-    """Return the type that typer parses a field as: text, but for flags and paths, and numbers that nothing reads."""
+    """Return the type that typer parses a field as: text, but for flags, paths, and numbers that nothing reads.
+
+    A list of texts where the option repeats; optional where ``default`` is None.
+    """
     if option.repeats:
         return list[str]
     kinds = get_args(plain) or (plain,)

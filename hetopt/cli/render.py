@@ -135,7 +135,7 @@ def progress(description: str) -> Iterator[Reporter]:
     from rich.table import Column
 
     out = Console(stderr=True, highlight=False, emoji=False)
-    said = TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=out.width < NARROW))
+    words = TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=out.width < NARROW))
     shown = (
         TextColumn("{task.description}", markup=False),
         BarColumn(min(BAR, out.width // 5)),
@@ -143,7 +143,7 @@ def progress(description: str) -> Iterator[Reporter]:
         TimeElapsedColumn(),
     )
     # What is written meanwhile, as by `note`, goes above the bar: rich stands in for stderr.
-    with Progress(*shown, said, console=out, refresh_per_second=2, transient=True, expand=True) as live:
+    with Progress(*shown, words, console=out, refresh_per_second=2, transient=True, expand=True) as live:
         task = live.add_task(_shown(description), total=None, text="")
 
         def tell(text: str, done: float | None) -> None:

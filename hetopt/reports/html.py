@@ -318,12 +318,12 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
         f'title="{escape(label)}"></i>'
         for place, (label, size) in enumerate(parts)
     )
-    said = ", ".join(f"{label} {formatting.share(size / total)}" for label, size in parts)
+    spelled = ", ".join(f"{label} {formatting.share(size / total)}" for label, size in parts)
     legend = " · ".join(
         f'<span class="swatch {COLOURS[min(place, len(COLOURS) - 1)]}"></span> {escape(label)}'
         for place, (label, _) in enumerate(parts)
     )
-    bar = f'<div class="bar" role="img" aria-label="{escape(f"{name}: {said}")}">{drawn}</div>'
+    bar = f'<div class="bar" role="img" aria-label="{escape(f"{name}: {spelled}")}">{drawn}</div>'
     return f'{bar}<p class="of">{legend}</p>'
 
 

@@ -93,7 +93,12 @@ def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
 
 
 def _compared_tile(compared: Compared, budget_usd: float | None) -> Tile:
-    """Return a tile of a measured figure with its prediction below, and of a cost its share of the budget, if any."""
+    """Return a tile of a measured figure with its prediction below, and of a cost its share of the budget.
+
+    Args:
+        compared: the figure.
+        budget_usd: None: there is none to share.
+    """
     interval = _interval(compared)
     predicted = f"predicted {_figure(compared, 'predicted')}{f' ({interval})' if interval else ''}"
     below: list[Cell] = [predicted, _drawn(compared)]

@@ -152,7 +152,7 @@ def _alive(rental: Mapping[str, Any]) -> int:
 
 
 def _rental(rental: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield how many machines are up, what they cost, and when they end."""
+    """Yield how many machines are up, what they cost, and when they end; None: nothing is rented."""
     if rental is None:
         return
     alive = _alive(rental)

@@ -235,11 +235,13 @@ def step_of(step: int, expected: float | None) -> str:
         step: number of steps done.
         expected: number of steps predicted; None or 0: not known, and not said.
     """
-    said = f"step {formatting.count(step)}"
+    counted = f"step {formatting.count(step)}"
     if not expected:
-        return said
+        return counted
     most = max(1, round(expected))
-    return f"{said} of {formatting.count(most)}" if step <= most else f"{said}, {formatting.count(most)} predicted"
+    return (
+        f"{counted} of {formatting.count(most)}" if step <= most else f"{counted}, {formatting.count(most)} predicted"
+    )
 
 
 def figures(

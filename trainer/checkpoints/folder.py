@@ -776,8 +776,8 @@ class CheckpointSaver:
         error = under_way.parts.exception()
         if error is None:
             return under_way.parts.result()[rank_file(self._context.rank)].model_dump_json()
-        said = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        return f"{self._who}: {said}"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        return f"{self._who}: {reason}"
 
     def _publish(self, under_way: _UnderWay, texts: Sequence[str]) -> str | None:
         """Publish and log the checkpoint, from every worker's `_account`; return what failed; None: nothing did."""

@@ -35,7 +35,8 @@ def group_size(group: dist.ProcessGroup | None) -> int:
 def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.device:
     """Return the device that a tensor is sent from: the CPU for a CUDA tensor over gloo alone, else the tensor's.
 
-    That makes groups of GPU and CPU workers possible: on the wire all of them look alike.
+    That makes groups of GPU and CPU workers possible: on the wire all of them look alike. ``group`` None: the default
+    group.
     """
     backends = dist.get_backend(group)
     through_host = tensor.is_cuda and "gloo" in backends and "nccl" not in backends

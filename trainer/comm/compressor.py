@@ -461,7 +461,7 @@ class MomentumCorrection(ErrorFeedback):
     nothing is stale: then u goes on, and the whole is momentum SGD. (Lin et al., "Deep Gradient Compression", arXiv
     1712.01887, sections 3.1 to 3.3; their released successors kept the name without these.)
 
-    The optimizer must then have no momentum of its own (see `own_momentum`); with ``momentum`` 0 this is error
+    The optimizer must then have no momentum of its own (see `take_momentum`); with ``momentum`` 0 this is error
     feedback.
 
     Args:
@@ -520,7 +520,7 @@ def keeps_momentum(asked: Compression) -> bool:
     return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
 
 
-def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
+def take_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
     """Return the compression with the optimizer's momentum, and set that to 0 there, if workers apply it themselves.
 
     Otherwise the compression is returned as it is, and the optimizer is left alone. A momentum that the compression

@@ -180,7 +180,7 @@ def make_chain(
     """Return a new chain from a gradient of ``numel`` elements to all workers' sum, by a compression, without residual.
 
     Arguments mean what they mean in `hetopt.trainer.comm.exchange.Exchange`: ``device`` is where the gradient lies,
-    ``seed`` the same on every worker.
+    ``seed`` the same on every worker. ``shapes`` None: none are known; ``device`` None: the CPU.
 
     Raises:
         BadInput: unknown name, parts of the compression that do not go together, one that needs ``shapes``, or codes

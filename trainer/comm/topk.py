@@ -127,8 +127,8 @@ class ElementCoding:
             return data.view(torch.int32)
         low = low_index_bits(numel, count)
         split = -(-count * low // 8)
-        ones = unpack_flags(data[split:], count + (numel >> low) + 1).nonzero().squeeze(1)
-        upper = ones.sub_(torch.arange(count, device=data.device)).to(torch.int32)
+        places = unpack_flags(data[split:], count + (numel >> low) + 1).nonzero().squeeze(1)
+        upper = places.sub_(torch.arange(count, device=data.device)).to(torch.int32)
         if not low:
             return upper
         lower = look_up(data[:split], bit_values(torch.arange(2**low, dtype=torch.int32), low).to(data.device), count)

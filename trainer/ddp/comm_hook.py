@@ -269,8 +269,7 @@ class CommState(GradientState):
         """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content.
 
         The last bucket of a pass waits until all are summed; no future is done before. In an audit the future is done
-        at
-        once, and its value is the leader's gradient.
+        at once, and its value is the leader's gradient.
 
         Args:
             bucket: gradients that DistributedDataParallel has just made; overwritten.
@@ -427,10 +426,10 @@ class ShardedState(GradientState):
         flat.div_(group.size())
         if name not in self.exchanges:
             seed = self._spec.seed + len(self.exchanges)
-            made = Exchange(self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group)
+            exchange = Exchange(self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group)
             if before := part_of(self.memory, name):
-                made.load_state(before)
-            self.exchanges[name] = made
+                exchange.load_state(before)
+            self.exchanges[name] = exchange
         if self.exchange.is_dense or all_finite(flat, group):
             stats = self.exchanges[name].run(flat)
             self.stats.append(stats)

@@ -151,7 +151,10 @@ def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
 
 
 def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path, node: Node | None) -> None:
-    """Log why workers ended, unless a worker has; among several hosts, only a worker that a signal killed."""
+    """Log why workers ended, unless a worker has; among several hosts, only a worker that a signal killed.
+
+    ``node`` None: this host is the only one. Then something is logged in any case.
+    """
     path = run_dir / EVENTS_FILE
     if failure_reason(read_log(path)) is not None:
         return

@@ -272,7 +272,7 @@ def _serve(descriptor: int) -> NoReturn:
     for low, high in ((3, descriptor), (descriptor + 1, os.sysconf("SC_OPEN_MAX"))):
         os.closerange(low, high)
     # They are for those that it forks, or for whoever asks, who ends this process by ending.
-    heard = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
+    handled = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
     connection = socket.socket(fileno=descriptor)
     _show(["-m", "hetopt.trainer.host.forks", *sys.argv[1:]])
     while True:
@@ -290,25 +290,25 @@ def _serve(descriptor: int) -> NoReturn:
             if os.fork() != 0:
                 os._exit(0)
             connection.close()
-            _be(request, files, heard, orphan_of=parent)
+            _be(request, files, handled, orphan_of=parent)
         for file in files:
             os.close(file)
         os.waitpid(between, 0)
 
 
-def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], *, orphan_of: int) -> NoReturn:
+def _be(request: Mapping[str, Any], files: Sequence[int], handled: Sequence[int], *, orphan_of: int) -> NoReturn:
     """Become the process that was asked for, run its program and end with its code; never return as a second server.
 
     Args:
         request: as `ForkServer.start` sends it.
         files: descriptors of standard input, output and error, of the pipe that takes this process's number, and to
             keep.
-        heard: signals that the server ignores and this process is to hear.
+        handled: signals that the server ignores and this process is to hear.
         orphan_of: parent whose end is waited for, so that whoever asked is the parent then.
     """
     code = 1
     try:
-        _hear(heard)
+        _hear(handled)
         os.setsid()
         if request["network"] is not None:
             _enter(Path(request["network"]))

@@ -460,8 +460,8 @@ class WorkerLine(Record):
         expected_s = before.time_s(samples)
         sd_s = expected_s * math.hypot(before.relative_sd(samples), relative_error)
         error = (time_s - expected_s) / sd_s
-        said = min(max(error, -_LOUDEST), _LOUDEST)
-        slower, faster = _gathered(self.slower, said), _gathered(self.faster, -said)
+        vote = min(max(error, -_LOUDEST), _LOUDEST)
+        slower, faster = _gathered(self.slower, vote), _gathered(self.faster, -vote)
         if max(slower, faster) <= ALARM:
             believed_s = expected_s + min(max(error, -CLIP), CLIP) * sd_s
             line = before.conditioned(samples, believed_s, (relative_error * expected_s) ** 2)
@@ -539,9 +539,9 @@ class WorkerLine(Record):
         )
 
 
-def _gathered(evidence: float, said: float) -> float:
+def _gathered(evidence: float, vote: float) -> float:
     """Return a cumulative sum after one more observation; one to the contrary also halves the sum before."""
-    return max(0.0, (evidence if said > 0 else evidence / 2) + said - SLACK)
+    return max(0.0, (evidence if vote > 0 else evidence / 2) + vote - SLACK)
 
 
 LEAST_ERROR = 0.01
@@ -892,7 +892,7 @@ def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
     return AllocateMicroBatches.model_validate({**spec.batch_settings, "micro": size})
 
 
-def _told(policy: type[DynamicShares]) -> Maker:
+def _by_settings(policy: type[DynamicShares]) -> Maker:
     """Return a maker of a policy by the run's settings."""
     return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
 
@@ -919,8 +919,8 @@ def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
 POLICIES: dict[str, Maker] = {
     "uniform": lambda spec, minimum: KeepShares(),
     "static": lambda spec, minimum: KeepShares(),
-    "proportional": _told(ProportionalShares),
-    "dynamic": _told(DynamicShares),
+    "proportional": _by_settings(ProportionalShares),
+    "dynamic": _by_settings(DynamicShares),
     "omnilearn": lambda spec, minimum: DynamicShares(
         minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch"
     ),

@@ -244,10 +244,10 @@ class AuditRecord:
         if self.differed or not result.differs(self.tolerance):
             return
         self.differed = True
-        said = f"shares differ from one machine by {formatting.distance(result.distance)} at step {step}"
+        distance = f"shares differ from one machine by {formatting.distance(result.distance)} at step {step}"
         if self.mode == "stop":
-            raise RunFailed(f"{said}, and audit_tolerance is {self.tolerance:g}.", hint=self.hint)
-        events.write("audit_differs", step=step, reason=f"{said}: {self.hint}")
+            raise RunFailed(f"{distance}, and audit_tolerance is {self.tolerance:g}.", hint=self.hint)
+        events.write("audit_differs", step=step, reason=f"{distance}: {self.hint}")
 
 
 Shares: TypeAlias = tuple[int, ...]

@@ -22,7 +22,7 @@ from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import Compression, RunSpec, Synchronization, spell_sync
 from hetopt.trainer.agreement import join_group
-from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
+from hetopt.trainer.comm.compressor import keeps_momentum, take_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.batches import REGISTRY, ROUNDING, Audit, AuditRecord, make_spec
@@ -117,7 +117,7 @@ def session(
     )
     check_for_script(run_spec)
     if len(given) == 1:  # momentum that the workers keep is taken over
-        compression = own_momentum(run_spec.compression, given[0])
+        compression = take_momentum(run_spec.compression, given[0])
         run_spec = run_spec.model_copy(update={"compression": compression})
     elif run_spec.is_local or run_spec.ratio_policy != "fixed" or keeps_momentum(run_spec.compression):
         raise BadInput(
@@ -155,7 +155,7 @@ def session(
         accumulate=accumulate,
         steps=steps,
         scaler=scaler,
-        folder=Path(said) if (said := folder or os.environ.get(RUN_VARIABLE)) else None,
+        folder=Path(named) if (named := folder or os.environ.get(RUN_VARIABLE)) else None,
         audit=audits,
         synchronizes_norms=batch_norm == "synchronized",
         shards=share_trained(whole, given[0], wish, run_spec, rank, blocks),

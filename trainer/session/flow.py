@@ -570,8 +570,8 @@ class Flow:
         The gradients of a sharded model are summed as they are made, so that its loss is weighted before.
 
         The message is sent before backward where gradients, or rows of the whole batch, travel meanwhile; after it
-        where
-        it carries the gradient, or tells which of several optimizers' parameters got one.
+        where it carries the gradient, or tells which of several optimizers' parameters got one. ``weight`` None: the
+        loss counts as the session sees from its batch.
         """
         gate, whole, sides = self._gate, self._whole, self._sides
         self._loss_counts = self._counts(part, loss, weight)
@@ -687,9 +687,10 @@ class Flow:
     def _follow(self, side: Side) -> None:
         """Prepare an optimizer's parameters for a backward pass; they may have changed since the step before.
 
-        RunFailed: they have, and compression keeps a residual of the old ones. Nothing is done where nothing is summed,
-        or
-        all are frozen.
+        Nothing is done where nothing is summed, or all are frozen.
+
+        Raises:
+            RunFailed: they have changed, and compression keeps a residual of the old ones.
         """
         if side.sum is None:
             return
@@ -734,6 +735,8 @@ class Flow:
 
     def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
         """Sum gradients that a script's own ``loss.backward()`` made, or that are held; every worker must call it.
+
+        ``weight`` as of `_backward_jointly`.
 
         Raises:
             BadInput: the model is sharded, or no batch came from this session's loader yet.

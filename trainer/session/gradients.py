@@ -298,7 +298,7 @@ class GradientSum:
     def _sum_flat(self, scaler: GradScaler | None, look_at: Sequence[float]) -> None:
         """Sum the flat buffer over all workers, without the scaler's factor where it is compressed.
 
-        Infinite on overflow.
+        Infinite on overflow. ``scaler`` None: gradients have no factor.
         """
         exchange, flat = self.exchange.exchange, self._flat
         assert exchange is not None

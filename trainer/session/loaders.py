@@ -164,7 +164,10 @@ class SessionLoader:
         }
 
     def _begin_drawing(self, start: dict[str, Any] | None = None) -> None:
-        """Record the random state that an epoch is drawn with, or restore the one that it was drawn with."""
+        """Record the random state that an epoch is drawn with, or restore the one that it was drawn with.
+
+        ``start`` None: the state as it is now; where batches are skipped, always the recorded one.
+        """
         if self._skip:
             for generator, state in zip(self._generators, self._start["generators"], strict=False):
                 generator.set_state(state)
@@ -203,7 +206,10 @@ class SessionLoader:
         return self._cut_slices(batches, start if has_drawn else None)
 
     def _cut_slices(self, batches: Iterator[Any], start: dict[str, Any] | None = None) -> Iterator[Any]:
-        """Yield this worker's items of each batch of an epoch, and queue its part; batches to skip are passed over."""
+        """Yield this worker's items of each batch of an epoch, and queue its part; batches to skip are passed over.
+
+        ``start``: as of `_begin_drawing`.
+        """
         self._parts.clear()
         self._begin_drawing(start)
         for number, (batch, is_last) in enumerate(self._all_batches(batches)):

@@ -201,7 +201,7 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     """
     turns = [dict(zip(_FIELDS, map(int, word), strict=True)) for word in words]
 
-    def said(rank: int) -> str:
+    def deed(rank: int) -> str:
         turn = turns[rank]
         at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
         return f"{ACTIONS[turn['action']]} at step {turn['step']} ({at})"
@@ -209,23 +209,23 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     keys = [tuple(turn.values()) for turn in turns]
     usual = Counter(keys).most_common(1)[0][0]
     ended = [rank for rank, turn in enumerate(turns) if ACTIONS[turn["action"]].startswith("ended")]
-    ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
-    divergent, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
+    strays = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
+    divergent, other = turns[strays[0]], next(rank for rank in range(len(turns)) if rank not in strays)
     if ACTIONS[divergent["action"]] == "ended with an error":
         return WorkerFailed(
-            f"{workers(ones)} ended with an error at step {divergent['step']}.",
-            hint=f"see what {workers(ones)} printed",
+            f"{workers(strays)} ended with an error at step {divergent['step']}.",
+            hint=f"see what {workers(strays)} printed",
         )
     if any(turn["trained"] != divergent["trained"] for turn in turns) and not ended:
         return Disagreement(
-            f"{workers(ones)} trains other parameters than worker {other} at step {divergent['step']}.",
+            f"{workers(strays)} trains other parameters than worker {other} at step {divergent['step']}.",
             hint="change requires_grad on all workers at the same step",
         )
-    if said(ones[0]) == said(other):
+    if deed(strays[0]) == deed(other):
         return Disagreement(
-            f"{workers(ones)} read other samples than worker {other}, or called the session with other arguments: "
-            f"{said(ones[0])}.",
+            f"{workers(strays)} read other samples than worker {other}, or called the session with other arguments: "
+            f"{deed(strays[0])}.",
             hint="an iterable dataset gives all workers the same samples in the same order: leave out its splitting by "
             "rank, and seed its shuffling alike; call run.log and run.mean alike on all workers",
         )
-    return Disagreement(f"{workers(ones)} {said(ones[0])} while worker {other} {said(other)}.", hint=_HINT)
+    return Disagreement(f"{workers(strays)} {deed(strays[0])} while worker {other} {deed(other)}.", hint=_HINT)

@@ -303,22 +303,22 @@ def choose_ratio_policy(
         BadInput: there is no such policy, or the ratio leaves it nothing to decide.
     """
     check_ratio_controller(name, ratio)
-    said = settings or {}
+    given = settings or {}
     match name:
         case "fixed":
             return ScheduledRatio(ratio=ratio)
         case "warm_up":
             return ScheduledRatio(ratio=ratio, schedule=WARM_UP)
         case "accordion":
-            gentle = AccordionSettings.model_validate(said).gentle or min(1.0, 10 * ratio)
-            return Accordion.model_validate({**said, "gentle": max(ratio, gentle), "strong": ratio})
+            gentle = AccordionSettings.model_validate(given).gentle or min(1.0, 10 * ratio)
+            return Accordion.model_validate({**given, "gentle": max(ratio, gentle), "strong": ratio})
         case "gravac":
-            floor = min(GravacSettings.model_validate(said).floor, 1 / ratio)
-            return Gravac.model_validate({**said, "floor": floor, "largest": 1 / ratio})
+            floor = min(GravacSettings.model_validate(given).floor, 1 / ratio)
+            return Gravac.model_validate({**given, "floor": floor, "largest": 1 / ratio})
         case "threshold":
-            return ThresholdRatio.model_validate({**said, "ratio": ratio})
+            return ThresholdRatio.model_validate({**given, "ratio": ratio})
         case "scan":
-            return ScanRatio.model_validate({**said, "options": tuple(options)})
+            return ScanRatio.model_validate({**given, "options": tuple(options)})
         case _:
             return AutoRatio(
                 options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins

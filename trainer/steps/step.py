@@ -206,9 +206,9 @@ class LossModule(nn.Module):
             result = self._loss(self.model, batch)
         loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, Tensor) or loss.dim() != 0:
-            said = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+            problem = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
             raise BadInput(
-                f"The task's loss {said}; it must be a scalar tensor.",
+                f"The task's loss {problem}; it must be a scalar tensor.",
                 hint="return the mean over the samples of the batch, or a sum and its count",
             )
         if torch.is_grad_enabled() and not loss.requires_grad:

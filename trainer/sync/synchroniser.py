@@ -266,7 +266,10 @@ class SelSync:
         return self._steered(state, change, synchronised=synchronise), synchronise
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
-        """Return the state with delta set to a first change that is finite and above zero; else the state as it is."""
+        """Return the state with delta set to a first change that is finite and above zero.
+
+        Else (None, too) the state as it is.
+        """
         if state.log_delta is not None or change is None or not 0 < change < math.inf:
             return state
         return SelSyncState(log_delta=math.log(change))
@@ -275,8 +278,7 @@ class SelSync:
         """Return the state with delta moved to where the wished share of the steps synchronises.
 
         ``log delta += gain (synchronised - share)`` (Robbins and Monro 1951) is at rest where a step does so with the
-        wished
-        probability, whatever the scale of the changes, and follows them. Before a first change the state stays.
+        wished probability, whatever the scale of the changes, and follows them. Before a first change the state stays.
         """
         state = self._begun(state, change)
         if state.log_delta is None:
@@ -404,8 +406,8 @@ def progress_of(products: Sequence[float]) -> float:
         products: four inner products: of the summed gradients at the mean with themselves, and with the gradients where
             the workers had come; then the sums of the same two of each worker's own.
     """
-    whole, across, own, own_across = products
-    signal, turned = whole - own, across - own_across
+    whole, across, noise, noise_across = products
+    signal, turned = whole - noise, across - noise_across
     return 1 + (turned - signal) / max(signal, LEAST_SIGNAL * whole, 1e-60)
 
 
@@ -552,8 +554,8 @@ class Synchronizer:
         message = torch.cat([sketched(pair).reshape(-1), pair @ pair[0]])
         self._channel().all_reduce(message)
         summed = message[:-2].view(2, -1)
-        told = progress_of([*(summed @ summed[0]).tolist(), *message[-2:].tolist()])
-        self._looked = self._looked[0] / 2 + 1, self._looked[1] / 2 + told
+        energy = progress_of([*(summed @ summed[0]).tolist(), *message[-2:].tolist()])
+        self._looked = self._looked[0] / 2 + 1, self._looked[1] / 2 + energy
         self._drifted = None
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
@@ -575,7 +577,7 @@ class Synchronizer:
         self._state, ranks = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if isinstance(self._policy, SelSync) else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
-        (weight, told), is_known = self._looked, ranks is not None and self._looked[0] > 0
+        (weight, energy), is_known = self._looked, ranks is not None and self._looked[0] > 0
         if ranks is not None:
             channel = self._channel()
             begun_s = channel.now()
@@ -589,12 +591,16 @@ class Synchronizer:
             compress_s=work_s,
             sync_s=sync_s,
             energy=weight if is_known else None,
-            kept_energy=told if is_known else None,
+            kept_energy=energy if is_known else None,
         )
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
-        """Send this worker's gradient change, and return the workers' changes that have arrived, if any."""
+        """Send this worker's gradient change, and return all workers' changes as far as these have arrived.
+
+        They are of a step earlier, unless ``vote_lag`` is 0: then the call waits for all. None: none have arrived yet,
+        or another policy than `SelSync` decides.
+        """
         if not isinstance(self._policy, SelSync):  # which alone goes by how gradients change
             return None
         assert trace.gradient_energy is not None

@@ -202,8 +202,7 @@ class RehearsalConductor(Conductor):
         """Apply a change to every host that it is for, and log each host that it changes.
 
         Dead hosts' processes are killed; returning ones join or wait for a generation; links are cut, healed or slowed;
-        a
-        new speed is announced. Where all hosts are about to leave, workers save a checkpoint first.
+        a new speed is announced. Where all hosts are about to leave, workers save a checkpoint first.
         """
         before = self._hosts
         self._hosts = {name: host.after(change) for name, host in before.items()}

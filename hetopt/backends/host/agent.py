@@ -145,7 +145,7 @@ class Agent:
         does, within_s = "waiting", PLACE_WITHIN_S
         if last is not None:
             does, within_s = "waiting for machines to be replaced", REPLACED_WITHIN_S
-        deadline_s, before = self.clock() + within_s, -1 if last is None else last.told.generation
+        deadline_s, before = self.clock() + within_s, -1 if last is None else last.placements.generation
         while self.clock() < deadline_s and not self._time_is_up():
             self._read_lease()
             is_lost = last is None or not is_over(self.objects.get(OUTCOME_OBJECT), before)
@@ -153,7 +153,7 @@ class Agent:
                 break
             self._say(does)
             placement = self._place()
-            if placement is not None and placement.told.generation > before:
+            if placement is not None and placement.placements.generation > before:
                 return placement
             self.sleep(2 * self.turn_s)
         return None
@@ -173,12 +173,12 @@ class Agent:
             models=self.models,
             run_dir=run_dir,
             leads=placement.leads,
-            generation=placement.told.generation,
+            generation=placement.placements.generation,
         )
         uploads.restore_events()
-        uploads.restore(placement.told.resume_from)
+        uploads.restore(placement.placements.resume_from)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
-        spec = placement.told.spec
+        spec = placement.placements.spec
         self._is_spared = spec.is_elastic and not placement.leads
         if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
             if not self._fetch_data(spec.data_dir, uploads, placement.node.host):
@@ -207,11 +207,11 @@ class Agent:
         # Whoever hears that the first host has ended must know by then whether anything follows: the run came to an end
         # of its own, or failed by what no other machine can mend.
         if placement.leads and (is_finished(events) or code not in (0, RunFailed.exit_code)):
-            outcome = Outcome(generation=placement.told.generation)
+            outcome = Outcome(generation=placement.placements.generation)
             self.objects.put(OUTCOME_OBJECT, outcome.model_dump_json().encode())
         # The first host's events say why themselves.
         why = failure_reason(events) if code and not placement.leads else None
-        self._say(f"ended with {code}", generation=placement.told.generation, reason=why)
+        self._say(f"ended with {code}", generation=placement.placements.generation, reason=why)
         return code
 
     def _fetch_data(self, url: str, uploads: Uploads, host: str) -> bool:
@@ -233,7 +233,11 @@ class Agent:
         return self.objects.download(url, self.root / "data", goes_on)
 
     def _start_host(self, run_dir: Path, placement: Placement, folder: Path | None) -> subprocess.Popen[bytes]:
-        """Start the host process, in the folder of a script, which may name files beside it."""
+        """Start the host process, in the folder of a script, which may name files beside it, and return at once.
+
+        ``folder`` None: there is no script, and it starts in this process's folder. Its output goes into the host's
+        log.
+        """
         node = placement.node
         log = host_log_folder(run_dir, node.host)
         log.mkdir(parents=True, exist_ok=True)
@@ -258,8 +262,7 @@ class Agent:
         """Wait until the host process has ended, heed lease and placements, and upload meanwhile; return its exit code.
 
         The process is killed where its time is up, a later generation began, or the log of the first host stands still.
-        Ended
-        by a signal, its code is 6.
+        Ended by a signal, its code is 6.
         """
         run_dir = uploads.run_dir
         due: dict[str, float] = {}
@@ -270,7 +273,7 @@ class Agent:
                 if self._must_end():
                     (run_dir / STOP_FILE).touch()
                 placement = self._place()
-                if placement is not None and placement.told.generation > uploads.generation:
+                if placement is not None and placement.placements.generation > uploads.generation:
                     # Others were lost, and their silence may last for minutes here: the new ones are waiting.
                     self._superseded = True
                     host.kill()
@@ -289,13 +292,13 @@ class Agent:
 
     def _heed(self, placement: Placement, uploads: Uploads) -> None:
         """Tell this machine's workers who is there, and whether to save a checkpoint and end, as others join."""
-        present = placement.told.present
+        present = placement.placements.present
         if present != self._present:
             write_present(uploads.run_dir, present)
         if set(self._present) - set(present):
             uploads.give_up()
         self._present = present
-        if placement.told.pauses:
+        if placement.placements.pauses:
             (uploads.run_dir / STOP_FILE).touch()
 
     def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
@@ -512,7 +515,10 @@ class Checkpoints:
         return {name.decode() for name in _NAMED.findall(manifest)} <= there
 
     def _forget_older(self, named: str, before: str | None) -> None:
-        """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it."""
+        """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it.
+
+        ``before`` None: there was none. Newer ones stay, too.
+        """
         for name in self.objects.names("ckpt/step-") or ():
             step = checkpoint_name(name.split("/")[1])
             if step is not None and step not in (named, before) and _step(step) < _step(named):

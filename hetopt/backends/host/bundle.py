@@ -262,10 +262,10 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
     if script:
         path = Path(script[0])
         arguments, given = carried(path, script[1:], rented=rented)
-        files |= _own(path, locks, rented=rented) | _in_folder(given)
+        files |= _user_files(path, locks, rented=rented) | _in_folder(given)
         script = (f"{TASK_FOLDER}/{path.resolve().relative_to(code_folder(path)).as_posix()}", *arguments)
     elif colon and where.endswith(".py"):
-        files |= _own(Path(where), locks, rented=rented)
+        files |= _user_files(Path(where), locks, rented=rented)
         task = f"{TASK_FOLDER}/{Path(where).name}:{attribute}"
     elif colon:
         raise BadInput(
@@ -275,7 +275,7 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
     return Bundle(data=_archive(files), task=task, script=tuple(script))
 
 
-def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> dict[str, bytes]:
+def _user_files(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> dict[str, bytes]:
     """Return a person's file and all that it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
     return _in_folder(user_code(file, provided=provided | {"torch"} if rented else None))

@@ -132,10 +132,10 @@ class HostsConductor(Conductor):
         self.place()
 
     def _tell_absent(self, name: str, reason: str | None) -> None:
-        """Log that a host takes no part any more, and why, where that is known."""
+        """Log that a host takes no part any more, and why (None: not known)."""
         others = "; the run goes on without it" if self._links or self._coming else ""
-        said = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}{others}"
-        self.log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
+        text = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}{others}"
+        self.log.write("condition_changed", host=name, dies=True, **({} if text is None else {"reason": text}))
 
     def look(self) -> None:
         """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`.
@@ -335,13 +335,13 @@ class HostsConductor(Conductor):
             write_atomically(path, data.decode("utf-8", errors="replace"))
             self._objects.delete(name)  # it is there now
         elif first == "state":
-            said = parse_from_peer(State, data, host)
+            sent = parse_from_peer(State, data, host)
             # Where the clock is set later, an event says so.
-            self._ahead_s.setdefault(host, said.time_s - time.time())
-            code = said.does.removeprefix("ended with ")
-            if code != said.does and said.generation == self._generation:
+            self._ahead_s.setdefault(host, sent.time_s - time.time())
+            code = sent.does.removeprefix("ended with ")
+            if code != sent.does and sent.generation == self._generation:
                 self.now.ended[host] = int(code)
-                self.reasons += [said.reason[:500]] if said.reason else []
+                self.reasons += [sent.reason[:500]] if sent.reason else []
 
     def finish(self, *, failed: bool) -> None:
         """Tell the hosts to end, and wait up to 20 s for their last uploads; not if the run has ``failed``."""

@@ -374,11 +374,11 @@ class AutoRatio:
         if (ratio := outlook.worth_trying()) is not None:
             return state, replace(keep, try_ratio=ratio, look_after_steps=1)
         if chosen := outlook.trial(best):
-            return state, _changed(keep, now, chosen, _told(now, chosen, "tried out, it may be the best"))
+            return state, _changed(keep, now, chosen, _reason(now, chosen, "tried out, it may be the best"))
         saving = 1 - best.per_progress_s / now.per_progress_s
         if saving < LEAST_SAVING or not outlook.is_borne(best, now.per_progress_s - best.per_progress_s):
             return state, keep
-        return state, _changed(keep, now, best, _told(now, best, f"{100 * saving:.0f} % less time to the target"))
+        return state, _changed(keep, now, best, _reason(now, best, f"{100 * saving:.0f} % less time to the target"))
 
 
 @dataclass(frozen=True)
@@ -599,7 +599,7 @@ def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: st
     return RatioDecision(ratio=ratio, option=name, reason=reason, look_after_steps=looks_after)
 
 
-def _told(now: RatedOption, chosen: RatedOption, why: str) -> str:
+def _reason(now: RatedOption, chosen: RatedOption, why: str) -> str:
     if chosen.option.averages:
         return (
             f"a local step makes about {100 * chosen.gain:.0f} % of the progress, "

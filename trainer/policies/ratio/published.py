@@ -323,7 +323,8 @@ class Gravac(GravacSettings):
     def _next_window(self, state: GravacState, gains: tuple[float, float] | None) -> GravacState:
         """Return the state with the next candidate; or with the best factor, and the search done.
 
-        The floor rises to the candidate where that keeps about as much (``omega``).
+        The floor rises to the candidate where that keeps about as much (``omega``); without both ``gains`` (None) it
+        stays.
         """
         state = state.model_copy(update={"window_steps": 0})
         if gains is not None and gains[1] - gains[0] <= self.omega * gains[1]:
@@ -394,7 +395,10 @@ class ScanRatio(ScanSettings):
     """The state before the first scan: no ratio was chosen."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return a decision for the option of largest ratio, from which the gain of all others can be read."""
+        """Return a decision for the option of largest ratio, from which the gain of all others can be read.
+
+        ``network`` is not used.
+        """
         largest = max(self.options, key=lambda option: option.ratio)
         return RatioDecision(ratio=largest.ratio, option=largest.key, measure_gain=True)
 

@@ -212,6 +212,8 @@ class Ec2Backend(Ec2Launcher):
 def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> RunSpec:
     """Return the run as rented machines read it: the task by its place in the bundle, and data from S3.
 
+    ``data`` None: the run reads no data folder, or the spec's, which is refused.
+
     Raises:
         BadInput: the data is on this machine only.
     """

@@ -236,7 +236,7 @@ class Loop(_Renter):
                 return before
             beats = {Path(name).stem: entry["LastModified"].timestamp() for name, entry in self._written("state")}
             machines = self._machines(before, beats) if before.alive else before.machines
-            heard = self._hear(before) if before.alive else before
+            updated = self._hear(before) if before.alive else before
             known = log_bytes(self.run_dir)
             # Events last: a run whose machines have ended has written all of them.
             self._fetch_events()
@@ -244,7 +244,7 @@ class Loop(_Renter):
             self._fetch_logs(BOOT_FOLDER)
             stepped = any(map(advances, last_events(self.run_dir, since=known)))
             served = {machine.id for machine in before.serving} if stepped else set()
-            seen = heard.model_copy(update={"time_s": self.clock(), "machines": machines})
+            seen = updated.model_copy(update={"time_s": self.clock(), "machines": machines})
             seen = seen.with_machines(served, has_stepped=True)
             return self.save(seen)
 
@@ -279,13 +279,13 @@ class Loop(_Renter):
         if written is None:
             return before
         lease, tag = written
-        heard: dict[str, object] = {
+        changes: dict[str, object] = {
             "lease_tag": tag,
             "lease_end_s": lease.end_s,
         }
         if lease.wishes_end and before.stop_wished_s is None:
-            heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
-        return before.model_copy(update=heard)
+            changes |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
+        return before.model_copy(update=changes)
 
     def _fetch_events(self) -> None:
         """Append new events to the log; each object is named by its offset in the log, and any other is none."""
@@ -366,14 +366,14 @@ class Loop(_Renter):
             CloudRefused: AWS refuses it.
         """
         state = action.state
-        said = action.say
+        reason = action.say
         if action.unbooted:
-            said = f"{why_failed(self.run_dir, action.unbooted)}. {action.say}"
-        if said is not None:
-            self.tell(said)
+            reason = f"{why_failed(self.run_dir, action.unbooted)}. {action.say}"
+        if reason is not None:
+            self.tell(reason)
         match action:
             case Clear():
-                return self.clear(state, reason=said)
+                return self.clear(state, reason=reason)
             case Rent():
                 return self._rent(action)
             case Extend():
@@ -436,8 +436,7 @@ class Loop(_Renter):
         """Have the account end machines with a place later than their lease; return the state with the new ends.
 
         It is called before the lease grows, and after it has shrunk. Each move is a call for each machine, so that they
-        are
-        moved when half of the slack is used up. Without the account's role nothing is done.
+        are moved when half of the slack is used up. Without the account's role nothing is done.
 
         Raises:
             CloudRefused: AWS refuses a move: it may end them sooner, so that their lease must not grow.
@@ -573,7 +572,10 @@ class Loop(_Renter):
         return str(groups[0]["GroupId"])
 
     def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
-        """Make launch templates for machines that end when the others do; return their ids by kind of machine."""
+        """Make launch templates for machines that end when the others do; return their ids by kind of machine.
+
+        ``end_s`` None: when the order ends.
+        """
         requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
         return {
             kind: str(self.edge(request)["LaunchTemplate"]["LaunchTemplateId"]) for kind, request in requests.items()
@@ -653,7 +655,9 @@ class Loop(_Renter):
     def _fleet(
         self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]
     ) -> tuple[list[str], CloudRefused | None]:
-        """Rent the machines of one role; return their ids, or why the zone has not all of them.
+        """Rent the machines of one role; return their ids and None, or no ids and why the zone has not all of them.
+
+        Machines that come nevertheless are given back.
 
         Raises:
             CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
@@ -672,7 +676,10 @@ class Loop(_Renter):
         return ids[:needed], None if needed else _why_short(request, answer, len(ids), role)
 
     def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> None:
-        """Have the account end machines that come to no place, if it has the role for that."""
+        """Have the account end machines that come to no place, if it has the role for that.
+
+        ``lease_end_s`` None: the run has no lease yet.
+        """
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
         for request in calls.end_calls(self.order, ids, at_s):
             self.edge(request)

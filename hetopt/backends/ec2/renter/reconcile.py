@@ -265,7 +265,10 @@ def _with(state: ClusterState, **changes: Any) -> ClusterState:
 
 
 def _end_relieved(state: ClusterState, now_s: float) -> End | None:
-    """Return the action that ends machines without a place, once the others were seen after they were told theirs."""
+    """Return the action that ends machines without a place, once the others were seen after they were told theirs.
+
+    Else None.
+    """
     ids = tuple(
         machine.id
         for machine in state.alive
@@ -378,9 +381,9 @@ def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s:
 
     None: nothing is due in that wait.
     """
-    said = f"lost {', '.join(lost)}; the others go on without"
+    news = f"lost {', '.join(lost)}; the others go on without"
     try:
-        return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=said)
+        return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=news)
     except CloudRefused as refused:
         return _wait_for(order, observed, lost, refused, now_s)
 
@@ -430,12 +433,14 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
         return None
     # Those that were to join or to relieve others who were all lost have nobody to wait for.
     after = with_places(_with(state, asked_s=None) if all_are_lost else state, new)
-    said = f"all that trained are lost; {named} goes on" if all_are_lost else f"{named} joins"
-    return _place(order, after, observed.spec, now_s, say=said)
+    news = f"all that trained are lost; {named} goes on" if all_are_lost else f"{named} joins"
+    return _place(order, after, observed.spec, now_s, say=news)
 
 
 def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:
     """Return the placement of the hosts that serve, who share the batch in proportion to what each began with.
+
+    ``say`` None: nothing is told.
 
     Raises:
         CloudRefused: they cannot hold the batch.
