@@ -226,6 +226,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
     where = place(evaluate, task.loss)
 
     def sums(indices: list[int]) -> dict[str, float]:
+        """Return the task's sums over a batch; raise `Ended` where it gives none."""
         batch = fetch(dataset, indices)
         with torch.no_grad():
             totals = run(evaluate, lambda: task.sums(model, batch), "The task's evaluate", where)

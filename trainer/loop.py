@@ -316,7 +316,10 @@ class _Run(Training):
         return period
 
     def _evaluate(self) -> None:
-        """Evaluate the model with all workers, note whether it reached the target, and log its metrics."""
+        """Evaluate the model with all workers, note whether it reached the target, and log its metrics.
+
+        Every worker must call it. Where parameters are averaged, the average is evaluated.
+        """
         context = self.context
         begun_s = context.clock()
         with self.one_model():
@@ -341,7 +344,10 @@ class _Run(Training):
         )
 
     def _begin_checkpoint(self, *, keeps: int = 1) -> None:
-        """Begin a checkpoint in a thread, with all workers; RunFailed: the model is no longer finite."""
+        """Begin a checkpoint in a thread, with all workers; RunFailed: the model is no longer finite.
+
+        Every worker must call it; training goes on while files are written.
+        """
         context = self.context
         begun_s = context.clock()
         with self.one_model():

@@ -216,6 +216,11 @@ class Task:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            BadInput: a name, function, target, size, number or choice cannot be.
+        """
         if not self.name or ":" in self.name:
             raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")
         evaluates = ("evaluate",) if self.evaluate is not None else ()

@@ -267,7 +267,10 @@ def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: 
 
 
 def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
-    """Return the kind of a loss by the parts' gradients, and their relative difference from the whole."""
+    """Return the kind of a loss by the parts' gradients, and their relative difference from the whole.
+
+    A loss that draws random numbers is not compared. Coupled: no kind explains it.
+    """
     whole, *parts = computed
     per_sample = whole.count / whole.samples
     uneven = any(abs(part.count - per_sample * part.samples) > TOLERANCE * whole.count for part in parts)
@@ -932,7 +935,10 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
     selection, residual = TopK(ratio), ErrorFeedback(step.flat.numel(), device=context.device)
 
     def train(steps: Sequence[Sequence[MicroBatch]]) -> float:
-        """Train the copy on steps of micro-batches; return the mean loss over samples; DoesNotFit: memory ran out."""
+        """Train the copy on steps of micro-batches; return the mean loss over samples; DoesNotFit: memory ran out.
+
+        With a ratio, by what it keeps of each gradient.
+        """
         losses, samples = 0.0, 0
         for parts in steps:
             size = sum(map(len, parts))

@@ -338,7 +338,10 @@ class ProcessLauncher(ABC):
 
 
 def _step_s(events: Sequence[LogEvent]) -> float:
-    """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint."""
+    """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint.
+
+    0 where nothing was logged.
+    """
     clock, times_s = RunClock(), list[float]()
     for event in events:
         clock.take(event)

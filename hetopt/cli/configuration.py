@@ -114,7 +114,10 @@ def settings(
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
-    """Return the settings as click's default map: parameter values nested by command and subcommand."""
+    """Return the settings as click's default map: parameter values nested by command and subcommand.
+
+    A later setting goes before an earlier one.
+    """
     whole: dict[str, Any] = {}
     for setting in given:
         inner = whole
@@ -164,7 +167,10 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
 
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
-    """Yield the user's file, then the project's; a link to nothing is refused when it is read."""
+    """Yield the user's file, then the project's; a link to nothing is refused when it is read.
+
+    Only files that are there; the project's is the nearest one upward from ``folder``.
+    """
     home, users = environment.get("XDG_CONFIG_HOME", ""), []
     with suppress(BadInput):  # whose home nothing tells has no file there
         users.append(expanded(home if home.startswith("/") else "~/.config") / "hetopt" / "config.toml")

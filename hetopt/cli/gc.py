@@ -109,7 +109,10 @@ def _facts(leftover: Leftover) -> dict[str, Any]:
 
 
 def _document(searched: Search) -> Iterator[Block]:
-    """Yield the resources that each run left in each region, by kind."""
+    """Yield the resources that each run left in each region, by kind.
+
+    Says so where nothing is left.
+    """
     if not searched.leftovers and searched.looked_in:
         yield Line(f"nothing is left behind in {', '.join(searched.looked_in)}")
     by_run: dict[tuple[str, str], dict[str, list[Leftover]]] = {}

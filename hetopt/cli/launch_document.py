@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def show(prepared: Prepared) -> None:
-    """Print what a launch will run, where and for how much, on stdout."""
+    """Print what a launch will run, where and for how much, on stdout.
+
+    Of a resumed rental also what it has cost, on stderr.
+    """
     if prepared.launch.on != "ec2":
         render.show(_here(prepared))
         return
@@ -167,7 +170,10 @@ def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def _here(prepared: Prepared) -> Iterator[Block]:
-    """Yield each worker's host, slowdown and local batch size, and the predicted time and cost."""
+    """Yield each worker's host, slowdown and local batch size, and the predicted time and cost.
+
+    Of a resumed run the rest that is predicted, in their place.
+    """
     record = prepared.launch
     spec, prediction, is_own = record.spec, record.prediction, record.on in ("ssh", "slurm")
     where = "on your hosts" if is_own else "on this machine"

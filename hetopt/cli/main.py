@@ -166,7 +166,10 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    """Run the command that was typed and return its exit code; errors are printed as one sentence."""
+    """Run the command that was typed and return its exit code; errors are printed as one sentence.
+
+    Ctrl-C and signals give a code, too. Other exceptions than hetopt's, click's and the system's pass through.
+    """
     try:
         arguments = sys.argv[1:]
         terminal.check_arguments(arguments)

@@ -98,7 +98,10 @@ def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
 
 
 def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameter that typer reads for each field of the records, by field name."""
+    """Return the parameter that typer reads for each field of the records, by field name.
+
+    Fields that several records share give one option.
+    """
     owners: dict[str, list[Any]] = {}
     for record in records:
         for name in options_of(record).keys() - set(leave_out):

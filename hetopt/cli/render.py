@@ -126,7 +126,10 @@ def error(message: str, hint: str | None) -> None:
 
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
-    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
+    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`.
+
+    The reporter may be used inside alone; what is noted meanwhile goes above the bar.
+    """
     if not sys.stderr.isatty():
         yield Reporter(progress=PlainProgress(write=lambda text: note(f"{description}: {text}")).tell, note=note)
         return

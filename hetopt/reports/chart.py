@@ -203,7 +203,10 @@ def _name(curve: Series) -> str:
 
 
 def _in_words(curve: Series) -> str:
-    """Return a curve in words: its first, last, least and largest value."""
+    """Return a curve in words: its first, last, least and largest value.
+
+    Unknown where none of its values is known.
+    """
     known = [value for value in curve.values if value is not None]
     name, say = _name(curve), UNITS[curve.unit]
     if not known:

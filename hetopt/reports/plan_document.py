@@ -121,7 +121,10 @@ def warnings(plan: Plan) -> Iterator[Line]:
 
 
 def _tiles(plan: Plan) -> Iterator[Tile]:
-    """Yield time and cost with their intervals, and how sure both are."""
+    """Yield time and cost with their intervals, and how sure both are.
+
+    The chance and the gap only where they are known.
+    """
     for name, key, unit, known in (
         ("time", "total_s", "s", plan.chosen.prediction.total_s),
         ("cost", "cost_usd", "USD", plan.chosen.prediction.cost_usd),

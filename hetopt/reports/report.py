@@ -281,7 +281,10 @@ def _batch(progress: RunFold) -> str:
 
 
 def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Compared, ...]:
-    """Return predictions beside measurements, all sessions together; time in which nothing ran is left out."""
+    """Return predictions beside measurements, all sessions together; time in which nothing ran is left out.
+
+    Only the step time, where the run was stopped, is not over, or its log does not begin with the first step.
+    """
     prediction = launch.prediction
     step_time = _held("step time", "s", prediction.step_time_s, step_time_s)
     # Where the log does not begin with the first step, what came before it is not known.

@@ -80,7 +80,10 @@ def document(report: Report, launch: Launch | None = None) -> Document:
 
 
 def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
-    """Yield the run's time and cost, each beside its prediction, and the metrics that it has reached."""
+    """Yield the run's time and cost, each beside its prediction, and the metrics that it has reached.
+
+    Of a run that is not over, its steps stand for its time.
+    """
     figures = {compared.name: compared for compared in report.compared}
     if "run time" not in figures and report.over_time.step:
         expected, step = launch.prediction.steps.value, report.over_time.step[-1]

@@ -180,7 +180,10 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
 
 
 def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
-    """Yield batch size, computing and waiting of every worker that ever trained."""
+    """Yield batch size, computing and waiting of every worker that ever trained.
+
+    ``first`` and ``last``: the steps that the points of a curve stand for.
+    """
     roster, places = history.run.roster, history.places
     width = len(roster.workers)
 

@@ -109,7 +109,10 @@ def unpack(data: bytes) -> Any:
 
 
 def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensors as safetensors takes them: on the CPU, contiguous, and no two in the same memory."""
+    """Return tensors as safetensors takes them: on the CPU, contiguous, and no two in the same memory.
+
+    Tensors that shared memory are copied, so that each has its own.
+    """
     separated: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors:
@@ -780,7 +783,7 @@ class CheckpointSaver:
         return f"{self._who}: {reason}"
 
     def _publish(self, under_way: _UnderWay, texts: Sequence[str]) -> str | None:
-        """Publish and log the checkpoint, from every worker's `_account`; return what failed; None: nothing did."""
+        """Publish and log the checkpoint, from every worker's `_account`; return why that failed; None: it did not."""
         files = {rank_file(rank): FileRecord.model_validate_json(text) for rank, text in enumerate(texts)}
         files[STATE_FILE] = under_way.parts.result()[STATE_FILE]
         manifest = Manifest(step=under_way.step, digest=under_way.digest, workers=self._context.world_size, files=files)

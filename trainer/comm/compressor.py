@@ -333,7 +333,10 @@ class Chain:
         self._compressor.load_state(state)
 
     def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Write the sum of the values at ``indices`` into ``out``, zero elsewhere; return what this worker sent."""
+        """Write the sum of the values at ``indices`` into ``out``, zero elsewhere; return what this worker sent.
+
+        Only the values travel: the indices are the same on all workers.
+        """
         values = flat.index_select(0, indices)
         if self._scale != 1.0:
             values.mul_(self._scale)

@@ -412,6 +412,19 @@ class BucketExchange:
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        """Begin a thread that exchanges; the exchange of a bucket is made at its first use.
+
+        Args:
+            compression: of every bucket.
+            parameters: one at least, all on one device.
+            clock: in seconds.
+            seed: the same on every worker.
+            store: names who is lost, as of `Guard`; None: nobody is named.
+            group: of the workers; None: the default group.
+
+        Raises:
+            BadInput: as of `checked_for`.
+        """
         self._seed = seed
         self._spans: dict[int, Span] = {}
         numel = 0

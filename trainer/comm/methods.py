@@ -92,7 +92,11 @@ class Asked:
 
 
 def _quantised(scales: int, asked: Asked) -> Compressor[Any]:
-    """Return the compressor of codes on a grid: summed on the way, or gathered."""
+    """Return the compressor of codes on a grid: summed on the way, or gathered.
+
+    Raises:
+        BadInput: as of `summed_bits`, for codes that are summed.
+    """
     bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
     if asked.chosen.collective == GATHER:
         width, fitting = summed_bits(1, bits=bits, levels=levels, largest=LARGEST_GATHERED)

@@ -129,7 +129,10 @@ def measure_network(
 
 
 def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, device: torch.device) -> int:
-    """Return the bytes that a gather, the slowest primitive, brings in `LONGEST_S`, at most the whole gradient."""
+    """Return the bytes that a gather, the slowest primitive, brings in `LONGEST_S`, at most the whole gradient.
+
+    It times gathers of growing size; all workers must call it.
+    """
     size = smallest
     while True:
         time_s = _timed(channel, "all_gather", size, device, once=True).time_s

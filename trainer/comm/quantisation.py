@@ -81,7 +81,10 @@ class Grid:
         return cls(peak=peak, levels=levels, fits=fits)
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the integer codes of ``flat`` into ``codes``, [elements], rounded by ``rounding``."""
+        """Write the integer codes of ``flat`` into ``codes``, [elements], rounded by ``rounding``.
+
+        Elements are clamped to the largest level; on a grid without extent all codes are 0.
+        """
         if self._unit == 0:
             codes.zero_()
             return

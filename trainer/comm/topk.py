@@ -107,7 +107,10 @@ class ElementCoding:
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
 
     def write_indices(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Write ascending int32 indices below ``numel`` to the start of ``out``, uint8, as they are or packed."""
+        """Write ascending int32 indices below ``numel`` to the start of ``out``, uint8, as they are or packed.
+
+        The first `index_bytes` bytes of ``out`` are written.
+        """
         count, low = indices.numel(), low_index_bits(numel, indices.numel())
         out = out[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
@@ -342,7 +345,10 @@ def sampled_threshold(flat: Tensor, k: int) -> float:
 
 
 def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return ascending indices and magnitudes of the elements of ``|value| >= threshold``, NaN included."""
+    """Return ascending indices and magnitudes of the elements of ``|value| >= threshold``, NaN included.
+
+    Empty where none is.
+    """
     indices, magnitudes = [], []
     for block in blocks(flat.numel(), flat.device):
         chunk = flat[block].abs()

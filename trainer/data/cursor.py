@@ -190,7 +190,7 @@ class Passes:
         self.drawn = 0
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` samples, as if they had been drawn."""
+        """Skip ``count`` samples, over as many turns as that takes, as if they had been drawn."""
         left = count
         while left >= (rest := len(self._present) - self._offset):
             left -= rest
@@ -415,6 +415,7 @@ class PartitionedCursor(Cursor):
     def __init__(
         self, parts: Parts, dataset_size: int, *, weights: Sequence[int], positions: Sequence[int] | None = None
     ) -> None:
+        """Begin each worker's stream at its place in ``positions``; None: at the start."""
         super().__init__(dataset_size, sum(positions or ()))
         self._parts = parts
         self._weights = tuple(weights)
@@ -513,7 +514,10 @@ class StreamCursor(Cursor):
         return self._passes.take(count)
 
     def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
-        """Return this worker's samples in their places; those of the others are `ELSEWHERE`."""
+        """Return this worker's samples and their epochs in their places; of the others stand `ELSEWHERE` and epoch 0.
+
+        It waits for samples that have not arrived.
+        """
         names = np.full(sum(shares), ELSEWHERE, dtype=np.int64)
         epochs = np.zeros_like(names)
         if share := shares[self._rank]:

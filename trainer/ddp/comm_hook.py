@@ -222,6 +222,11 @@ class CommState(GradientState):
         spec: RunSpec | None = None,
         reach: Callable[[float], None] = lambda done: None,
     ) -> None:
+        """Prepare the state of a hook for a module; without a run spec, one is made that sends in this way.
+
+        Raises:
+            BadInput: ``weight`` is a text other than `SUM`, or as of `make_spec`.
+        """
         if isinstance(weight, str) and weight != SUM:
             raise BadInput(f"weight must be None, {SUM!r} or a number, got {weight!r}.")
         self._workers = dist.get_world_size(ddp.process_group)
@@ -302,7 +307,10 @@ class CommState(GradientState):
         return promise
 
     def _audit(self, bucket: GradBucket) -> None:
-        """Put the leader's gradient into a bucket, and note its difference from the sum of the others'."""
+        """Put the leader's gradient into a bucket, and note its difference from the sum of the others'.
+
+        Every worker must call it; two whole buckets are sent.
+        """
         buffer, parameters = bucket.buffer(), bucket.parameters()
         parts = torch.zeros_like(buffer) if dist.get_rank() == 0 else buffer.clone()
         dist.all_reduce(parts)

@@ -804,7 +804,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     def joined(
         join: Any, backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any
     ) -> None:
-        """Open the default group; by environment variables, in a store that earlier attempts have left nothing in."""
+        """Open the default group; by environment variables, in a store that no earlier attempt has written to."""
         by_environment = init_method in (None, "env://") and not args and options.get("store") is None
         if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
             place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}

@@ -374,7 +374,10 @@ class WorkerGroup:
         return self._store is not None and self._store.text("finished") == "1"
 
     def close(self) -> None:
-        """Stop watching for new generations, destroy the process group, and close this worker's event log."""
+        """Stop watching for new generations, destroy the process group, and close this worker's event log.
+
+        Nothing happens where there is none.
+        """
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
@@ -486,6 +489,7 @@ class Watch:
         end_waiting: Callable[[], object],
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Begin to watch in a thread; it ends with `stop`."""
         self._store = store
         self._number = number
         self._end_waiting = end_waiting

@@ -353,7 +353,10 @@ def _hear(ignored_meanwhile: Sequence[int]) -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams anew: Python remembers properties of their old files, such as whether they seek."""
+    """Open the standard streams anew: Python remembers properties of their old files, such as whether they seek.
+
+    Their files stay open when the new streams are closed.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         usual = getattr(sys, f"__{name}__")
         buffering = 1 if usual.line_buffering or os.isatty(number) else -1
@@ -431,7 +434,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _be_main(arguments: Sequence[str]) -> None:
-    """Run ``-m MODULE`` or a file, with its arguments, as the main program; its exceptions are raised."""
+    """Run ``-m MODULE`` or a file, with its arguments, as the main program; its exceptions are raised.
+
+    ``sys.argv`` and the module search path become the program's.
+    """
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
         begin_in(os.getcwd())

@@ -150,7 +150,10 @@ def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int
 
 
 def _await_gate(address: str, port: int, secret: bytes, patience_s: float) -> None:
-    """Wait until the gate answers and knows the secret; errors as of `open_relay`."""
+    """Wait until the gate answers and knows the secret; errors as of `open_relay`.
+
+    It tries again for ``patience_s`` seconds.
+    """
 
     async def knock() -> bool:
         """Return whether the gate knows the secret; OSError, EOFError or TimeoutError: it does not let this host in."""

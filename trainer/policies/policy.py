@@ -609,7 +609,10 @@ class ModelShares:
 
 
 def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
-    """Return the state after one more period; afresh where the number of workers is another one."""
+    """Return the state after one more period; afresh where the number of workers is another one.
+
+    Counts the periods in a row in which no worker's line changed.
+    """
     shares, times_s, unknown = observation.local_batch_sizes, observation.compute_s, UNKNOWN_NOISE**2
     if len(state.lines) != len(shares):
         noise = [(unknown + seen) / 2 for seen in _step_variances(observation, [unknown] * len(shares))]

@@ -847,7 +847,10 @@ class Flow:
             )
 
     def _begin_step(self, side: Side) -> None:
-        """Give an optimizer the gradient of all workers to step by."""
+        """Give an optimizer the gradient of all workers to step by.
+
+        Sums gradients first where the session has not: every worker must call it then.
+        """
         side.backwards, self._is_within = 0, False
         if self._sharded is not None:
             reshard(self._model)  # what an evaluation has gathered would not follow the step
@@ -863,7 +866,10 @@ class Flow:
         """
 
         def together(*arguments: Any, **options: Any) -> Any:
-            """Call the script's closure, sum its gradient unless it has done so, and return all workers' loss."""
+            """Call the script's closure, sum its gradient unless it has done so, and return all workers' loss.
+
+            None where the closure returns none. Every worker must call it.
+            """
             before, side.is_summed = side.is_summed, False
             loss = closure(*arguments, **options)
             if not side.is_summed and not (before and loss is None):

@@ -184,7 +184,10 @@ class GradientSum:
         self.is_pending = True
 
     def _summand(self, index: int, weight: float) -> Tensor | None:
-        """Return this worker's summand of a parameter's gradient; None if it has none."""
+        """Return this worker's summand of a parameter's gradient; None if it has none.
+
+        Held gradients are a part of it; a gradient of all workers that is there already counts once.
+        """
         gradient, before = self.parameters[index].grad, self._before[index]
         summand = None if gradient is None or not weight else gradient.detach() * weight
         if before is None:
@@ -365,7 +368,10 @@ class GradientSum:
         return AuditResult.of(flat - parts[self._ahead :], float(flat.norm()), draws=drawn, before=self._audits)
 
     def _give(self) -> None:
-        """Write the summed gradient to ``.grad``."""
+        """Write the summed gradient to ``.grad``.
+
+        ``.grad`` becomes None where no worker had a gradient. Held gradients are forgotten.
+        """
         self.norms.add_summed([self._flat])
         marks = self._marks.tolist()
         for parameter, view, used, sparse in zip(self.parameters, self._views, marks, self._sparse, strict=False):

@@ -86,6 +86,11 @@ class SessionLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], flow: Flow) -> None:
+        """Prepare to read a script's loader in slices.
+
+        Raises:
+            BadInput: several workers train, and the loader makes no batches.
+        """
         self.run = self._flow = flow
         self._loader = loader
         self._is_stream = isinstance(loader.dataset, IterableDataset)
@@ -237,6 +242,7 @@ class SessionLoader:
                 return
 
     def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch at once, and return its batches; after a restored state those that it left over."""
         # At once, as the script's own loader does: it draws a seed here, and its readers begin.
         before, alike = States.now(), cast(AbstractContextManager[None], nullcontext())
         if self._skip and self._has_begun:  # what is left of the epoch was not asked for: another begins
@@ -324,6 +330,10 @@ class SlicedStream(IterableDataset[Any]):
         self._samples, self._size, self._collate, self._drops_last = samples, batch_size, collate, drop_last
 
     def __iter__(self) -> Iterator[tuple[Part, Any]]:
+        """Yield a part and this worker's items of each batch.
+
+        With reader processes, of every batch whose turn is theirs.
+        """
         # Reader processes take turns, and each knows the shares only as they were when the epoch began.
         worker = get_worker_info()
         number, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)

@@ -436,7 +436,10 @@ class Session(Flow):
         self._leave()
 
     def _shut(self) -> None:
-        """Close the session in this process: remove its hooks, so that steps are the script's own again."""
+        """Close the session in this process: remove its hooks, so that steps are the script's own again.
+
+        Nothing is said to other workers.
+        """
         REGISTRY.open = ()
         for side in self._sides:
             if side.sum is not None:

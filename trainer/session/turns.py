@@ -83,6 +83,10 @@ class StepMessages(Guard):
     """
 
     def __init__(self, *, number: int, rank: int, world_size: int, store: Store | None, room: int = 0) -> None:
+        """Meet the other workers once; every worker must call it.
+
+        ``store`` None: a lost worker is not named. ``room``: numbers of a gradient that a message can carry.
+        """
         self.number, self.step, self.trained = number, 0, 0
         self._rank, self._world_size = rank, world_size
         super().__init__(f"session, room for a gradient of {8 * room} bytes in each message", store=store)

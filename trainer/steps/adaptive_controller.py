@@ -88,6 +88,11 @@ class AdaptiveController:
     def __init__(
         self, spec: RunSpec, candidates: Candidates, network: Network | None, *, tries_twins: bool = False
     ) -> None:
+        """Choose the first exchange.
+
+        Raises:
+            BadInput: the run's compression cannot be steered by its policy.
+        """
         self._name = spec.ratio_policy
         self.candidates = candidates
         self.network = network

@@ -184,7 +184,10 @@ class ReadAhead:
         self._reading: deque[tuple[MicroBatch, Future[Batch]]] = deque()
 
     def follow(self, upcoming: Iterator[MicroBatch]) -> None:
-        """Drop what was read ahead, and begin to read the micro-batches that ``upcoming`` yields."""
+        """Drop what was read ahead, and begin to read the micro-batches that ``upcoming`` yields.
+
+        Reads that have begun go on, and are not used.
+        """
         for _, future in self._reading:
             future.cancel()
         self._reading.clear()

@@ -415,7 +415,10 @@ class DoesNotFit(RunFailed):
 
 
 def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
-    """Copy a model's buffers and torch's random states; return a function that puts them back."""
+    """Copy a model's buffers and torch's random states; return a function that puts them back.
+
+    The random states of the CPU and of ``device``.
+    """
     buffers, generators = [(buffer, buffer.clone()) for buffer in model.buffers()], Generators.at(device)
 
     def restore() -> None:

@@ -186,7 +186,10 @@ class RehearsalConductor(Conductor):
         return not self._agents
 
     def _read(self, now_s: float) -> None:
-        """Take in new events; announce another slowdown where this machine does not compute as fast as declared."""
+        """Take in new events; announce another slowdown where this machine does not compute as fast as declared.
+
+        Requests to change conditions are taken in, too.
+        """
         for event in self.reader.read():
             self._run.take(event)
             self.take(event)
@@ -255,7 +258,10 @@ class RehearsalConductor(Conductor):
             self.network.take_down(self._places[name])
 
     def _take_back(self, names: Sequence[str]) -> None:
-        """Bring hosts up again that were taken down, each as a new life of the same host."""
+        """Bring hosts up again that were taken down, each as a new life of the same host.
+
+        A host that may join the training ones starts at once; another is fresh for the next generation.
+        """
         for name in names:
             self.network.bring_up(self._places[name])
             self.now.ended.pop(name, None)
@@ -270,7 +276,10 @@ class RehearsalConductor(Conductor):
         (self.run_dir / STOP_FILE).touch()
 
     def place(self) -> None:
-        """Kill workers that still run, and start a generation on all usable hosts, from the newest checkpoint."""
+        """Kill workers that still run, and start a generation on all usable hosts, from the newest checkpoint.
+
+        Nothing is started once the run is to stop.
+        """
         for name in self._agents:
             self.network.kill(self._places[name])
         self._agents, self._starts = {}, self._starts + 1

@@ -490,7 +490,10 @@ class Checkpoints:
         return {match[1]: path for path in paths if (match := _FOLDER.fullmatch(path.name)) is not None}
 
     def _send_parts(self, checkpoint: str, parts: Iterable[Path]) -> bool:
-        """Send the files of one checkpoint; return whether all went well."""
+        """Send the files of one checkpoint; return whether all went well.
+
+        Files that were sent before are not sent again.
+        """
         well = True
         for path in sorted(path for path in parts if _PARTS.fullmatch(path.name)):
             name = f"ckpt/{checkpoint}/{path.name}"

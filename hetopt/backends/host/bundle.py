@@ -144,7 +144,10 @@ def _normal(name: str) -> str:
 
 
 def _requirements(folder: Path) -> frozenset[str]:
-    """Return the distributions that a folder's own requirements pin by hash; empty where any has no hash."""
+    """Return the distributions that a folder's own requirements pin by hash; empty where any has no hash.
+
+    Empty, too, where it has no such file.
+    """
     path = folder / REQUIREMENTS
     if not path.is_file():
         return frozenset()
@@ -302,7 +305,10 @@ def _locks() -> Iterable[tuple[str, bytes]]:
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
-    """Return files as a tar.gz without dates, owners or an order of its own."""
+    """Return files as a tar.gz without dates, owners or an order of its own.
+
+    The same files give the same bytes.
+    """
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=_LEVEL, mtime=0) as zipped,

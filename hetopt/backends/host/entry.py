@@ -95,7 +95,10 @@ def _serve(listener: socket.socket, token: bytes) -> None:
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Accept whoever knows the token; then receive, say how fast, and send as much."""
+    """Accept whoever knows the token; then receive, say how fast, and send as much.
+
+    Whoever does not know it is hung up on; a broken connection is no error here.
+    """
     with connection, connection.makefile("rb") as stream, suppress(OSError):  # the other end says what was wrong
         connection.settimeout(MOST_WAITING_S)
         if stream.read(len(token)) != token:
@@ -117,7 +120,10 @@ def _send(connection: socket.socket) -> None:
 
 
 def _receive(stream: BinaryIO) -> int:
-    """Receive until the sender ends; return its rate, bits per second."""
+    """Receive until the sender ends; return its rate, bits per second.
+
+    It waits as long as the stream does. A stream that breaks off counts as ended.
+    """
     chunk = stream.read(CHUNK)
     begun, total = time.monotonic(), 0
     while chunk[:1] == b"1":
@@ -136,7 +142,10 @@ def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
 
 
 def _try_way(outcome: dict[str, Any], name: str, address: str, port: int, token: bytes, measures: bool) -> None:
-    """Write into ``outcome`` whether a host is reached, or why not, and, if ``measures``, both directions' bits/s."""
+    """Write into ``outcome`` whether a host is reached, or why not, and, if ``measures``, both directions' bits/s.
+
+    Never raises on a connection that fails. Rates are there, then back.
+    """
     try:
         with (
             socket.create_connection((address, port), timeout=CONNECT_S) as connection,

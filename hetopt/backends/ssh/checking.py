@@ -221,7 +221,10 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
-    """Return a host's report on itself, or the error of a host that gives none."""
+    """Return a host's report on itself, or the error of a host that gives none.
+
+    Blocks for at most `FACTS_WITHIN_S` seconds.
+    """
     host = talk.host
     is_gpu_used = CPU not in host.devices and not host.install  # what is installed for a run will be that of the lock
     about = {"address": host.private, "folder": host.folder, "install": host.install, "gpu": is_gpu_used}

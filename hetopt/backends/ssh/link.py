@@ -455,7 +455,10 @@ class Part(Conversation):
         return not self._server.is_alive()
 
     def _serve(self) -> None:
-        """Answer the host's requests until the connection ends; cut it after a frame that cannot be read."""
+        """Answer the host's requests until the connection ends; cut it after a frame that cannot be read.
+
+        It cuts the connection, too, where the host cannot be answered.
+        """
 
         def read(count: int) -> bytes:
             """Read a number of bytes, fewer at the end; a part that comes over a slow line is heard while it does."""

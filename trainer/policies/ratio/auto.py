@@ -225,7 +225,10 @@ class StepTimes(Record):
 
 
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
-    """Return measured over predicted time of compression and exchange; None where backward hides them."""
+    """Return measured over predicted time of compression and exchange; None where backward hides them.
+
+    None, too, where nothing is predicted.
+    """
     predicted_s = option.compress_s + exchange_s
     took_s = max(step_s - compute_s, 0.01 * step_s) * option.every_steps
     if option.buckets > 1:  # the inverse of `hetopt.core.comm.cost.pipelined_s`
@@ -413,7 +416,11 @@ class Outlook:
         ]
 
     def keeps_enough(self, option: Option, gain: float) -> bool:
-        """Return whether an option that keeps the fraction ``gain`` of the gradient's energy may be used."""
+        """Return whether an option that keeps the fraction ``gain`` of the gradient's energy may be used.
+
+        No thinned option may once everything is to be sent; else averages may, and a ratio that a trial showed to be
+        harmless.
+        """
         state = self.state
         if option.gain is None and state.sends_all:
             return False

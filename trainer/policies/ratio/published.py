@@ -209,7 +209,10 @@ class ThresholdRatio(ThresholdSettings):
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """Return the ratio if the workers' gains allow it, else dense exchange; unchanged without a measured gain."""
+        """Return the ratio if the workers' gains allow it, else dense exchange; unchanged without a measured gain.
+
+        The state stays as it is; a reason is given with a change alone.
+        """
         gains = observation.gains_at(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)

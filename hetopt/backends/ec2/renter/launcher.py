@@ -643,7 +643,10 @@ class Loop(_Renter):
         return ids, refused
 
     def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[CloudRefused]) -> RunSpec | None:
-        """Return the run on the hosts that a zone has; None: they cannot hold its batch."""
+        """Return the run on the hosts that a zone has; None: they cannot hold its batch.
+
+        What was refused is told first.
+        """
         for error in refused:
             self.tell(error.message)
         try:
@@ -696,7 +699,10 @@ class Loop(_Renter):
         machines: dict[str, Answer] = {}
 
         def have_addresses() -> bool:
-            """Return whether EC2 lists all machines with addresses; CloudRefused: a machine has ended."""
+            """Return whether EC2 lists all machines with addresses; CloudRefused: a machine has ended.
+
+            Keeps the listed machines by host.
+            """
             listed = instances_in(self.edge(calls.addresses_call(self.order)))
             machines.clear()
             machines.update({host: listed[id_] for host, id_ in ids.items() if id_ in listed})

@@ -157,6 +157,7 @@ class ApiRefused(CloudRefused):
     """
 
     def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
+        """Say what the error code means in a sentence, with the hint of who denied it, where its text tells."""
         row = meaning_of(code)
         words = _words(request, code, text, endpoint)
         hint = next((denier["hint"] for denier in _READ["denier"] if denier["text"] in text), row.hint)
@@ -339,7 +340,10 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the ``begun`` entries of calls whose end nobody knows: the process died, or no answer came."""
+    """Return the ``begun`` entries of calls whose end nobody knows: the process died, or no answer came.
+
+    In their order; entries of retries that no answer came to leave a call open.
+    """
     open_: dict[int, Entry] = {}
     for entry in entries:
         if entry.event == "begun":
