@@ -213,7 +213,7 @@ class FaultyRun:
                 raise _Again
 
     def _end_all(self) -> None:
-        """Kill all workers, and let those return that had left."""
+        """Kill all workers, and forget who had left: all start at the next turn."""
         for warden in self._wardens.values():
             _end(warden)
         self._wardens.clear()

@@ -250,7 +250,7 @@ def guess(run: PriorRun, predicted: float, log_sd: float | None) -> Guess:
 
 
 def scored(results: Outcome, job: str, protocol: str, guesses: Mapping[str, Sequence[Guess]]) -> None:
-    """Print a line of the table for every predictor, and record its median absolute error and hetopt's coverage."""
+    """Print a line of the table for every predictor; record median absolute errors, hetopt's coverage, and goals."""
     for predictor, some in guesses.items():
         errors = [abs(each.error) for each in some]
         held = [each.inside for each in some if each.inside is not None]

@@ -118,6 +118,7 @@ def _version(wanted: bool) -> None:
     """Print the version, and the commit in parentheses where an installation knows it: a checkout's may have changed.
 
     It is what the wheel was built of, written by `setup.py`, or what ``pip install git+https://`` was given (PEP 610).
+    It ends the command then; unless ``wanted`` nothing happens.
     """
     if not wanted:
         return

@@ -184,11 +184,11 @@ class PlainProgress:
     _at_s: float = 0.0
 
     def tell(self, text: str, done: float | None) -> None:
-        """Write a line of progress, where one is due.
+        """Write a line of progress where one is due: at once of a new kind, else after a minute and a further tenth.
 
         Args:
             text: words on what is being done; its first phrase tells the kind.
-            done: share that is done, 0 to 1; None: not known.
+            done: share that is done, 0 to 1; None: not known, and the minute alone counts.
         """
         kind, now_s = _FIGURES.sub("", text.partition(PIECES)[0]), self.clock()
         waits = now_s - self._at_s < MINUTE_S or (done is not None and done - self._share < TENTH)

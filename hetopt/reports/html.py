@@ -276,7 +276,7 @@ def _cards(table: Table) -> str:
 
 
 def _table(table: Table) -> str:
-    """Return a table. On a narrow screen each row is a block of labelled lines.
+    """Return a table; empty without rows. On a narrow screen each row is a block of labelled lines.
 
     Roles are spelled out, because a browser forgets that it is a table once it is drawn as blocks.
     """

@@ -596,10 +596,11 @@ class Synchronizer:
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
-        """Send this worker's gradient change, and return all workers' changes as far as these have arrived.
+        """Send this worker's gradient change, and return the changes of all workers, in rank order; all must call it.
 
-        They are of a step earlier, unless ``vote_lag`` is 0: then the call waits for all. None: none have arrived yet,
-        or another policy than `SelSync` decides.
+        They are of this step where ``vote_lag`` is 0, else of the step before; the call waits for them. None: there was
+        no
+        step before, or another policy than `SelSync` decides, and nothing is sent.
         """
         if not isinstance(self._policy, SelSync):  # which alone goes by how gradients change
             return None

@@ -278,7 +278,7 @@ class RehearsalConductor(Conductor):
     def place(self) -> None:
         """Kill workers that still run, and start a generation on all usable hosts, from the newest checkpoint.
 
-        Nothing is started once the run is to stop.
+        Nothing is started once the run is to stop. At every start but the first, a written wish to stop is removed.
         """
         for name in self._agents:
             self.network.kill(self._places[name])

@@ -133,7 +133,10 @@ def _receive(stream: BinaryIO) -> int:
 
 
 def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
-    """Connect to every other host, all at once; measure the way to one of them, both directions."""
+    """Return which of the ``others`` are reached and, of those in ``measure``, both directions' bits/s, by host name.
+
+    All are tried at once; it returns when the last is done. There must be another host.
+    """
     outcome: dict[str, Any] = {"reached": {}, "rates": {}}
     with ThreadPoolExecutor(max_workers=len(wish["others"])) as pool:
         for name, address, port in wish["others"]:
@@ -348,7 +351,10 @@ def _installed(root: str, *, gpu: bool) -> str:
 
 
 def _end_earlier(root: str) -> None:
-    """End the node of an earlier connection that does not know yet that it was cut off; its children end with it."""
+    """End the node of an earlier connection that does not know yet that it was cut off; its children end with it.
+
+    It waits until the node is gone, and kills one that does not end within `_GONE_S` seconds.
+    """
     pid, until_s = _node_of(root), time.monotonic() + _GONE_S
     if pid is not None:
         os.kill(pid, signal.SIGTERM)
