@@ -97,6 +97,10 @@ def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
     forecast = belief.forecast(menu)
 
     def chosen(limits: Limits) -> int:
+        """Return the row of the best configuration that is likely to keep the limits.
+
+        Without any, of the least overrun.
+        """
         overrun = limits.overrun(forecast)
         fits = np.flatnonzero(overrun <= 1)
         if not len(fits):

@@ -260,6 +260,7 @@ def fit_roofline(
         return Roofline(**numbers, usual=usual, log_sd=log_sd, gpu_log_sd=gpu_log_sd, jobs=jobs)
 
     def residuals(logs: Any) -> Any:
+        """Return the weighted errors of the rows, and the penalties on numbers and sources."""
         roofline = law(logs)
         errors = np.array([log_error(row, roofline) for row in rows]) + logs[len(names) :][place]
         return np.concatenate([weight * errors, logs[: len(names)] / NUMBER_LOG_SD, logs[len(names) :] / SOURCE_LOG_SD])

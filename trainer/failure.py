@@ -140,6 +140,10 @@ class FailureReport(AbstractContextManager["FailureReport"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        """Explain an exception on stderr and in the run's log, keep its exit code, and swallow it.
+
+        A lost peer is not logged: whoever is lost says why. KeyboardInterrupt, SystemExit and no error pass through.
+        """
         if not isinstance(error, Exception):
             return False  # none, or KeyboardInterrupt, SystemExit: somebody else's decision
         if not isinstance(error, HetoptError):

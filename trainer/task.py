@@ -142,6 +142,11 @@ class TaskData:
     description: str = ""
 
     def __post_init__(self) -> None:
+        """Check the data.
+
+        Raises:
+            BadInput: a data set is not map-style, or empty.
+        """
         for role, dataset in (("training", self.train), ("evaluation", self.evaluation)):
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
                 raise BadInput(

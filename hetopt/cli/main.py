@@ -73,6 +73,7 @@ class _Commands(Mapping[str, "Command"]):
         self._made: dict[str, Command] = {}
 
     def __getitem__(self, name: str) -> Command:
+        """Return a command, imported at its first use; KeyError: there is no such command."""
         if name not in self._made:
             self._made[name] = _command(name)
         return self._made[name]

@@ -155,6 +155,10 @@ class Guard:
         self._has_met = False
 
     def __enter__(self) -> None:
+        """At the first entry among several workers, check that all are about to do the same.
+
+        Every worker must enter.
+        """
         if not self._has_met and group_size(self._group) > 1:
             meet(self._description, self._group)
             self._has_met = True
@@ -162,6 +166,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Raise `LostPeer` or `HungPeer` in place of a collective's error, where a worker was lost or hangs."""
         if self._has_met and isinstance(error, RuntimeError):
             named = explain_loss(error, self._store, dist.get_rank(), dist.get_process_group_ranks(self._group))
             if named is not None:

@@ -322,6 +322,7 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
         return size * (before * workers + step * total) // (total * workers)
 
     def order(worker: int, turn: int) -> Indices:
+        """Return a worker's indices in one of its turns; at least one, which others may have as well."""
         turns, step = divmod(turn, workers)
         before = sum(weights[:worker])
         first, last = place(before, step), place(before + weights[worker], step)
@@ -594,6 +595,7 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
     """
 
     def order(number: int) -> Indices:
+        """Return every worker-th index of an epoch; all of them where that would be none."""
         everything = permutation(dataset_size, seed, number)
         dealt = everything[rank::workers]
         return dealt if len(dealt) else everything

@@ -162,6 +162,7 @@ class UnequalBatches(Sampler[list[int]]):
         self._table: ShareTable | None = None
 
     def __len__(self) -> int:
+        """Return the number of batches of an epoch, each of as many samples of all ranks as the run trains with."""
         batches, workers = len(self._batches), self._sharer.world_size
         if self._size == self._per_rank * workers:
             return batches
@@ -169,6 +170,10 @@ class UnequalBatches(Sampler[list[int]]):
         return samples // self._size if self._drops_last else -(-samples // self._size)
 
     def __iter__(self) -> Iterator[list[int]]:
+        """Begin an epoch: in unequal shares for training, as the sampler gives them otherwise.
+
+        Parts that nobody has used are forgotten.
+        """
         self.parts.clear()
         self._sharer.forget(self)
         trains = self._sharer.is_training or (self.is_trained_on and torch.is_grad_enabled())

@@ -220,6 +220,11 @@ class AuditRecord:
     differed: bool = False
 
     def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            BadInput: mode or tolerance cannot be.
+        """
         if self.mode not in get_args(Audit):
             raise BadInput(f"`audit` must be 'warn', 'stop' or 'off', got {self.mode!r}.", hint="see hetopt.session")
         if not self.tolerance > 0:

@@ -350,6 +350,7 @@ class Session(Flow):
 
     @property
     def _exchanges(self) -> dict[str, Exchange]:
+        """Return the exchanges of the optimizers by their number, or of a sharded model by its parts."""
         exchanges = (side.sum.exchange.exchange for side in self._sides if side.sum is not None)
         named = {str(number): exchange for number, exchange in enumerate(filter(None, exchanges))}
         return named if self._sharded is None else self._sharded.exchanges
@@ -453,6 +454,13 @@ class Session(Flow):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the session, or, after an error, end it in this process and tell the other workers.
+
+        After `Stopped` the model is written.
+
+        Raises:
+            RunFailed: after `Stopped`, the last checkpoint could not be written.
+        """
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()  # the others are told, where they do not end as well
             return

@@ -175,6 +175,11 @@ class StepMessages(Guard):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Leave as `Guard`, with the step in the error of a lost worker.
+
+        Raises:
+            OthersFailed: another worker left in the middle.
+        """
         try:
             super().__exit__(kind, error, trace)
         except LostPeer as lost:

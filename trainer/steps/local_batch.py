@@ -215,6 +215,7 @@ class ReadAhead:
         self._thread.shutdown(cancel_futures=True)
 
     def _read_one_more(self) -> None:
+        """Begin to read the next micro-batch in the thread; do nothing where none is left."""
         part = next(self._upcoming, None)
         if part is not None:
             self._reading.append((part, self._thread.submit(self._read, part)))

@@ -177,6 +177,7 @@ def load_cifar(folder: Path | None) -> TaskData:
 
 
 def _read(paths: Sequence[Path], *, padding: int = 0) -> ImageDataset:
+    """Return the images of files, one after the other; errors as of `_read_records`."""
     records = np.concatenate([_read_records(path) for path in paths])
     images = torch.from_numpy(records[:, 1:].reshape(-1, *IMAGE_SHAPE).copy())
     return ImageDataset(images, torch.from_numpy(records[:, 0].astype(np.int64)), padding=padding)

@@ -607,6 +607,7 @@ def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: st
 
 
 def _reason(now: RatedOption, chosen: RatedOption, why: str) -> str:
+    """Return a sentence on a choice: what it keeps or progresses, its step time beside the present one, ``why``."""
     if chosen.option.averages:
         return (
             f"a local step makes about {100 * chosen.gain:.0f} % of the progress, "

@@ -433,6 +433,7 @@ class ScanRatio(ScanSettings):
         return state, RatioDecision(ratio=option.ratio, option=option.key, reason=reason, measure_gain=True)
 
     def _prospect(self, option: Option, observation: RatioObservation, network: Network) -> Prospect:
+        """Return an option's time of compression and exchange, and its gain; 1 where none is known or measured."""
         curve = observation.gain_curve
         gain = option.gain if option.gain is not None or curve is None else curve.gain(option.ratio)
         return Prospect(
