@@ -197,7 +197,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
     try:
         boto = BotoEdge(place)
     except BadInput as error:
-        yield Check(name="boto3", verdict="bad", text=error.message.rstrip("."), hint=error.hint)
+        yield Check(name="boto3", verdict="bad", said=error.message.rstrip("."), hint=error.hint)
         return
     edge = Retrying(inner=boto, sleep=time.sleep, random=Random(), attempts=2)
     is_known = True
@@ -221,13 +221,13 @@ def _quotas(edge: Edge, region: str) -> Check:
         number = accounts.identity(edge).account_id
     except CloudRefused as refused:
         said = f"what the account may run cannot be read ({refused.message.rstrip('.')})"
-        return Check(name="quotas", verdict="unknown", text=said, hint=refused.hint)
+        return Check(name="quotas", verdict="unknown", said=said, hint=refused.hint)
     keep_quotas(account_quotas_file(), number, region, granted, datetime.datetime.now(datetime.UTC))
     some = {bucket: vcpus for bucket, vcpus in granted.items() if vcpus}
     return Check(
         name="quotas",
         verdict="good" if some else "bad",
-        text=f"vCPUs in {region}: {write_quotas(some) or 'none'}; `hetopt recommend` plans with them",
+        said=f"vCPUs in {region}: {write_quotas(some) or 'none'}; `hetopt recommend` plans with them",
         hint=None if some else f"ask for some in the Service Quotas console of {region}, Amazon EC2",
     )
 

@@ -447,7 +447,7 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
     checked = check_hosts(inventory.hosts, spec, link)
     troubles = {
         host.name: RunFailed(
-            f"{host.name} cannot take part: {host.troubles[0].text}.",
+            f"{host.name} cannot take part: {host.troubles[0].said}.",
             hint=f"{host.troubles[0].hint.rstrip('.')}; `hetopt hosts check` says what else there is to mend",
         )
         for host in checked

@@ -50,7 +50,7 @@ def doctor(
         checks.append(check)
         if not json_:
             hint = f" → {check.hint}" if check.hint else ""
-            render.bullet(f"{check.name}: {check.text}{hint}", mark=MARKS[check.verdict])
+            render.bullet(f"{check.name}: {check.said}{hint}", mark=MARKS[check.verdict])
     if json_:
         render.print_json([asdict(check) for check in checks])
     wrong = [check.name for check in checks if check.verdict == "bad"]
@@ -231,7 +231,7 @@ def _lines(host: HostFound) -> Iterator[tuple[str, str]]:
         yield MARKS["good"], in_words(host)
         worst = list(host.troubles)
     for trouble in worst:
-        yield MARKS[trouble.verdict], f"{trouble.text} → {trouble.hint}"
+        yield MARKS[trouble.verdict], f"{trouble.said} → {trouble.hint}"
 
 
 def _facts(host: HostFound) -> dict[str, Any]:

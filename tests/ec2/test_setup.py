@@ -414,8 +414,8 @@ def examined(account: BotoEdge, catalog: Catalog, billing: Billing, plan: Plan, 
 
 def tells(check: Check, said: str, hint: str, verdict: str = "bad") -> None:
     assert check.verdict == verdict, check
-    assert said in check.text
-    assert "\n" not in check.text
+    assert said in check.said
+    assert "\n" not in check.said
     assert hint in str(check.hint)
 
 

@@ -45,7 +45,7 @@ def seen(**more: object) -> Seen:
 
 
 def said(found: HostFound) -> str:
-    return "; ".join(one.text for one in found.troubles)
+    return "; ".join(one.said for one in found.troubles)
 
 
 def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
@@ -208,10 +208,10 @@ def test_hosts_are_judged_together() -> None:
     reached = {name: dict.fromkeys({"a", "b", "c"} - {name}, "yes") for name in three}
     ways = {name: Ways.model_validate({"reached": one, "rates": {}}) for name, one in reached.items()}
     found = together(hosts, three, ways)
-    assert [one.text for one in found["c"]] == ["it is the same machine as a"]
-    assert [one.text for one in found["b"]] == ["it has torch 2.7.0, and a 2.13.0+cu130"]
+    assert [one.said for one in found["c"]] == ["it is the same machine as a"]
+    assert [one.said for one in found["b"]] == ["it has torch 2.7.0, and a 2.13.0+cu130"]
     ways["b"] = Ways.model_validate({"reached": {"a": "timed out", "c": "timed out"}, "rates": {}})
-    assert "it cannot reach a and c (timed out)" in {one.text for one in together(hosts, three, ways)["b"]}
+    assert "it cannot reach a and c (timed out)" in {one.said for one in together(hosts, three, ways)["b"]}
 
 
 def test_the_command_says_a_line_for_each(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

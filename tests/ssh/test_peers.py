@@ -90,7 +90,7 @@ def test_a_host_that_says_what_cannot_be_is_a_sentence_and_the_others_are_shown(
     for name in (*LIES, *ODD):
         assert found[name].rates == {}
         assert found[name].verdict == "bad"
-        assert all(len(one.text) < 300 and one.text.isprintable() for one in found[name].troubles), name
+        assert all(len(one.said) < 300 and one.said.isprintable() for one in found[name].troubles), name
     assert {name for name, host in found.items() if host.seen is None} == set(LIES)
 
 
@@ -305,4 +305,4 @@ def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch:
 def test_a_host_that_installs_needs_no_torch_and_more_room(more: dict[str, object], says: list[str]) -> None:
     facts = seen(packages=dict.fromkeys(PACKAGES), gpus=[], **more)
     troubles = list(alone(Host(name="box", address="box", install=True), facts))
-    assert [words in trouble.text for words, trouble in zip(says, troubles, strict=True)] == [True] * len(says)
+    assert [words in trouble.said for words, trouble in zip(says, troubles, strict=True)] == [True] * len(says)

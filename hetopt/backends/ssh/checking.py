@@ -120,12 +120,12 @@ class Trouble:
     """A trouble of a host.
 
     Attributes:
-        text: sentence without its full stop.
+        said: sentence without its full stop.
         hint: what mends it.
         verdict: ``bad``: it keeps the host from training; ``unknown``: it does not.
     """
 
-    text: str
+    said: str
     hint: str
     verdict: Literal["bad", "unknown"] = "bad"
 

@@ -53,13 +53,13 @@ class Check:
     Attributes:
         name: of the check.
         verdict: good, bad or unknown.
-        text: sentence on what was found.
+        said: sentence on what was found.
         hint: what to do about it; None: nothing needs to be done.
     """
 
     name: str
     verdict: Verdict
-    text: str
+    said: str
     hint: str | None = None
 
 
@@ -79,10 +79,10 @@ def examined(name: str, step: Callable[..., str], *arguments: object, unread: Ve
         unread: verdict where AWS itself refuses a call.
     """
     try:
-        return Check(name=name, verdict="good", text=step(*arguments))
+        return Check(name=name, verdict="good", said=step(*arguments))
     except HetoptError as refused:
         verdict = unread if isinstance(refused, ApiRefused) else "bad"
-        return Check(name=name, verdict=verdict, text=refused.message.rstrip("."), hint=refused.hint)
+        return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
 
 
 def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
@@ -297,15 +297,15 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
         edge(request)
     except ApiRefused as refused:
         if refused.code == facts.ONLY_TRIED:
-            return Check(name=name, verdict="good", text="allowed")
+            return Check(name=name, verdict="good", said="allowed")
         if refused.code == facts.TEMPLATE_NOT_KNOWN_YET:
-            return Check(name=name, verdict="unknown", text="EC2 tries it only with a template that is there")
+            return Check(name=name, verdict="unknown", said="EC2 tries it only with a template that is there")
         # Parameters of a call that is only tried may be refused for that alone; what the account lacks stops a launch.
         stops = refused.reaction == "stop" and refused.is_known and not refused.code.startswith(facts.INVALID)
         verdict: Verdict = "bad" if stops else "unknown"
-        return Check(name=name, verdict=verdict, text=refused.message.rstrip("."), hint=refused.hint)
+        return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
     return Check(
-        name=name, verdict="unknown", text="the call was carried out instead of tried", hint="look with `hetopt gc`"
+        name=name, verdict="unknown", said="the call was carried out instead of tried", hint="look with `hetopt gc`"
     )
 
 
