@@ -177,7 +177,10 @@ class Gate:
         return None
 
     def keeps_out(self, asked: Asked) -> bool:
-        """Return whether a bucket's own policy denies the request, whoever asks."""
+        """Return whether a bucket's own policy denies the request, whoever asks.
+
+        A statement that cannot be decided denies.
+        """
         policy = self.policy_of(asked.resource.removeprefix("arn:aws:s3:::").partition("/")[0]) or {"Statement": []}
         denials = [statement for statement in several(policy["Statement"]) if statement["Effect"] == "Deny"]
         return any(concerns(statement, asked) is not False for statement in denials)

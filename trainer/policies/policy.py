@@ -714,7 +714,10 @@ class RateShares:
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
     ) -> tuple[NothingToRemember, BatchDecision]:
-        """Return the state unchanged, and as local batch sizes the samples that streams bring in a set time."""
+        """Return the state unchanged, and as local batch sizes the samples that streams bring in a set time.
+
+        At least ``minimum`` each; a reason is given with a change alone.
+        """
         wanted = tuple(max(self.minimum, self.stream.batch(rate)) for rate in self.stream.rates)
         if wanted == observation.local_batch_sizes:
             return state, BatchDecision(local_batch_sizes=wanted)
