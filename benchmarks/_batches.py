@@ -84,14 +84,17 @@ class Clock:
         return float(np.interp(batch, self._known, self._step_s))
 
     def compute(self, samples: int) -> None:
-        """Let the workers compute ``samples`` samples more of a step; the first of all only warm up."""
+        """Add the seconds in which the workers compute ``samples`` more samples of a step.
+
+        The first call only warms up.
+        """
         if self._is_warm:
             self._now_s += self._per_sample_s * samples + self._fixed_s * (not self._samples)
             self._samples += samples
         self._is_warm = True
 
     def exchange(self, *_: object) -> None:
-        """Let the workers exchange, and end the step."""
+        """End the step: add the rest of its seconds, note its samples in `batches`, and begin the next one."""
         computing_s = self._fixed_s + self._per_sample_s * self._samples
         self._now_s += max(0.0, self.step_s(self._samples) - computing_s)
         self.batches.append(self._samples)
@@ -122,7 +125,7 @@ class AdaScale(CriticalBatch):
     """The policy of one batch size whose learning rate follows its gain (Johnson et al. 2020)."""
 
     def believed(self, curve: NoiseCurve) -> Moments | None:
-        """Return the average noise."""
+        """Return the average noise; None before the first sample of it."""
         return curve.recent if curve.samples else None
 
     def moved(self, kept: BatchDecision, model: ModelState, rest_s: float, noise: Moments) -> BatchDecision:
@@ -134,7 +137,10 @@ class Pollux(AdaScale):
     """The policy of the batch size of most goodput (Qiao et al. 2021), which knows the true time of steps."""
 
     def moved(self, kept: BatchDecision, model: ModelState, rest_s: float, noise: Moments) -> BatchDecision:
-        """Return the best of fifty batch sizes, where that is 5 % better than the present one."""
+        """Return the shares of the best of fifty batch sizes, where that is 5 % better than the present one.
+
+        Else ``kept``.
+        """
         clock, sizes = Clock(self.given), [round(self.given * MOST ** (place / 49)) for place in range(50)]
         sizes.insert(0, sum(kept.local_batch_sizes))
         goodputs = [step_worth(noise, size, self.given) / clock.step_s(size) for size in sizes]
@@ -208,6 +214,11 @@ class Job:
         """Return the cluster's seconds until the loss is reached, the largest batch, and events.
 
         A run that never reaches it counts as long as the longest one of the given batch: twice what was planned.
+
+        Args:
+            contender: batch policy and first batch size.
+            seed: of the run.
+            rate: factor on the task's learning rate at the given batch size.
         """
         task, data = self.material().task, self.material().data
         given, clock = task.batch_size, Clock(task.batch_size)
@@ -283,7 +294,11 @@ class Job:
 
 @functools.cache
 def digits() -> Material:
-    """Return a small network that reads digits."""
+    """Return a small network that reads digits.
+
+    Raises:
+        ImportError: as of `digits_data`.
+    """
     return classified("digits", small_network, digits_data(None))
 
 
@@ -312,7 +327,11 @@ def classified(name: str, model: Callable[[], nn.Module], data: TaskData) -> Mat
 
 @functools.cache
 def autoencoder() -> Material:
-    """Return a network that squeezes digits through twelve numbers."""
+    """Return a network that squeezes digits through twelve numbers.
+
+    Raises:
+        ImportError: as of `digits_data`.
+    """
 
     def model() -> nn.Module:
         inner = nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 12), nn.Linear(12, 48), nn.Tanh(), nn.Linear(48, 64)

@@ -65,7 +65,10 @@ class Answer(Record):
 
 
 def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
-    """Time the exchanges of the request in ``run_dir``; the first worker writes the answer."""
+    """Time the exchanges of the request in ``run_dir``; the first worker writes the answer.
+
+    Every worker must call it.
+    """
     request = Request.model_validate_json((run_dir / REQUEST_FILE).read_text(encoding="utf-8"))
     cells: list[Cell] = []
     device = torch.device("cpu")
@@ -95,7 +98,10 @@ class _TogetherChannel(Channel):
 
 
 def _timed(way: Compression, gradient: torch.Tensor, network: Network, request: Request, workers: int) -> Cell:
-    """Return the time of exchanging one gradient by one method, as the median of repeats."""
+    """Return the median time of exchanging a gradient by a method, of the worker that waited least; all must call it.
+
+    Its ``sync_s`` is None where a single exchange would take longer than the request allows.
+    """
     numel = gradient.numel()
     # The same on all workers, as the calibration is.
     expected_s = network.expected_s(operations_of(way, numel, workers=workers))

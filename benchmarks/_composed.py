@@ -195,7 +195,15 @@ def qualities(log: Log, job: Job) -> list[tuple[float, float]]:
 
 
 def time_to(measured: Sequence[tuple[float, float]], quality: float) -> float:
-    """Return the seconds until a quality was first reached, interpolated between evaluations."""
+    """Return the seconds until a quality was first reached, interpolated between evaluations.
+
+    Args:
+        measured: (seconds, quality) of each evaluation, in order, at least one.
+        quality: to reach; larger is better.
+
+    Raises:
+        ValueError: it was never reached.
+    """
     before_s, before = measured[0][0], measured[0][1]
     for at_s, reached in measured:
         if reached >= quality:

@@ -152,7 +152,7 @@ class Runs:
         return Side(name=name, by=contender.by, spec=self.spec(contender, steps=steps, seed=seed, factor=factor))
 
     def spec(self, contender: Contender, *, steps: int | None = None, seed: int = 0, factor: float = 1) -> RunSpec:
-        """Return the run spec of a contender for a whole run, or for ``steps`` steps to be timed."""
+        """Return the run spec of a contender for a whole run (None), or for ``steps`` steps to be timed."""
         job, folder = self.model.job, data_folder(self.model.job)
         shares = equal_shares(WORKERS, job.batch)
         return RunSpec(

@@ -37,7 +37,10 @@ DDP_SIDES: dict[str, HookName] = {"ddp": "none", "ddp-tuned": "tuned", "ddp-fp16
 
 
 def main(folder: Path) -> int:
-    """Start the workers and wait for all; return the exit code of the first that failed."""
+    """Start the workers and wait for all; return the exit code of the first that failed, 0 if none did.
+
+    Once one has failed, the others are killed.
+    """
     runs = json.loads((folder / RUNS_FILE).read_text(encoding="utf-8"))
     if any(run["side"] == EXCHANGES for run in runs["runs"]):
         # On hosts of their own workers would not wait for a core, and here those that a message wakes up should not
@@ -64,7 +67,10 @@ def main(folder: Path) -> int:
 
 
 def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) -> int:
-    """Do all runs as one worker; return the exit code of the first that failed."""
+    """Do all runs as one worker; return the exit code of the first that failed, after which none is done.
+
+    0: none did.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()  # as hetopt's workers do, on every side: what is compared is not the allocator
     dist.init_process_group("gloo", store=group_store(os.environ, rank), rank=rank, world_size=world_size)
@@ -85,6 +91,7 @@ def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) 
 
 
 def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
+    """Train a run as one worker: in a session, by plain DistributedDataParallel or as hetopt's task, by ``side``."""
     spec = read_spec(run_dir)
     if side == SESSION:
         train_in_session(spec, run_dir)
@@ -99,7 +106,11 @@ def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
 
 
 def _enter(namespace: str) -> None:
-    """Enter a network namespace (`os.setns` is younger than the oldest Python that hetopt supports)."""
+    """Enter a network namespace (`os.setns` is younger than the oldest Python that hetopt supports).
+
+    Raises:
+        OSError: there is no such namespace, or this process may not enter it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}", "rb") as handle:
         if libc.setns(handle.fileno(), 0) != 0:

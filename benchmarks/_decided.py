@@ -90,10 +90,17 @@ def as_recommended(menu: Menu, belief: Belief) -> Chooser:
 
 
 def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
-    """Return the chooser of `recommend` for a confidence: the best configuration that keeps the limits so probably."""
+    """Return the chooser of `recommend` for a confidence: the best configuration that keeps the limits so probably.
+
+    Where none is expected to keep them, it chooses the one that exceeds them least.
+    """
     forecast = belief.forecast(menu)
 
     def chosen(limits: Limits) -> int:
+        """Return the row of the best configuration that is likely to keep the limits.
+
+        Without any, of the least overrun.
+        """
         overrun = limits.overrun(forecast)
         fits = np.flatnonzero(overrun <= 1)
         if not len(fits):

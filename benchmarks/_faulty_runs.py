@@ -90,7 +90,11 @@ class FaultyRun:
         self._failures = 0
 
     def run(self, within_s: float) -> str:
-        """Start the run, inject its faults, and return the event by which it ended; empty: not in time."""
+        """Start the run, inject its faults, and return the event by which it ended; empty: not in time.
+
+        Raises:
+            _Again: all workers are gone, and the run is to go on from its checkpoint: by another call.
+        """
         write_spec(self._run_dir, self._spec)
         # What is due at a step happens once this start has come to it: who leaves before all have begun ends the run.
         self._look()
@@ -115,6 +119,7 @@ class FaultyRun:
         return "" if self._last is None else str(self._last["event"])
 
     def _start(self, place: int, meeting: str) -> None:
+        """Fork a process that keeps a worker's place alive; its output goes to the place's log."""
         here = os.getpid()
         child = os.fork()
         if child == 0:
@@ -153,6 +158,7 @@ class FaultyRun:
         raise _Again
 
     def _look(self) -> None:
+        """Read new events of the log: the last step, and the event by which the run ended."""
         text, self._read = read_from(self._run_dir / EVENTS_FILE, self._read)
         for event in parse_events(text.splitlines(keepends=True)):
             if event["event"] == "step":
@@ -166,6 +172,7 @@ class FaultyRun:
         return 2 * left > len(self._wardens) or (2 * left == len(self._wardens) and place != min(self._wardens))
 
     def _do(self, fault: Fault, meeting: str) -> None:
+        """Inject a fault, and wait as long as it lasts; raise `_Again` where it ends all workers."""
         match fault.kind:
             case "kill":
                 _signal(_child_of(self._wardens.get(fault.place)), signal.SIGKILL)
@@ -206,6 +213,7 @@ class FaultyRun:
                 raise _Again
 
     def _end_all(self) -> None:
+        """Kill all workers, and forget who had left: all start at the next turn."""
         for warden in self._wardens.values():
             _end(warden)
         self._wardens.clear()
@@ -228,7 +236,7 @@ def complete(folder: Path) -> list[Path]:
 
 
 def tear(folder: Path, byte: float) -> None:
-    """Truncate the largest file of the newest checkpoint."""
+    """Truncate the largest file of the newest checkpoint to the fraction ``byte``; nothing where there are not two."""
     steps = complete(folder)
     if len(steps) < 2:
         return  # without another one the run would be refused, as it should be
@@ -238,7 +246,10 @@ def tear(folder: Path, byte: float) -> None:
 
 
 def run_all(folder: Path) -> None:
-    """Do all runs of ``FOLDER/runs.json``."""
+    """Do all runs of ``FOLDER/runs.json``, one after the other, and write how each ended into its folder.
+
+    A run that takes longer than it may ends, and counts as not over.
+    """
     for entry in json.loads((folder / RUNS_FILE).read_text(encoding="utf-8")):
         run_dir = folder / entry["name"]
         run_dir.mkdir(exist_ok=True)
@@ -274,7 +285,7 @@ def _fill(file: Path) -> None:
 
 
 def _until_the_end(run: FaultyRun, deadline_s: float) -> str:
-    """Return the event by which a run ended, however often it began again."""
+    """Return the event by which a run ended, however often it began again; empty: not in time."""
     while True:
         with suppress(_Again):
             return run.run(deadline_s - time.monotonic())
@@ -292,6 +303,7 @@ def _start_store() -> tuple[str, int]:
 
 
 def _hold_store(tell: Connection) -> NoReturn:
+    """Open the rendezvous store, send its address over ``tell``, and keep it until this process is killed."""
     from hetopt.trainer.host.gate import open_store
 
     store = open_store()
@@ -301,7 +313,7 @@ def _hold_store(tell: Connection) -> NoReturn:
 
 
 def _child_of(warden: int | None) -> int | None:
-    """Return the process of the worker under a supervisor."""
+    """Return the number of the worker's process under a supervisor; None: there is none."""
     if warden is None:
         return None
     try:
@@ -312,6 +324,7 @@ def _child_of(warden: int | None) -> int | None:
 
 
 def _signal(process: int | None, number: signal.Signals) -> None:
+    """Send a signal to a process; None, or a process that is gone: do nothing."""
     if process is not None:
         with suppress(ProcessLookupError):
             os.kill(process, number)
@@ -325,6 +338,7 @@ def _end(process: int) -> None:
 
 
 def _redirect(log: Path) -> None:
+    """Append this process's output and errors to a log from now on."""
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for descriptor in (1, 2):
         os.dup2(stream, descriptor)

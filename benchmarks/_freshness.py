@@ -71,6 +71,7 @@ def imported(module: str) -> tuple[str, ...]:
 
 
 def _named(tree: ast.AST) -> Iterator[str]:
+    """Yield the absolute names that a module imports anywhere: modules, and members, which may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -58,6 +58,7 @@ def fit(columns: Sequence[Column], calibration: float = 1.0) -> dict[JobFacts, G
 
 
 def _fit(cells: Cells, throughput: Array, calibration: float) -> GpuModel:
+    """Return the GPU model with the likeliest standard deviations, by the throughputs and a prior around `STARTS`."""
     features, count = cells.features, len(SLOPES) * FEATURES
     alike, in_rate = alikeness(cells, cells)
     job, column, gpu, architecture = (
@@ -108,6 +109,7 @@ def _fit(cells: Cells, throughput: Array, calibration: float) -> GpuModel:
 
 
 def _about_the_middle(column: Column) -> Array:
+    """Return the log throughput of a column's cells at one batch size, less its mean."""
     batches = np.log([cell.place.batch_size for cell in column.cells])
     logs = (1 - BATCH_GAIN) * batches - np.log([cell.step_time_s for cell in column.cells])
     return np.asarray(logs - logs.mean(), dtype=np.float64)

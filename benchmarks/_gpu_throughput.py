@@ -65,29 +65,29 @@ class Machine:
 
     Attributes:
         interconnect: between the GPUs.
-        one: the step of a single GPU; ``eight_s``: of eight.
+        single: the step of a single GPU; ``eight_s``: of eight.
     """
 
     job: str
     interconnect: str
-    one: Measured
+    single: Measured
     eight_s: float
 
 
 def folder() -> Path | None:
     """Return the folder of the data; None where they are not at hand."""
     root = traces()
-    found = None if root is None else root.parent / "gpu-throughput"
-    return found if found is not None and found.is_dir() else None
+    data = None if root is None else root.parent / "gpu-throughput"
+    return data if data is not None and data.is_dir() else None
 
 
 def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
     """Return the GPUs' facts by name, memory and form."""
-    found = {}
+    gpus = {}
     for row in _rows(data / "gpus.csv"):
         fp32 = float(row["fp32_tflops"])
         key = (row["gpu"], row["memory_gib"], row["form_factor"])
-        found[key] = Gpu(
+        gpus[key] = Gpu(
             key=" ".join(key),
             capability=6.0 if row["gpu"] == "P100" else CAPABILITY[row["architecture"]],
             fp32_tflops=fp32,
@@ -96,29 +96,29 @@ def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
             bandwidth_gb_per_s=float(row["memory_bandwidth_gb_per_s"]),
             memory_gib=float(row["memory_gib"]),
         )
-    return found
+    return gpus
 
 
 def read_columns(data: Path) -> tuple[Column, ...]:
     """Return the columns of the protocol: one GPU a machine, no laptops, at least two GPUs a column."""
     gpus = read_gpus(data)
     jobs = {row["job"]: row for row in _rows(data / "jobs.csv")}
-    columns: dict[tuple[str, ...], dict[tuple[str, str, str], list[dict[str, str]]]] = defaultdict(dict)
+    grouped: dict[tuple[str, ...], dict[tuple[str, str, str], list[dict[str, str]]]] = defaultdict(dict)
     for row in _rows(data / "throughput.csv"):
         if row["gpu_count"] == "1" and row["form_factor"] != "laptop":
             half = "half" if row["precision"] in ("fp16", "amp_fp16") else "full"
             batch = row["batch_size_per_gpu"] if row["suite"] == "gavel" else ""
             gpu = (row["gpu"], row["memory_gib"], row["form_factor"])
-            columns[row["job"], half, row["suite"], batch].setdefault(gpu, []).append(row)
-    found = []
-    for (job, _, suite, _), cells in columns.items():
+            grouped[row["job"], half, row["suite"], batch].setdefault(gpu, []).append(row)
+    columns = []
+    for (job, _, suite, _), cells in grouped.items():
         batches = {
             gpu: statistics.median(float(row["batch_size_per_gpu"] or 1) for row in rows) for gpu, rows in cells.items()
         }
         least = statistics.median(batches.values()) / LEAST_BATCH
         kept = [gpu for gpu in cells if batches[gpu] > least]
         if len(kept) > 1:
-            found.append(
+            columns.append(
                 Column(
                     job=job,
                     kind=jobs[job]["kind"],
@@ -127,7 +127,7 @@ def read_columns(data: Path) -> tuple[Column, ...]:
                     cells=tuple(_cell(jobs[job], gpus[gpu], batches[gpu], cells[gpu], suite) for gpu in kept),
                 )
             )
-    return tuple(found)
+    return tuple(columns)
 
 
 def model_kind(kind: str) -> str:
@@ -153,34 +153,34 @@ def read_machines(data: Path) -> tuple[Machine, ...]:
             singles[key].append(row)
         elif row["gpu_count"] == "8" and row["interconnect"] not in ("", "unknown"):
             eights[(*key, row["interconnect"])].append(row)
-    found = []
+    machines = []
     for (*alike, interconnect), rows in eights.items():
         _, job, _, *gpu, batch = alike
         alone = singles.get(tuple(alike))
         if alone and batch:
             size = float(batch)
-            one = _cell(jobs[job], gpus[gpu[0], gpu[1], gpu[2]], size, alone, "")
+            single = _cell(jobs[job], gpus[gpu[0], gpu[1], gpu[2]], size, alone, "")
             eight_s = 8 * size / statistics.median(map(_samples_per_s, rows))
-            found.append(Machine(job=job, interconnect=interconnect, one=one, eight_s=eight_s))
-    return tuple(found)
+            machines.append(Machine(job=job, interconnect=interconnect, single=single, eight_s=eight_s))
+    return tuple(machines)
 
 
 def _cell(job: dict[str, str], gpu: Gpu, batch: float, rows: list[dict[str, str]], suite: str) -> Measured:
     """Return the median step over machines and containers; in `pollux` by the line's seconds a sample."""
     named = Counter(row["precision"] for row in rows).most_common(1)[0][0]
     forward = job["forward_gflop_per_sample"]
-    told = Measured(
+    measured = Measured(
         place=Place(gpu=gpu, precision=PRECISIONS[named], batch_size=batch),
         step_time_s=batch / statistics.median(map(_samples_per_s, rows)),
         kind=model_kind(job["kind"]),
         flops_per_sample=CONTRIBUTION * 1e9 * float(forward) * _items(job["job"]) if forward else None,
     )
     if suite != "pollux":
-        return told
+        return measured
     sizes = [float(row["batch_size_per_gpu"]) for row in rows]
     times = [size / _samples_per_s(row) for size, row in zip(sizes, rows, strict=True)]
     design = np.array([(1 / seconds, size / seconds) for size, seconds in zip(sizes, times, strict=True)])
-    return replace(told, step_time_s=batch * float(non_negative(design)[1]))
+    return replace(measured, step_time_s=batch * float(non_negative(design)[1]))
 
 
 def _items(job: str) -> float:

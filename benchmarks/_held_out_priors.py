@@ -64,17 +64,17 @@ def _pooled(modes: Array, variances: Array, flat: Normal, clusters: int) -> Norm
     """Return a parameter's prior from its posterior modes and variances, a folder each, where the samples told any."""
     assert flat.mean is not None
     information = 1 / variances - flat.sd**-2
-    told = information >= 1e-3
-    if not told.any():
+    informed = information >= 1e-3
+    if not informed.any():
         return flat
     # What one folder's samples imply: its posterior without the flat prior.
-    own = 1 / information[told]
-    seen = own * (modes / variances - flat.mean / flat.sd**2)[told]
+    variance = 1 / information[informed]
+    seen = variance * (modes / variances - flat.mean / flat.sd**2)[informed]
     between, middle, weights = flat.sd**2, flat.mean, np.ones(len(seen))
     for _ in range(50):
-        weights = 1 / (own + between)
+        weights = 1 / (variance + between)
         middle = float(weights @ seen / weights.sum())
-        moments = max(float((weights**2) @ ((seen - middle) ** 2 - own) / (weights**2).sum()), 0.0)
+        moments = max(float((weights**2) @ ((seen - middle) ** 2 - variance) / (weights**2).sum()), 0.0)
         between = (flat.sd**2 + (clusters - 1) * moments) / clusters
     precision, flat_precision = 1 / (between + 1 / float(weights.sum())), flat.sd**-2
     total = precision + flat_precision

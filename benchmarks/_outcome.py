@@ -71,14 +71,17 @@ class Outcome:
         )
 
     def goal(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
-        """Record a figure with the bound that it should keep."""
+        """Record a figure, rounded to four decimals, with the bounds that it should keep; None: no such bound."""
         self.figures[name] = round(value, 4)
         bounds: dict[Bound, float | None] = {"at_least": at_least, "at_most": at_most}
         self.goals[name] = {kind: bound for kind, bound in bounds.items() if bound is not None}
 
 
 def run_benchmark(main: Callable[[], None]) -> None:
-    """Run a benchmark, and clean up (networks, folders, processes) by whatever signal it is ended."""
+    """Run a benchmark, and clean up (networks, folders, processes) by whatever signal it is ended; then exit.
+
+    A benchmark that ends by itself returns here; its errors pass through.
+    """
     try:
         with ends_by_signals():
             main()
@@ -87,7 +90,10 @@ def run_benchmark(main: Callable[[], None]) -> None:
 
 
 def parser(docstring: str | None) -> argparse.ArgumentParser:
-    """Return the argument parser that all benchmarks share; ``docstring`` says what this one measures."""
+    """Return the argument parser that all benchmarks share; ``docstring`` says what this one measures.
+
+    None, under `python -OO`: nothing.
+    """
     shared = argparse.ArgumentParser(description=(docstring or "").splitlines()[0])
     shared.add_argument("--quick", action="store_true", help="the same table from fewer rounds")
     shared.add_argument("--smoke", action="store_true", help="as little as shows that it still runs; no figure counts")
@@ -96,7 +102,10 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
 
 
 def options(docstring: str | None, parts: Sequence[str] = ()) -> Options:
-    """Return the options of a benchmark's command line, which may choose one of several parts."""
+    """Return the options of a benchmark's command line, which may choose one of several parts.
+
+    Its part is None where none is asked for.
+    """
     command_line = parser(docstring)
     if parts:
         command_line.add_argument("--part", choices=parts, help="only this")
@@ -116,8 +125,8 @@ def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None
 
     Args:
         outcome: what was measured.
-        json_file: where to write it.
-        part: the only part that was asked for, of a benchmark that has several.
+        json_file: where to write it; None: nowhere.
+        part: the only part that was asked for, of a benchmark that has several; None: all.
     """
     asked = outcome.asked if part is None else f"--part {part}"
     text = json.dumps(

@@ -225,6 +225,7 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Slowdown, ho
 def _evaluate(
     task: Task, data: TaskData, model: nn.Module, events: EventLog, *, step: int, rank: int, world_size: int
 ) -> None:
+    """Average the buffers, evaluate with all workers, and log the metrics."""
     average_buffers(model, 1 / world_size, world_size)
     metrics = evaluate(task, model, data.evaluation, shares=[1.0] * world_size, rank=rank, device=torch.device("cpu"))
     events.write("evaluated", step=step, metrics=metrics)

@@ -123,7 +123,10 @@ def launch(spec: RunSpec) -> Log:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """Return the quartiles of ``over / under``, round by round."""
+    """Return the quartiles of ``over / under``, round by round.
+
+    Of a single round all are its ratio.
+    """
     ratios = [numerator / denominator for numerator, denominator in zip(over, under, strict=True)]
     if len(ratios) == 1:
         return Ratio(low=ratios[0], median=ratios[0], high=ratios[0])
@@ -178,7 +181,11 @@ def _folder() -> Iterator[Path]:
 
 
 def _work(folder: Path, hosts: Sequence[EmulatedHost], runs: Sequence[Mapping[str, str]]) -> None:
-    """Start the workers on their hosts, and wait for them."""
+    """Start the workers on their emulated hosts, and wait until all runs are done.
+
+    Raises:
+        RunFailed: a run failed; the sentence is its own.
+    """
     with EmulatedNetwork.create(hosts) as network:
         namespaces = [network.namespace(place) for place, host in enumerate(hosts) for _ in range(host.workers)]
         (folder / RUNS_FILE).write_text(json.dumps({"namespaces": namespaces, "runs": list(runs)}), encoding="utf-8")

@@ -100,7 +100,10 @@ def tpe(trials: Trials, seed: int) -> None:
 
 
 def gaussian_process(trials: Trials, seed: int) -> None:
-    """Price clusters of the largest expected improvement of the log score times the probability of the limits."""
+    """Price clusters of the largest expected improvement of the log score times the probability of the limits.
+
+    The first ten are drawn at random; it goes on until the trials are over.
+    """
     random, sizes = np.random.default_rng(seed), trials.sizes()
     scale = np.maximum(np.array(sizes) - 1, 1)
     seen: list[NDArray[np.float64]] = []

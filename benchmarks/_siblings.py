@@ -39,7 +39,11 @@ def convnet() -> Task:
 
 @functools.cache
 def load_mirrored(folder: Path | None) -> TaskData:
-    """Return images of 16x16 pixels, mirrored as well for training; read once for all runs of a process."""
+    """Return images of 16x16 pixels, mirrored as well for training; read once for all runs of a process.
+
+    Raises:
+        BadInput: the folder has no such data, or is None.
+    """
     whole = resnet20_cifar10().data(folder)
     train, evaluation = (_at_16_pixels(each) for each in (whole.train, whole.evaluation))
     mirrored = TensorPairs(torch.cat((train.inputs, train.inputs.flip(3))), train.targets.repeat(2))
@@ -68,6 +72,9 @@ def load_characters(folder: Path | None) -> TaskData:
     """Return windows of `CHARACTER_WINDOW` characters: validation text to train on, test text to evaluate on.
 
     Read once for all runs of a process.
+
+    Raises:
+        BadInput: the folder has no such text, or is None.
     """
     files = find_corpus(folder)
     texts = [file.read_text(encoding="utf-8") for file in files]

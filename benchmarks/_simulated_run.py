@@ -187,7 +187,11 @@ class Simulation:
         )
 
     def run(self, within_s: float = 3000.0) -> Result:
-        """Simulate the run and return its outcome; raise AssertionError where samples are lost or repeated."""
+        """Simulate the run to its end, launched again as often as needed, and return its outcome.
+
+        Raises:
+            AssertionError: samples are lost or repeated, or the run is not over in ``within_s`` seconds or 50 launches.
+        """
         for fault in self._schedule.faults:
             self._push(fault.at_s, fault)
         self._launch()
@@ -213,17 +217,20 @@ class Simulation:
         heapq.heappush(self._queue, (at_s, self._order, what))
 
     def _launch(self) -> None:
+        """Start all workers within a second, with a new store."""
         self._store = _Store(self._store.number + 1)
         for place in range(self._schedule.workers):
             self._start(place, self._draw.uniform(0.0, 1.0))
 
     def _relaunch(self) -> None:
+        """Launch again; AssertionError: for the 51st time."""
         self.result.launches += 1
         if self.result.launches > 50:
             raise AssertionError("launched again and again")
         self._launch()
 
     def _start(self, place: int, delay_s: float) -> None:
+        """Start a new life of a worker in ``delay_s`` seconds, in the place of its process there."""
         self._lives += 1
         life = str(self._lives)
         process = _Process(place=place, life=life, body=self._live(place, life))
@@ -231,6 +238,7 @@ class Simulation:
         self._push(self._now_s + delay_s, process)
 
     def _resume(self, process: _Process) -> None:
+        """Let a process go on to its next wait, or put it off while it is held up; its failure ends all processes."""
         held_up_s = max(process.frozen_until_s, process.cut_off_until_s)
         if self._now_s < held_up_s:
             # Cut off or frozen: whatever it does next waits.
@@ -248,6 +256,7 @@ class Simulation:
         self._push(self._now_s + pause_s, process)
 
     def _gone(self, process: _Process) -> None:
+        """Mark a process as ended, and free its place if that is still its own."""
         process.alive = False
         if self._processes.get(process.place) is process:
             del self._processes[process.place]
@@ -257,6 +266,7 @@ class Simulation:
             self._gone(process)
 
     def _happen(self, fault: Fault) -> None:
+        """Apply a fault; one of a worker that is not there, or of a checkpoint without another, changes nothing."""
         process = self._processes.get(fault.place)
         until_s = self._now_s + fault.lasts_s
         match fault.kind:
@@ -280,6 +290,12 @@ class Simulation:
     # A worker.
 
     def _live(self, place: int, life: str) -> Generator[float, None, None]:
+        """Yield the seconds that a worker's process waits, from rendezvous to rendezvous, until the run is finished.
+
+        Raises:
+            RunFailed: too few workers have come.
+            Abandoned: the run is finished.
+        """
         me, held = Member(place=place, life=life), (Version(), State())
         while not self.result.final:
             store = self._store
@@ -307,6 +323,7 @@ class Simulation:
             return
 
     def _shares(self, generation: Generation) -> dict[int, int]:
+        """Return the local batch size of each worker of a generation, by place."""
         known = {member.place: member.share for member in generation.members if member.share}
         workers = spec_of_living(self._spec, generation.places, known).workers
         return {place: worker.local_batch_size for place, worker in zip(generation.places, workers, strict=True)}
@@ -314,6 +331,10 @@ class Simulation:
     def _hand_over(
         self, store: _Store, generation: Generation, me: Member, held: tuple[Version, State]
     ) -> Generator[float, None, tuple[Version, State]]:
+        """Yield seconds, and return the newest state that a member holds, or else the disk's.
+
+        Broken: as of `_collective`.
+        """
         brought = yield from self._collective(store, generation, me, "hand-over", held)
         states = cast("Mapping[int, tuple[Version, State]]", brought)
         newest = max(states.values(), key=lambda entry: entry[0])
@@ -326,6 +347,14 @@ class Simulation:
     def _step(
         self, store: _Store, generation: Generation, me: Member, held: tuple[Version, State]
     ) -> Generator[float, None, tuple[Version, State]]:
+        """Train a step, yielding the seconds it takes, and return the state after it with its version.
+
+        Saves a checkpoint where one is due and this member is the first; a full disk takes none.
+
+        Raises:
+            AssertionError: samples are lost or repeated.
+            Broken: as of `_collective`.
+        """
         state, shares = held[1], self._shares(generation)
         yield 0.02 * self._draw.uniform(0.5, 1.5) * self._slow.get(me.place, 1.0) * shares[me.place]
         first = state.position + sum(shares[place] for place in generation.places if place < me.place)
@@ -365,6 +394,7 @@ class Simulation:
             yield 0.01
 
     def _is_broken(self, store: _Store, generation: Generation, me: Member) -> bool:
+        """Return whether a newer generation is wanted, or another member's process is gone."""
         if wanted(store) > generation.number:
             return True
         present = {(process.place, process.life) for process in self._processes.values()}

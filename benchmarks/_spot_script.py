@@ -31,7 +31,10 @@ SNAPSHOT = "snapshot.pt"
 
 
 def main(run_dir: Path, every_s: float) -> None:
-    """Train without end, and save a snapshot every ``every_s`` seconds."""
+    """Train, save a snapshot every ``every_s`` seconds, and never return: whoever started the process kills it.
+
+    The training goes on from the snapshot of the run directory, where there is one. Rank 0 alone writes.
+    """
     spec = read_spec(run_dir)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=spec.exchange_timeout_s))
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -78,6 +81,7 @@ def _load(run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def _save(run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Replace the snapshot of the run directory at once, so that a process that is killed never leaves half of one."""
     unfinished = run_dir / f"{SNAPSHOT}.{os.getpid()}"
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, unfinished)
     unfinished.replace(run_dir / SNAPSHOT)

@@ -43,6 +43,9 @@ def run_under_torchrun(
         moves: of hosts, from the moment on at which training begins.
         lasts_s: from that moment on.
         snapshot_every_s: between two snapshots.
+
+    Raises:
+        RuntimeError: training does not begin in time; no process is left then either.
     """
     assert spec.miniature is not None
     hosts, events = spec.miniature.hosts, folder / EVENTS_FILE
@@ -68,6 +71,11 @@ def run_under_torchrun(
 
 
 def _when_training_begins(events: Path) -> float:
+    """Wait until the event log says that training has begun, and return that moment as seconds since the epoch.
+
+    Raises:
+        RuntimeError: training does not begin in time.
+    """
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(StopIteration):
@@ -77,6 +85,7 @@ def _when_training_begins(events: Path) -> float:
 
 
 def _start(network: EmulatedNetwork, folder: Path, place: int, hosts: int, snapshot_every_s: float) -> None:
+    """Start torchrun on a host, with a log file of its own in the folder; do not wait for it."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *(f"--nnodes=1:{hosts}", "--nproc-per-node=1", "--max-restarts=1000", "--rdzv-id=spot"),

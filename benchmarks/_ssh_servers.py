@@ -71,7 +71,9 @@ class Servers:
     ) -> Host:
         """Add a host that `ssh NAME` reaches, and return its record.
 
-        With its own processes it sees no others of this machine. What it says can be held up, as on a slow line.
+        With its own processes it sees no others of this machine. What it says can be held up, as on a slow line. It
+        accepts one key; the client knows its host key unless ``known`` is False. None of ``network``, ``group``,
+        ``user``, ``most_bytes_per_s``: this machine's network and processors, this user, no limit of speed.
         """
         server = self.folder / f"{name}.sshd"
         force = self.folder / f"{name}.shell"

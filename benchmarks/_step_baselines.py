@@ -126,6 +126,7 @@ class Goodput:
             return vector
 
         def residuals(free: Array) -> Array:
+            """Return the errors of the steps, of the computing that is known, and of the authors' penalties."""
             model = cls._of(among_all(free))
             computing = np.log(model.compute[0] + model.compute[1] * batch)
             slopes = [0.1 * (b / a) for a, b in (model.host, model.network)]
@@ -159,6 +160,7 @@ class Goodput:
         return self._steps(*columns(configurations))
 
     def _steps(self, workers: Array, nodes: Array, batch: Array) -> Array:
+        """Return the seconds of a step of each layout: computing, and waiting for others where there are any."""
         computing = np.log(self.compute[0] + self.compute[1] * batch)
         growing = np.maximum(workers - 2, 0)
         waiting = np.where(
@@ -193,7 +195,7 @@ def steps_and_reach(name: str, samples: Sequence[StepSample], asked: Sequence[Co
 
 
 def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples: Sequence[StepSample]) -> float:
-    """Return the 90 % quantile of a peer's errors on each layout, fitted to four fifths of the others.
+    """Return the 90 % quantile of a peer's absolute log errors on each layout, fitted to four fifths of the others.
 
     Every layout counts the same, as rows of one layout err together.
     """

@@ -25,7 +25,11 @@ def small_network() -> nn.Module:
 
 
 def few_digits(folder: Path | None) -> TaskData:
-    """Return the first 960 training images, and the evaluation images."""
+    """Return the first 960 training images, and the evaluation images.
+
+    Raises:
+        ImportError: as of `digits_data`.
+    """
     whole = digits_data(folder)
     assert isinstance(whole.train, TensorPairs)
     return TaskData(
@@ -80,6 +84,7 @@ def wide() -> Task:
 
 
 def _images(count: int, evaluated: int, shape: tuple[int, ...], folder: Path | None) -> TaskData:
+    """Return images of noise with labels drawn at random, the same at every call; the folder is not read."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(count + evaluated, *shape, generator=generator)
     labels = torch.randint(CLASSES, (count + evaluated,), generator=generator)

@@ -88,6 +88,8 @@ class Table:
 
 
 def _always(row: np.intp) -> Chooser:
+    """Return a chooser that takes the same row, whatever the limits."""
+
     def chosen(limits: Limits) -> int:
         return int(row)
 

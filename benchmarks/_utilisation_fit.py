@@ -120,8 +120,8 @@ def transformers(data: Path) -> list[Row]:
         if column.job in MODELS
         for cell in column.cells
     ]
-    found = [*small, *_large(data), *published(data)]
-    return [row for row in found if row.gpu.tflops(row.precision) > 1.5 * row.gpu.fp32_tflops]
+    rows = [*small, *_large(data), *published(data)]
+    return [row for row in rows if row.gpu.tflops(row.precision) > 1.5 * row.gpu.fp32_tflops]
 
 
 FORMS = {"A100": "SXM4", "H100": "SXM5", "H200": "SXM5"}
@@ -163,14 +163,15 @@ RECOMPUTED = 4 / 3
 def large_columns(data: Path) -> tuple[Column, ...]:
     """Return large models as columns of GPUs, each in a whole machine, by tokens a sample; steps keep activations.
 
-    Of several batch sizes on a GPU the fastest stands. What a job is a kind of is its model, whatever its tokens.
+    Of several batch sizes on a GPU the fastest stands. What a job is a kind of is its model, whatever its tokens. Empty
+    where those data are not at hand.
     """
     if not (data.parent / "llm-throughput").is_dir():
         return ()
     jobs: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in _large(data):
         jobs[row.job, row.model.sample][row.gpu.key].append(row)
-    found = []
+    columns = []
     for (job, sample), gpus in jobs.items():
         fastest = [max(rows, key=lambda row: row.batch_size / row.step_time_s) for rows in gpus.values()]
         cells = tuple(
@@ -183,14 +184,14 @@ def large_columns(data: Path) -> tuple[Column, ...]:
             for row in fastest
         )
         column = Column(job=f"{job}, {sample}", kind=job, model_kind="transformer", suite="large", cells=cells)
-        found += [column] if len(cells) > 1 else []
-    return tuple(found)
+        columns += [column] if len(cells) > 1 else []
+    return tuple(columns)
 
 
 def published(data: Path) -> Iterator[Row]:
-    """Return whole trainings of transformers on one machine with published hours, each a source of its own.
+    """Yield whole trainings of transformers on one machine with published hours, each a source of its own.
 
-    Hours that somebody made of a published throughput are rows of its source already.
+    Hours that somebody computed from a published throughput are rows of its source already.
     """
     gpus = {f"{gpu.key.split()[0]}-{gpu.key.split()[1]}": gpu for gpu in read_gpus(data).values() if "SXM" in gpu.key}
     for line in (data.parent / "published-trainings.jsonl").read_text(encoding="utf-8").splitlines():
@@ -259,12 +260,13 @@ def fit_roofline(
         return Roofline(**numbers, usual=usual, log_sd=log_sd, gpu_log_sd=gpu_log_sd, jobs=jobs)
 
     def residuals(logs: Any) -> Any:
-        told = law(logs)
-        errors = np.array([log_error(row, told) for row in rows]) + logs[len(names) :][place]
+        """Return the weighted errors of the rows, and the penalties on numbers and sources."""
+        roofline = law(logs)
+        errors = np.array([log_error(row, roofline) for row in rows]) + logs[len(names) :][place]
         return np.concatenate([weight * errors, logs[: len(names)] / NUMBER_LOG_SD, logs[len(names) :] / SOURCE_LOG_SD])
 
-    found = least_squares(residuals, np.zeros(len(names) + len(sources))).x
-    return law(found), dict(zip(sources, found[len(names) :].tolist(), strict=True))
+    fitted = least_squares(residuals, np.zeros(len(names) + len(sources))).x
+    return law(fitted), dict(zip(sources, fitted[len(names) :].tolist(), strict=True))
 
 
 def sources_left_out(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
@@ -287,12 +289,15 @@ def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
 
 
 def gpu_spread_of(errors: Sequence[tuple[Row, float]]) -> float:
-    """Return the standard deviation of a job's error on one GPU against another, every job weighing the same."""
+    """Return the standard deviation of a job's error on one GPU against another, every job weighing the same.
+
+    Jobs measured on a single GPU say nothing.
+    """
     jobs: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in errors:
         jobs[row.cell][row.gpu.key].append(error)
     apart = [
-        statistics.fmean((one - other) ** 2 for one, other in combinations(map(statistics.fmean, gpus.values()), 2))
+        statistics.fmean((left - right) ** 2 for left, right in combinations(map(statistics.fmean, gpus.values()), 2))
         for gpus in jobs.values()
         if len(gpus) > 1
     ]
@@ -321,10 +326,13 @@ class Convolutions:
 
 
 def convolutions(data: Path) -> list[Convolutions]:
-    """Return the convolutional networks of the data whose operations can be counted."""
+    """Return the convolutional networks of the data whose operations can be counted.
+
+    Each is with its seconds of a step of the median batch on the reference GPU.
+    """
     with (data / "jobs.csv").open(encoding="utf-8", newline="") as file:
         jobs = {row["job"]: row for row in csv.DictReader(file)}
-    found = []
+    counted = []
     for column in read_columns(data):
         flops_per_sample = column.cells[0].flops_per_sample
         if "CNN" not in jobs[column.job]["kind"] or flops_per_sample is None:
@@ -332,17 +340,17 @@ def convolutions(data: Path) -> list[Convolutions]:
         batch = statistics.median(cell.place.batch_size for cell in column.cells)
         half = column.cells[0].place.half
         place = Place(gpu=REFERENCE, precision="fp16" if half else "tf32", batch_size=batch)
-        told, _ = steps_elsewhere(column.cells, [place])
-        found.append(
+        logs, _ = steps_elsewhere(column.cells, [place])
+        counted.append(
             Convolutions(
                 column=column,
                 half=half,
                 flops_per_sample=flops_per_sample,
                 flops=flops_per_sample * batch,
-                step_time_s=math.exp(float(told[0])),
+                step_time_s=math.exp(float(logs[0])),
             )
         )
-    return found
+    return counted
 
 
 def fit_convolutions(rows: Sequence[Convolutions], widened: float = 1.0) -> tuple[float, dict[str, Utilisation]]:
@@ -418,22 +426,22 @@ def estimated(row: Convolutions, fixed_s: float, known: Utilisation) -> Iterator
         step_s = fixed_s + row.flops_per_sample * cell.place.batch_size / (known.share * peak)
         place = Place(gpu=REFERENCE, precision=cell.place.precision, batch_size=cell.place.batch_size)
         counted = Measured(place=place, step_time_s=step_s, kind="convolution", flops_per_sample=row.flops_per_sample)
-        told, covariance = steps_elsewhere([counted], [cell.place])
+        logs, covariance = steps_elsewhere([counted], [cell.place])
         yield Estimated(
             row=row,
             cell=cell,
-            error=math.log(cell.step_time_s) - float(told[0]),
+            error=math.log(cell.step_time_s) - float(logs[0]),
             prior_log_sd=known.log_sd,
             gpu_log_sd=math.sqrt(covariance[0, 0]),
         )
 
 
-def coverage(found: Sequence[Estimated], widened: float = 1.0) -> float:
+def coverage(estimates: Sequence[Estimated], widened: float = 1.0) -> float:
     """Return the share of the steps within their intervals, every job weighing the same."""
     jobs: dict[str, list[bool]] = defaultdict(list)
-    for one in found:
-        half_width = Z90 * math.hypot(widened * one.prior_log_sd, one.gpu_log_sd)
-        jobs[one.row.column.job].append(abs(one.error) <= half_width)
+    for estimate in estimates:
+        half_width = Z90 * math.hypot(widened * estimate.prior_log_sd, estimate.gpu_log_sd)
+        jobs[estimate.row.column.job].append(abs(estimate.error) <= half_width)
     return statistics.fmean(statistics.fmean(job) for job in jobs.values())
 
 
@@ -442,7 +450,10 @@ KEPT = 0.9
 
 
 def main() -> None:
-    """Fit the prior, print the errors of what was left out, and write the file that ships."""
+    """Fit the prior, print the errors of what was left out, and write the file that ships.
+
+    Exits where the throughput data are not at hand.
+    """
     data = folder()
     if data is None:
         raise SystemExit("the throughput data are not at hand")
@@ -454,11 +465,11 @@ def main() -> None:
     print(f"transformers: {len(rows)} steps, {law}")
     print("  sources:", ", ".join(f"{name} x{math.exp(-effect):.2f}" for name, effect in effects.items()))
     print(f"  sources left out: x{math.exp(spread):.2f} off, {within:.0%} covered")
-    found = convolutions(data)
-    elsewhere = list(jobs_left_out(found))
+    networks = convolutions(data)
+    elsewhere = list(jobs_left_out(networks))
     widened = next(factor for factor in FACTORS if coverage(elsewhere, factor) >= KEPT)
-    fixed_s, shares = fit_convolutions(found, widened)
-    middle = math.exp(statistics.median(abs(one.error) for one in elsewhere))
+    fixed_s, shares = fit_convolutions(networks, widened)
+    middle = math.exp(statistics.median(abs(estimate.error) for estimate in elsewhere))
     print(f"convolutions: left out x{middle:.2f} off in the median, spreads times {widened:g}, {shares}")
     save(UtilisationPrior(transformer=law, fixed_s=fixed_s, convolution=shares, measured=MEASURED))
 

@@ -215,7 +215,7 @@ PARTS = {"speeds": speeds_part, "equal": equal_part}
 
 
 def main() -> None:
-    """Run every part, or the one that is asked for, and publish."""
+    """Run every part, or the one that is asked for (in a smoke run the speeds alone), and publish."""
     asked = options(__doc__, parts=list(PARTS))
     need_namespaces(or_skip=asked.smoke)
     scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL

@@ -69,7 +69,10 @@ def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
 
 
 def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, object]]]:
-    """Return the number of workers and the faults of a seed."""
+    """Return the number of workers and the faults of a seed.
+
+    A host that leaves returns ten steps later; kinds that need root come only with it.
+    """
     draw = random.Random(seed)
     workers, faults = draw.randint(2, most_workers), []
     for _ in range(draw.randint(1, 3)):
@@ -82,7 +85,10 @@ def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, obje
 
 
 def simulated(results: Outcome, runs: int) -> None:
-    """Simulate schedules of faults in virtual time, and record the figures."""
+    """Simulate schedules of faults in virtual time, and record the figures.
+
+    Schedules that fail are printed to stderr.
+    """
     began_s, failed, worst = time.perf_counter(), 0, 0
     for seed in range(runs):
         try:
@@ -100,7 +106,12 @@ def simulated(results: Outcome, runs: int) -> None:
 
 
 def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
-    """Do real runs with faults in processes of one program, in a new folder."""
+    """Do real runs with faults in processes of one program, in a new folder; return when all are over.
+
+    Raises:
+        subprocess.CalledProcessError: the program failed.
+        FileExistsError: the folder exists.
+    """
     folder.mkdir(parents=True)
     entries = [{"environment": _ENVIRONMENT, "within_s": 90.0, **run} for run in runs]
     (folder / RUNS_FILE).write_text(json.dumps(entries))
@@ -108,7 +119,7 @@ def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
 
 
 def real(results: Outcome, folder: Path, runs: int, most_workers: int = 4) -> None:
-    """Do real runs with seeded faults, and record the figures."""
+    """Do real runs with seeded faults beside calm ones, and record how many end differently; these go to stderr."""
     schedules = [schedule(seed, most_workers) for seed in range(runs)]
     sizes = sorted({workers for workers, _ in schedules})
     calm = [{"name": f"calm-{workers}", "spec": spec(workers, STEPS), "faults": []} for workers in sizes]
@@ -144,7 +155,11 @@ def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
 
 
 def recovery(results: Outcome, folder: Path, kills: int) -> None:
-    """Measure the time to the next step after a worker dies: alone, or with its supervisor (torchrun restarts all)."""
+    """Measure the time to the next step after a worker dies: alone, or with its supervisor (torchrun restarts all).
+
+    Raises:
+        RuntimeError: the run does not go on between two kills, or a worker is not there.
+    """
     folder.mkdir()
     launcher = LocalLauncher(grace_s=5.0)
     handle = launcher.start(
@@ -175,7 +190,10 @@ def recovery(results: Outcome, folder: Path, kills: int) -> None:
 
 
 def _steps_after(folder: Path, moment_s: float, *, within_s: float) -> float | None:
-    """Return the time when the first control period ended that began after a moment; None if not in time."""
+    """Wait for the first control period that began after a moment; return the time of its first step's end.
+
+    None: there is none after ``within_s`` seconds.
+    """
     deadline = time.time() + within_s
     while time.time() < deadline:
         for event in reversed(read_events(folder / EVENTS_FILE)):
@@ -195,7 +213,11 @@ def _steps_after(folder: Path, moment_s: float, *, within_s: float) -> float | N
 
 
 def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
-    """Return the process numbers of a worker's supervisor and of the worker."""
+    """Return the process numbers of a worker's supervisor and of the worker.
+
+    Raises:
+        RuntimeError: there is no such worker.
+    """
     processes = [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
     numbers = {each.pid for each in processes}
     for each in processes:
@@ -206,6 +228,11 @@ def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
 
 
 def main() -> None:
+    """Simulate and run schedules of faults, measure recovery, and publish; a smoke run leaves recovery out.
+
+    Raises:
+        RuntimeError: as of `recovery`.
+    """
     asked = options(__doc__)
     schedules, real_runs, kills = (40, 1, 0) if asked.smoke else (300, 12, 3) if asked.quick else (10_000, 200, 15)
     results = Outcome(benchmark="chaos", quick=asked.quick, seeds=f"0 to {schedules - 1}")

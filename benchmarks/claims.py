@@ -327,7 +327,10 @@ def stale(claim: Claim) -> str | None:
 
 
 def main() -> None:
-    """Measure the claims whose results are not of today's code."""
+    """Measure the claims whose results are not of today's code, and exit; with 1 where a benchmark failed.
+
+    Exits at once where code differs from its commit, as results name the commit that they measure.
+    """
     shared = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     shared.add_argument("names", nargs="*", metavar="NAME", help="only these")
     shared.add_argument("--again", action="store_true", help="those of today's code, too")

@@ -87,7 +87,10 @@ class Guess:
 
 
 def read(file: Path) -> tuple[Log, ...]:
-    """Return the training logs of a job, sorted by batch size."""
+    """Return the training logs of a job, sorted by batch size.
+
+    Metrics are negated where lower is better.
+    """
     job = json.loads(file.read_text(encoding="utf-8"))
     logs = [
         Log(
@@ -110,7 +113,10 @@ def levels(logs: Sequence[Log]) -> dict[str, list[float]]:
 
 
 def last_target(logs: Sequence[Log]) -> tuple[list[float], list[float]]:
-    """Return the steps of every run to 0.2 % short of the worst run's best, and to the evaluation that finds it."""
+    """Return the steps of every run to 0.2 % short of the worst run's best, and to the evaluation that finds it.
+
+    Steps are NaN where a run never crosses it.
+    """
     worst = min(max(log.metrics) for log in logs)
     target = worst * SHORT_OF_WORST if worst > 0 else worst / SHORT_OF_WORST
     crossed, found_steps = [], []
@@ -142,7 +148,7 @@ def leave_one_out(
     runs = prior_runs(logs, steps)
     guesses: dict[str, list[Guess]] = {name: [] for name in (HETOPT, *PEERS, "seen")}
     whole = averaged_curve(runs)
-    for log, held, found in zip(logs, runs, found_steps or steps, strict=True):
+    for log, held, true_steps in zip(logs, runs, found_steps or steps, strict=True):
         others, size = [run for run in runs if run is not held], held.global_batch_size
         curve = averaged_curve(others)
         predicted = {name: two_powers(others, law)(size) for name, law in PEERS.items()}
@@ -152,7 +158,9 @@ def leave_one_out(
             # 1e-9: a target that is reached at an evaluation is found by that one.
             at = count if found_steps is None else max(1, math.ceil(count / every_steps - 1e-9)) * every_steps
             guesses[name].append(
-                guess(replace(held, steps_to_target=found), at, float(curve.log_sd(size)) if name == HETOPT else None)
+                guess(
+                    replace(held, steps_to_target=true_steps), at, float(curve.log_sd(size)) if name == HETOPT else None
+                )
             )
     return guesses
 
@@ -189,7 +197,10 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
 
 
 def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> dict[str, list[Guess]]:
-    """Return predictions of larger batch sizes at equal progress, from each run's length and first noise scale."""
+    """Return predictions of larger batch sizes at equal progress, from each run's length and first noise scale.
+
+    Of batch sizes at most `LARGEST_BATCH_FACTOR` times as large.
+    """
     guesses = []
     for log, length in zip(logs, steps, strict=True):
         known = Convergence(noise_scale=log.noise_scales[0], pilot_batch_sizes=(), basis="")
@@ -229,14 +240,17 @@ def gain_formula(first: Log, count: float, batch_size: int) -> float:
 
 
 def guess(run: PriorRun, predicted: float, log_sd: float | None) -> Guess:
-    """Return a prediction beside the measured steps of its run."""
+    """Return a prediction beside the measured steps of its run.
+
+    ``log_sd`` None: it has no interval.
+    """
     measured = run.steps_to_target
     inside = None if log_sd is None else abs(math.log(predicted / measured)) <= Z90 * log_sd
     return Guess(predicted=predicted, measured=measured, inside=inside)
 
 
 def scored(results: Outcome, job: str, protocol: str, guesses: Mapping[str, Sequence[Guess]]) -> None:
-    """Print a line of the table for every predictor, and record its median absolute error and hetopt's coverage."""
+    """Print a line of the table for every predictor; record median absolute errors, hetopt's coverage, and goals."""
     for predictor, some in guesses.items():
         errors = [abs(each.error) for each in some]
         held = [each.inside for each in some if each.inside is not None]
@@ -262,7 +276,10 @@ def scored(results: Outcome, job: str, protocol: str, guesses: Mapping[str, Sequ
 
 
 def public_logs(results: Outcome) -> None:
-    """Score every job in the folder of public logs."""
+    """Score every job in the folder of public logs by every protocol, print the table, and record figures and goals.
+
+    Exits where the folder has none.
+    """
     files = sorted((DATA / "convergence").glob("*.json"))
     if not files:
         sys.exit(f"No training logs in {DATA}: HETOPT_SHARED_DATA says where the data is.")

@@ -88,12 +88,15 @@ def key(*words: str) -> str:
     return "_".join(words).lower().replace(",", "").replace("'s", "").replace(" ", "_")
 
 
-def said(decisions: Sequence[Decision]) -> str:
+def extra_and_missed(decisions: Sequence[Decision]) -> str:
     return f"{mean_extra(decisions):.1%} / {missed(decisions):.1%}".replace("%", "")
 
 
 def clusters(results: Outcome, root: Path, *, folders: Sequence[str], with_others: bool) -> None:
-    """Measure the cost of clusters chosen from step traces, and record the figures."""
+    """Measure the cost of clusters chosen from step traces, and record the figures.
+
+    Contenders are compared under every protocol; ``with_others``: hetopt with priors of other folders alone, too.
+    """
     tables = [table(root, folder) for folder in folders]
     print("tables are read", file=sys.stderr)
     ours = {protocol: [t.hetopt(t.shown[protocol]) for t in tables] for protocol in PROTOCOLS}
@@ -105,13 +108,13 @@ def clusters(results: Outcome, root: Path, *, folders: Sequence[str], with_other
     print(f"Cheapest cluster that meets a throughput, {count} choices: extra cost in % (mean) / targets missed in %")
     print(f"{'':44}" + "".join(f"{protocol:>16}" for protocol in PROTOCOLS))
     for name in decisions["no probe"]:
-        print(f"{name:44}" + "".join(f"{said(decisions[protocol][name]):>16}" for protocol in PROTOCOLS))
+        print(f"{name:44}" + "".join(f"{extra_and_missed(decisions[protocol][name]):>16}" for protocol in PROTOCOLS))
         put = results.figures if name == OURS else results.baselines
         for protocol in PROTOCOLS:
             if name in decisions[protocol]:
                 put[key(protocol, "extra cost", name)] = round(mean_extra(decisions[protocol][name]), 4)
                 put[key(protocol, "missed", name)] = round(missed(decisions[protocol][name]), 4)
-    print(f"{SEEN_ALL:44}{said(noise):>16}{said(noise):>16}")
+    print(f"{SEEN_ALL:44}{extra_and_missed(noise):>16}{extra_and_missed(noise):>16}")
     results.baselines |= {
         "extra_cost_seen_all_rows": round(mean_extra(noise), 4),
         "missed_seen_all_rows": round(missed(noise), 4),
@@ -120,7 +123,7 @@ def clusters(results: Outcome, root: Path, *, folders: Sequence[str], with_other
     print("\nhetopt by folder, and where it has seen all rows")
     for place, folder in enumerate(folders):
         parts = [of_folder(decisions[protocol][OURS], place) for protocol in PROTOCOLS] + [of_folder(noise, place)]
-        print(f"{folder:28}" + "".join(f"{said(part):>16}" for part in parts))
+        print(f"{folder:28}" + "".join(f"{extra_and_missed(part):>16}" for part in parts))
 
     for protocol in PROTOCOLS:
         by_contender = decisions[protocol]
@@ -184,11 +187,12 @@ def held_out(results: Outcome, tables: Sequence[Table]) -> None:
             choices = recommended(tables, beliefs)
             results.figures[key(protocol, "extra cost", what, "held out")] = round(mean_extra(choices), 4)
             results.figures[key(protocol, "missed", what, "held out")] = round(missed(choices), 4)
-            cells.append(said(choices))
+            cells.append(extra_and_missed(choices))
         print(f"{what + ' held out':44}" + "".join(f"{cell:>16}" for cell in cells))
 
 
 def main() -> None:
+    """Measure the choices, and publish; without the public measurements say so and publish nothing."""
     asked = options(__doc__)
     results = Outcome(benchmark="decisions", quick=asked.quick)
     root = traces()

@@ -43,7 +43,14 @@ def main() -> None:
 
 
 def tell_stories(results: Outcome, folder: Path, stories: int) -> None:
-    """Simulate lives of runs by seeds, several at a time, and record the faults that must not happen."""
+    """Simulate lives of runs by seeds, several at a time, and record the faults that must not happen.
+
+    Prints the timelines of stories with faults, and of the first.
+
+    Raises:
+        RunFailed: a teller ended before its last story.
+        subprocess.CalledProcessError: `hetopt recommend` failed.
+    """
     print("telling stories", file=sys.stderr)
     plan = folder / "told-plan.json"
     # A recorded profile: what this machine is busy with now must not be a part of any story.
@@ -74,6 +81,7 @@ def tell_stories(results: Outcome, folder: Path, stories: int) -> None:
 
 
 def _of_stories(results: Outcome, stories: Sequence[dict[str, Any]]) -> None:
+    """Record how many stories had a fault of each kind, and the worst error of the ledger."""
     ledgers = [abs(story["ledger_error"]) for story in stories if story["ledger_error"] is not None]
     results.figures["stories"] = len(stories)
     results.figures["stories_kills"] = sum(story["kills"] for story in stories)

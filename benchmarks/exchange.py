@@ -101,6 +101,9 @@ def slowdown_coefficients(log: Log) -> list[float]:
 
     All sides are judged by the same: whether it is right is not asked here, but whether what it says is cheapest is
     found when the network changes.
+
+    Raises:
+        ValueError: as of `_by_phase`.
     """
     by_phase = [[float(event["exchange"]["slowdown_coefficient"]) for event in periods] for periods in _by_phase(log)]
     return [statistics.fmean(phase[len(phase) // 2 :]) for phase in by_phase]
@@ -125,7 +128,13 @@ def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
 
 
 def _by_phase(log: Log) -> list[list[Event]]:
-    """Return the control periods within each phase, with the seconds of paired trials before them."""
+    """Return the control periods within each phase, with the seconds of paired trials before them.
+
+    A period during which rates change belongs to no phase.
+
+    Raises:
+        ValueError: a phase has no period.
+    """
     phases: list[list[Event]] = [[]]
     straddles, twins_s = False, 0.0
     for event in log:
@@ -164,6 +173,7 @@ def _name(way: Compression) -> str:
 
 
 def _spec(way: Compression, phase_steps: int, period: int) -> RunSpec:
+    """Return the spec of a run with one exchange method, through all phases of link rates."""
     hosts = tuple(EmulatedHost(name=f"h{place}", rate_bits_per_s=PHASES[0]) for place in range(WORKERS))
     changes = tuple(
         Change(host=EVERY_HOST, at_step=number * phase_steps, rate_bits_per_s=rate)
@@ -232,7 +242,10 @@ FULL = Scale(
 
 
 def published_part(scale: Scale, results: Outcome) -> None:
-    """Compare the cost model with the 27 settings of arXiv 2312.02493, Table VI: cheapest collectives and times."""
+    """Compare the cost model with the 27 settings of arXiv 2312.02493, Table VI: cheapest collectives and times.
+
+    Without the published tables it prints so and records nothing.
+    """
     file = DATA / "published" / "artopk_table6.csv"
     if not file.is_file():
         print("the published tables are not here; the cost model is not compared with them")
@@ -279,7 +292,10 @@ WAYS = (
 
 
 def measured_part(scale: Scale, results: Outcome) -> None:
-    """Compare the calibrated cost model with measured exchanges, for every method on every network."""
+    """Compare the calibrated cost model with measured exchanges, for every method on every network.
+
+    Exchanges that would take too long are left out and counted.
+    """
     print("\nmeasured exchanges (ms) and the error of what was expected of them after calibration")
     print(f"{'hosts':>5} {'Mbit/s':>7} {'gradient':>9}  " + "  ".join(f"{_name(way):>22}" for way in WAYS))
     errors: dict[tuple[int, float, int, str], float] = {}
@@ -291,7 +307,7 @@ def measured_part(scale: Scale, results: Outcome) -> None:
         answer = time_exchanges(network, request)
         for numel, cells in itertools.groupby(answer.cells, key=lambda cell: cell.numel):
             row = list(cells)
-            print(f"{hosts:>5} {rate / 1e6:>7g} {_size(4 * numel):>9}  " + "  ".join(map(_told, row)), flush=True)
+            print(f"{hosts:>5} {rate / 1e6:>7g} {_size(4 * numel):>9}  " + "  ".join(map(_cell, row)), flush=True)
             for cell in row:
                 if cell.sync_s is None:
                     left_out += 1
@@ -315,7 +331,8 @@ def measured_part(scale: Scale, results: Outcome) -> None:
     )
 
 
-def _told(cell: Cell) -> str:
+def _cell(cell: Cell) -> str:
+    """Return a cell of the table: ms, and the error of what was expected."""
     if cell.sync_s is None:
         return f"{'left out':>22}"
     return f"{1e3 * cell.sync_s:>13.4g} {cell.expected_s / cell.sync_s - 1:>+8.1%}"
@@ -329,7 +346,13 @@ def _size(count: int) -> str:
 
 
 def schedule_part(scale: Scale, results: Outcome) -> None:
-    """Run every fixed choice and `auto` through a schedule of link rates, then `auto` and the closest ones in turn."""
+    """Run every fixed choice and `auto` through a schedule of link rates, then `auto` and the closest ones in turn.
+
+    The median run over the best fixed choice that loses little gives the goal, in the phase where it is worst.
+
+    Raises:
+        ValueError: as of `_by_phase`.
+    """
     rates = ", ".join(f"{rate / 1e6:g}" for rate in PHASES)
     print(
         f"\nlink rates change while training ({rates} Mbit/s; {scale.phase_steps} steps each, {scale.fixed_steps} of "
@@ -392,7 +415,10 @@ def _scheduled(name: str, run: RunSpec) -> Log:
 
 
 def _is_close(name: str, phases: Mapping[str, Sequence[Sequence[Phase]]]) -> bool:
-    """Return whether a choice is `auto`, or close to the best fixed one in some phase, and loses little."""
+    """Return whether a choice is `auto`, or close to the best fixed one in some phase, and loses little.
+
+    A fixed choice that loses much is never close.
+    """
     if name == AUTO:
         return True
     fixed = {other: runs[0] for other, runs in phases.items() if other != AUTO}

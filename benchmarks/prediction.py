@@ -108,7 +108,7 @@ def held_out(
 
     Args:
         root: of the traces.
-        off: priors of parameters that are told nothing, in flat priors and learned ones.
+        off: priors of parameters that are told nothing, in flat priors and learned ones; None: none.
         classes: of links inside a machine.
     """
     fixed = off or {}
@@ -157,7 +157,7 @@ def cluster_medians(scores: Scores) -> Array:
     """Return the median errors with no, one and three probes, means over a cluster's folders, [clusters, 3]."""
     medians = np.array([[entry.median for entry in scores[protocol]] for protocol in PROBES]).T
     clusters = [cluster(folder) for folder in EVERY]
-    return np.array([medians[[other == one for other in clusters]].mean(axis=0) for one in dict.fromkeys(clusters)])
+    return np.array([medians[[other == name for other in clusters]].mean(axis=0) for name in dict.fromkeys(clusters)])
 
 
 def show_terms(root: Path, whole: Scores) -> None:
@@ -185,13 +185,16 @@ def surprises(root: Path) -> dict[str, float]:
     print("\nMedian error of layouts never probed: no, one, three probes; the first ten times as slow")
     ratios, congested = [], []
     for folder in EVERY:
-        none, one, three, _ = tasks(root, folder)
-        medians = [score_hetopt(replace(task, asked=three.asked), DEFAULT).median for task in (none, one, three)]
+        no_probe, one_probe, three_probes, _ = tasks(root, folder)
+        medians = [
+            score_hetopt(replace(task, asked=three_probes.asked), DEFAULT).median
+            for task in (no_probe, one_probe, three_probes)
+        ]
         slow = tuple(
             sample.model_copy(update={"step_time_s": CONGESTED * sample.step_time_s, "sync_time_s": None})
-            for sample in one.shown[len(none.shown) :]
+            for sample in one_probe.shown[len(no_probe.shown) :]
         )
-        congested.append(score_hetopt(replace(three, shown=none.shown + slow), DEFAULT).median)
+        congested.append(score_hetopt(replace(three_probes, shown=no_probe.shown + slow), DEFAULT).median)
         ratios += [after / before for before, after in pairwise(medians)]
         print(f"{folder:14}" + "".join(f"{100 * median:10.1f}" for median in (*medians, congested[-1])), flush=True)
     return {
@@ -201,7 +204,10 @@ def surprises(root: Path) -> dict[str, float]:
 
 
 def contest(root: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Return figures of hetopt's default on the step traces, and of the published models as baselines."""
+    """Return figures of hetopt's default on the step traces, and of the published models as baselines.
+
+    Prints a line of the table for each contender.
+    """
     default = dict.fromkeys(EVERY, DEFAULT)
     scores = scored(root, default)
     show("hetopt", scores)
@@ -246,6 +252,7 @@ def errors_and_coverages(scores: Scores, suffix: str) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure the predictions, and publish; without the step traces say so and publish nothing."""
     asked = options(__doc__, PARTS)
     root = traces()
     if root is None:

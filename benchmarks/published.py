@@ -53,12 +53,15 @@ class Answer:
 
 
 def answers(path: Path) -> Iterator[Answer]:
-    """Yield the prediction of every training in a file."""
+    """Yield the prediction of every training in a file.
+
+    Machines are those of the training; the model is described, not profiled.
+    """
     catalog = load_catalog()
     for line in path.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         with tempfile.TemporaryDirectory() as written:
-            job = described(_told(run, Path(written)), [catalog], now=datetime.datetime.now(datetime.UTC))
+            job = described(_description(run, Path(written)), [catalog], now=datetime.datetime.now(datetime.UTC))
         each = catalog.instance_types[run["instance_type"]].cuda_devices
         used = min(each, run["gpus"])
         nodes = (Node(type=run["instance_type"], workers=used),) * (run["gpus"] // used)
@@ -74,7 +77,8 @@ def answers(path: Path) -> Iterator[Answer]:
         )
 
 
-def _told(run: dict[str, Any], written: Path) -> Described:
+def _description(run: dict[str, Any], written: Path) -> Described:
+    """Return how a user would describe a training: by its parameters, or by a configuration file, which is written."""
     known = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
     if run["params"] is not None:
         return Described(params=run["params"], **known)
@@ -84,7 +88,10 @@ def _told(run: dict[str, Any], written: Path) -> Described:
 
 
 def main() -> None:
-    """Print the table, record its figures, and publish."""
+    """Print the table, record its figures, and publish.
+
+    Exits where the published trainings are not at hand.
+    """
     asked = options(__doc__)
     results = Outcome(benchmark="published", quick=asked.quick)
     data = folder()

@@ -43,7 +43,10 @@ def regret(score: float, best: float) -> float:
 
 
 def ask(question: Question, best: float, *, types: int, seed: int) -> tuple[float, float]:
-    """Return hetopt's regret against the best score there is, and the processor time in seconds."""
+    """Return hetopt's regret against the best score there is, and the processor time in seconds.
+
+    `NOT_FOUND` where the search says wrongly whether anything keeps the limits.
+    """
     started = time.process_time()
     result = search(question.space, question.job, question.limits, effort=Effort(types=types))
     seconds = time.process_time() - started
@@ -53,7 +56,10 @@ def ask(question: Question, best: float, *, types: int, seed: int) -> tuple[floa
 
 
 def regrets(count: int) -> tuple[dict[str, list[float]], list[float]]:
-    """Return the regrets of each contender over random sub-spaces, and hetopt's seconds for mixes."""
+    """Return the regrets of each contender over random sub-spaces, and hetopt's seconds for mixes.
+
+    The others get as long as hetopt took, `LEAST_S` at least. A regret is NaN where nothing keeps the limits.
+    """
     by_contender: dict[str, list[float]] = {name: [] for name in ("hetopt, one type", "hetopt", *CONTENDERS)}
     seconds: list[float] = []
     for number, question in enumerate(small(count, seed=0)):
@@ -77,6 +83,7 @@ def known(values: Sequence[float]) -> list[float]:
 
 
 def show(by_contender: dict[str, list[float]], seconds: Sequence[float]) -> None:
+    """Print the table of regrets, over the sub-spaces where something keeps the limits."""
     took = f"hetopt took {statistics.median(seconds):.2f} s in the median, the others {LEAST_S:g} s at least"
     print(f"Regret in % over {len(seconds)} sub-spaces; {took}")
     print(f"{'':20}{'mean':>9}{'median':>9}{'worst':>9}{'exact':>9}")
@@ -89,6 +96,7 @@ def show(by_contender: dict[str, list[float]], seconds: Sequence[float]) -> None
 
 
 def main() -> None:
+    """Measure the search, and publish."""
     asked = options(__doc__)
     results = Outcome(benchmark="search", quick=asked.quick)
     spaces(results, 3 if asked.smoke else 30 if asked.quick else SPACES)

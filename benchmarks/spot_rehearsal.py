@@ -84,8 +84,10 @@ def spec(hosts: int, moves: Iterable[Move], checkpoint_every_s: float) -> RunSpe
 def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
     """Run a spec under the product's own launcher for ``lasts_s`` seconds of training, and return its event log.
 
+    It may end earlier only once its last host is gone for good.
+
     Raises:
-        RunFailed: it ended by itself, before the last of its hosts was gone for good.
+        RunFailed: it ended earlier, or did not begin.
     """
     gone_s = gone_for_good_s(wish)
     launcher = RehearsalLauncher(grace_s=1.0)
@@ -116,7 +118,11 @@ def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
 def best_under_torchrun(
     folder: Path, wish: RunSpec, moves: Sequence[Move], *, lasts_s: float, compression: float
 ) -> list[Event]:
-    """Return the event log of torchrun with the interval between snapshots at which it trained most."""
+    """Return the event log of torchrun with the interval between snapshots at which it trained most.
+
+    Raises:
+        RuntimeError: as of `run_under_torchrun`.
+    """
     logs = []
     for every_s in SNAPSHOTS_EVERY_S:
         run_dir = folder / f"{every_s:g}"
@@ -196,7 +202,13 @@ def rehearse(
     sides: Sequence[str],
     rounds: int,
 ) -> None:
-    """Replay a recording on every side: hetopt's in every round, the peer's in the first."""
+    """Replay a recording on every side: hetopt's in every round, the peer's in the first.
+
+    Each side's figures are medians over the rounds; those of the peer are baselines.  Args: results: which gets the
+    figures. folder: for runs; a new folder of it for each. trace: the recording. compression: seconds of the recording
+    in one of the rehearsal. start_s: from the return of a host to its work, for the oracle. number: of the recording,
+    in the names of figures. sides: of ``sudden``, ``notice`` and ``torchrun``. rounds: draws of who goes and who comes.
+    """
     lasts_s = len(trace.running) * trace.gap_s / compression
     every_s = CHECKPOINT_EVERY_S / compression
     paid_s = trace.paid_node_s() / compression
@@ -252,7 +264,7 @@ def rehearse(
 
 
 def main() -> None:
-    """Replay every recording, or one, and publish."""
+    """Replay every recording, or one, and publish; without any on this machine it publishes nothing measured."""
     arguments = parser(__doc__)
     arguments.add_argument("--recording", type=int, metavar="N", help="only this one, beginning with 0")
     read = arguments.parse_args()

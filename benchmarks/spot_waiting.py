@@ -90,7 +90,10 @@ def watched_of(trace: NodeTrace) -> ObservedLosses:
 
 
 def replayed(trace: NodeTrace, work_s: float) -> tuple[float, bool]:
-    """Return the seconds until all of a job's work is done, and whether the recording holds its end."""
+    """Return the seconds until all of a job's work is done, and whether the recording holds its end.
+
+    Where the recording ends first, its length stands for the seconds.
+    """
     sample, needed_s = np.arange(len(trace.running))[:, None], trace.nodes * work_s
     last_away = np.where(trace.running[:, None] > np.arange(trace.nodes), -1, sample)
     here_s = trace.gap_s * (sample - np.maximum.accumulate(last_away))
@@ -141,8 +144,8 @@ def shown_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
         "missing": belief.missing,
     }
     columns = {column.name: np.array([known.get(column.name, 0.0)]) for column in fields(ClusterTable)}
-    said = forecast(ClusterTable(**columns | {"open_parts": np.ones((1, 1))}), ONE_STEP)
-    return tuple(float(part[0]) for part in (said.total_s, said.total_low_s, said.total_high_s))
+    shown = forecast(ClusterTable(**columns | {"open_parts": np.ones((1, 1))}), ONE_STEP)
+    return tuple(float(part[0]) for part in (shown.total_s, shown.total_low_s, shown.total_high_s))
 
 
 def simulated_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
@@ -164,7 +167,7 @@ def simulated_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
     )
 
 
-def believed(job: Job, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
+def believed(job: Job, *, weight: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
     """Return what a plan believes that trusts so much of what was seen, by a prior that knows all pools but the job's.
 
     All these types are in the advisor's last band.
@@ -173,12 +176,15 @@ def believed(job: Job, *, told: float = TOLD_BY_THE_PAST) -> PreemptionRatePoste
         [pool for pool in ObservedPreemptions.load(RECORDED).pools if job.pool not in str(pool.source)]
     )
     return replace(PreemptionRatePosterior.prior(">20%"), scarce=scarce, outages=outages).seeing(
-        job.watched, weight=told
+        job.watched, weight=weight
     )
 
 
 def judged(drawn: list[Job], planned: Callable[[Job], tuple[float, ...]]) -> tuple[float, float, float]:
-    """Return the signed median error of planned times, the share within their interval, and its median half width."""
+    """Return the signed median error of planned times, the share within their interval, and its median half width.
+
+    Jobs whose end no recording holds count only if even the part it holds is longer than the interval.
+    """
     rows = [
         (middle / job.took_s - 1, low / 1.001 <= job.took_s <= high, math.sqrt(high / low))
         for job in drawn
@@ -190,7 +196,10 @@ def judged(drawn: list[Job], planned: Callable[[Job], tuple[float, ...]]) -> tup
 
 
 def main() -> None:
-    """Measure, print, and publish."""
+    """Measure, print, and publish.
+
+    Exits where no recordings are at hand.
+    """
     read = options(__doc__)
     traces = read_node_traces(DATA / "spot-traces", least=1)
     if not traces:
@@ -200,10 +209,10 @@ def main() -> None:
     for name, planned in (
         ("shown", lambda job: shown_s(job, believed(job))),
         ("simulated", lambda job: simulated_s(job, believed(job))),
-        ("first_shown", lambda job: shown_s(job, believed(job, told=0.0))),
-        ("first_simulated", lambda job: simulated_s(job, believed(job, told=0.0))),
+        ("first_shown", lambda job: shown_s(job, believed(job, weight=0.0))),
+        ("first_simulated", lambda job: simulated_s(job, believed(job, weight=0.0))),
         ("blind", lambda job: simulated_s(job, replace(believed(job), outages=Outages(hours=0.0)))),
-        ("certain", lambda job: simulated_s(job, believed(job, told=1.0))),
+        ("certain", lambda job: simulated_s(job, believed(job, weight=1.0))),
     ):
         error, within, width = judged(drawn, planned)
         print(

@@ -156,9 +156,10 @@ def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
 
 
 def tuned(runs: Runs) -> tuple[dict[str, float], dict[str, Log]]:
-    """Return the factor on the learning rate by which each side needs the fewest steps, and the log of that run.
+    """Return the factor on the learning rate by which each side needs the fewest steps, and the logs of these runs.
 
-    Plain DDP has the one with which it is best at `TARGET_AT` of its run; so have the sides that decide by the links.
+    Plain DDP has the one with which it is best at `TARGET_AT` of its run; so have the sides that decide by the links,
+    hetopt's own choice among them, which do not run here and have no log. Runs have unlimited links and the first seed.
     """
     factors: dict[str, float] = {}
     chosen: dict[str, Log] = {}
@@ -228,7 +229,10 @@ def time_ways(comparison: Comparison, rate: float) -> None:
 def train(
     runs: Runs, name: str, contender: Contender, rate_bits_per_s: float | None, *, seeds: Sequence[int] = SEEDS[:1]
 ) -> list[Log]:
-    """Return the logs of whole runs, one a seed."""
+    """Return the logs of whole runs, one a seed.
+
+    ``rate_bits_per_s`` None: unlimited links. No seeds: no runs.
+    """
     factor = runs.factors[name]
     sides = [runs.side(f"{name}, seed {seed}", contender, seed=seed, factor=factor) for seed in seeds]
     logs = rehearse(hosts(rate_bits_per_s), sides, rounds=1) if sides else {}
@@ -248,12 +252,15 @@ def computation_s(log: Log) -> float:
 
 
 def measuring_s(log: Log) -> float:
-    """Return the seconds for which network and compressors were measured before the first step."""
+    """Return the seconds for which network and compressors were measured before the first step.
+
+    0 where nothing was.
+    """
     return float(next((event["measured_s"] for event in log if "measured_s" in event), 0.0))
 
 
 def show(comparison: Comparison) -> None:
-    """Print the table for people."""
+    """Print the table of seconds and speed-ups to the target by rate, with final quality and bytes."""
     job = comparison.runs.model.job
     sign = 1 if job.higher_is_better else -1
     print(f"\ntime to {job.metric} {sign * comparison.target:.4g}: seconds, and speed-up over {PLAIN}")
@@ -275,7 +282,10 @@ def show(comparison: Comparison) -> None:
 
 
 def worst(comparison: Comparison, rate: float) -> str:
-    """Return hetopt's own choice over plain DDP and over the best of the others in hindsight, and its name, as text."""
+    """Return hetopt's own choice over plain DDP and over the best of the others in hindsight, and its name, as text.
+
+    Says ``never`` where hetopt or all others never reach the target.
+    """
     auto_s, plain_s, best = (comparison.seconds(AUTO, rate), comparison.seconds(PLAIN, rate), comparison.best(rate))
     if auto_s is None or best is None:
         return "never, or nobody else does"
@@ -284,7 +294,10 @@ def worst(comparison: Comparison, rate: float) -> str:
 
 
 def cell(comparison: Comparison, name: str, rate: float) -> str:
-    """Return a side's seconds to the target at one rate as text, with its speed-up over plain DDP."""
+    """Return a side's seconds to the target at one rate as text, with its speed-up over plain DDP.
+
+    A star marks a side that was trained at this rate.
+    """
     seconds, plain = comparison.seconds(name, rate), comparison.seconds(PLAIN, rate)
     mark = "*" if (name, rate) in comparison.curves else " "
     if seconds is None:
@@ -352,7 +365,10 @@ def note(text: str) -> None:
 
 
 def chosen(name: str, *, quick: bool) -> Model:
-    """Return the model of a name, or the one that stands for it where its data is not here."""
+    """Return the model of a name, or the one that stands for it where its data is not here.
+
+    Only a quick run has such a model: a full one exits.
+    """
     model = MODELS[name]
     if data_folder(model.job) is not None:
         return model

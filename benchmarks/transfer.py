@@ -127,14 +127,15 @@ def type_name(gpu: Gpu) -> str:
 
 
 def asked(cell: Measured, workers: int = 1) -> Configuration:
+    """Return the configuration of a measured step, on so many GPUs of one machine; the batch is 1 at least."""
     node = Node(type=type_name(cell.place.gpu), workers=workers)
-    told = None if cell.place.precision == "default" else cell.place.precision
-    return Configuration(nodes=(node,), local_batch_size=max(1, round(cell.place.batch_size)), precision=told)
+    precision = None if cell.place.precision == "default" else cell.place.precision
+    return Configuration(nodes=(node,), local_batch_size=max(1, round(cell.place.batch_size)), precision=precision)
 
 
 def sample(cell: Measured) -> StepSample:
-    told = {"model_kind": None if cell.kind == "other" else cell.kind, "flops_per_sample": cell.flops_per_sample}
-    return StepSample.model_validate({**asked(cell).model_dump(), **told, "step_time_s": cell.step_time_s})
+    job_facts = {"model_kind": None if cell.kind == "other" else cell.kind, "flops_per_sample": cell.flops_per_sample}
+    return StepSample.model_validate({**asked(cell).model_dump(), **job_facts, "step_time_s": cell.step_time_s})
 
 
 Beliefs = Mapping[JobFacts, GpuModel]
@@ -143,11 +144,14 @@ Beliefs = Mapping[JobFacts, GpuModel]
 
 @contextmanager
 def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None) -> Iterator[None]:
-    """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones."""
+    """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones.
+
+    ``gpu`` None: every GPU's rows of the other jobs.
+    """
 
     @cache
-    def left(told: JobFacts) -> GpuModel:
-        return believed[told].without(jobs=jobs, gpu=gpu)
+    def left(facts: JobFacts) -> GpuModel:
+        return believed[facts].without(jobs=jobs, gpu=gpu)
 
     gpu_transfer.transferred.cache_clear()
     with mock.patch.object(gpu_transfer, "gpu_model", left):
@@ -168,7 +172,10 @@ class Models:
     fitted: dict[tuple[tuple[Configuration, float], ...], StepTimeModel] = field(default_factory=dict)
 
     def of(self, column: Column, sources: Sequence[int]) -> StepTimeModel:
-        """Return the step-time model of the sources' steps."""
+        """Return the step-time model of the sources' steps.
+
+        Fitted once for the same steps.
+        """
         cells = [column.cells[index] for index in sources]
         key, observed = tuple((asked(cell), cell.step_time_s) for cell in cells), observe([sample(c) for c in cells])
         if key not in self.fitted:
@@ -177,18 +184,21 @@ class Models:
         return replace(model, posterior=replace(model.posterior, observed=observed))
 
     def answers(self, column: Column, sources: Sequence[int], targets: Iterable[int]) -> list[Answer]:
-        """Return the answers for steps on the targets, from those of the sources."""
+        """Return the answers for steps on the targets, from those of the sources.
+
+        A target that is a source is left out.
+        """
         wanted = [index for index in targets if index not in sources]
-        told = self.of(column, sources).predict([asked(column.cells[index]) for index in wanted]) if wanted else []
+        predicted = self.of(column, sources).predict([asked(column.cells[index]) for index in wanted]) if wanted else []
         return [
             Answer(
                 column=column,
                 source=sources[0],
                 target=index,
-                error=math.log(one.step_time_s / column.cells[index].step_time_s),
-                half_width=math.log(one.step_time_high_s / one.step_time_s),
+                error=math.log(step.step_time_s / column.cells[index].step_time_s),
+                half_width=math.log(step.step_time_high_s / step.step_time_s),
             )
-            for index, one in zip(wanted, told, strict=True)
+            for index, step in zip(wanted, predicted, strict=True)
         ]
 
     def from_one(self, columns: Sequence[Column]) -> list[Answer]:
@@ -202,13 +212,13 @@ class Models:
 
     def from_two(self, columns: Sequence[Column]) -> list[Answer]:
         """Return the answers for every GPU from every other and a second one, drawn at random."""
-        lots, found = np.random.default_rng(0), list[Answer]()
+        lots, answered = np.random.default_rng(0), list[Answer]()
         for column in columns:
             everyone = range(len(column.cells))
             for source in everyone:
                 others = [index for index in everyone if index != source]
-                found += self.answers(column, [source, int(lots.choice(others))], everyone)
-        return found
+                answered += self.answers(column, [source, int(lots.choice(others))], everyone)
+        return answered
 
 
 def eight_from_one(machines: Sequence[Machine], *, switched: bool) -> list[float]:
@@ -216,15 +226,15 @@ def eight_from_one(machines: Sequence[Machine], *, switched: bool) -> list[float
 
     What is believed of machines with a switch is told by the other jobs.
     """
-    found = []
-    for one in machines:
-        others = [other for other in machines if model_of(other.job) != model_of(one.job)]
-        types = {type_name(one.one.place.gpu): machine(one.one.place.gpu, 8, switched=switched)}
+    errors = []
+    for box in machines:
+        others = [other for other in machines if model_of(other.job) != model_of(box.job)]
+        types = {type_name(box.single.place.gpu): machine(box.single.place.gpu, 8, switched=switched)}
         told_by_others = {"contention": replace(PRIORS["contention"], mean=contention(others))} if others else SWITCHED
         with mock.patch.object(step_model, "SWITCHED", told_by_others):
-            told = StepTimeModel.fit(observe([sample(one.one)]), types).predict([asked(one.one, 8)])[0]
-        found.append(abs(one.eight_s / told.step_time_s - 1))
-    return found
+            predicted = StepTimeModel.fit(observe([sample(box.single)]), types).predict([asked(box.single, 8)])[0]
+        errors.append(abs(box.eight_s / predicted.step_time_s - 1))
+    return errors
 
 
 def model_of(job: str) -> str:
@@ -235,8 +245,8 @@ def model_of(job: str) -> str:
 def contention(machines: Sequence[Machine]) -> float:
     """Return the log contention prior at which eight GPUs slow the median job down as measured."""
     ratios = defaultdict[str, list[float]](list)
-    for one in machines:
-        ratios[one.job].append(one.eight_s / one.one.step_time_s)
+    for box in machines:
+        ratios[box.job].append(box.eight_s / box.single.step_time_s)
     straggling = PRIORS["straggling"].mean
     assert straggling is not None
     ratio = float(np.median([np.median(job) for job in ratios.values()]))
@@ -309,9 +319,9 @@ def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
                 if i == j:
                     continue
                 others = ratios[known.place.gpu.key, cell.place.gpu.key, cell.place.half]
-                told = [ratio for job, ratio in others if job != c.job]
+                of_others = [ratio for job, ratio in others if job != c.job]
                 by_bandwidth = cell.place.gpu.bandwidth_gb_per_s / known.place.gpu.bandwidth_gb_per_s
-                ratio = float(np.median(told)) if told else math.log(by_bandwidth)
+                ratio = float(np.median(of_others)) if of_others else math.log(by_bandwidth)
                 error = throughput(cell) - throughput(known) - ratio
                 answered.append(Answer(column=c, source=i, target=j, error=error, half_width=0.0))
     return answered
@@ -322,51 +332,54 @@ def throughput(cell: Measured) -> float:
     return math.log(cell.place.batch_size / cell.step_time_s)
 
 
-def errors(found: Sequence[Answer]) -> tuple[float, float]:
+def errors(answers: Sequence[Answer]) -> tuple[float, float]:
     """Return the median and 90th percentile of |predicted / measured throughput - 1|."""
-    shares = [abs(math.expm1(-one.error)) for one in found]
+    shares = [abs(math.expm1(-answer.error)) for answer in answers]
     return float(np.median(shares)), float(np.quantile(shares, 0.9))
 
 
-def coverage(found: Sequence[Answer]) -> tuple[float, float]:
+def coverage(answers: Sequence[Answer]) -> tuple[float, float]:
     """Return the share of steps inside the 90 % interval, each job weighing the same, and its median factor."""
     inside: dict[str, list[bool]] = defaultdict(list)
-    for one in found:
-        inside[one.column.job].append(abs(one.error) <= one.half_width)
+    for answer in answers:
+        inside[answer.column.job].append(abs(answer.error) <= answer.half_width)
     return float(np.mean([np.mean(job) for job in inside.values()])), float(
-        np.exp(np.median([one.half_width for one in found]))
+        np.exp(np.median([answer.half_width for answer in answers]))
     )
 
 
-def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
-    """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest."""
+def regret(answers: Sequence[Answer], prices: Mapping[str, float]) -> float:
+    """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest.
+
+    Only columns of the AWS suite count.
+    """
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
-    for one in found:
-        if one.column.suite == "aws":
-            choices[id(one.column), one.source].append(one)
+    for answer in answers:
+        if answer.column.suite == "aws":
+            choices[id(answer.column), answer.source].append(answer)
     extra = []
     for options in choices.values():
         column, source = options[0].column, options[0].source
         true = {i: math.log(prices[cell.place.gpu.key]) - throughput(cell) for i, cell in enumerate(column.cells)}
-        believed = {source: true[source]} | {one.target: true[one.target] + one.error for one in options}
+        believed = {source: true[source]} | {answer.target: true[answer.target] + answer.error for answer in options}
         extra.append(math.exp(true[min(believed, key=lambda i: believed[i])] - min(true.values())) - 1)
     return float(np.mean(extra))
 
 
-def row(results: Outcome, name: str, found: Sequence[Answer], prices: Mapping[str, float]) -> None:
-    """Print a line of the table and record its figures."""
+def row(results: Outcome, name: str, answers: Sequence[Answer], prices: Mapping[str, float]) -> None:
+    """Print a line of the table and record its figures; answers without intervals are a baseline's."""
     key = name.lower().replace(" ", "_").replace(",", "")
-    median, p90 = errors(found)
+    median, p90 = errors(answers)
     line = f"{name:34}{median:8.1%} /{p90:7.1%}"
     goals = WANTED.get(name.removesuffix(TOLD))
     line += " " * 21 if goals is None else f"{goals[0]:>11}{goals[1]:>10}"
-    aws = [one for one in found if one.column.suite == "aws"]
+    aws = [answer for answer in answers if answer.column.suite == "aws"]
     figures = {"median": median, "p90": p90}
     if aws:
-        figures |= {"aws_median": errors(aws)[0], "aws_p90": errors(aws)[1], "aws_regret": regret(found, prices)}
+        figures |= {"aws_median": errors(aws)[0], "aws_p90": errors(aws)[1], "aws_regret": regret(answers, prices)}
         line += f"{figures['aws_median']:10.1%} /{figures['aws_p90']:7.1%}{figures['aws_regret']:10.1%}"
-    if any(one.half_width for one in found):
-        share, width = coverage(found)
+    if any(answer.half_width for answer in answers):
+        share, width = coverage(answers)
         figures |= {"coverage": share, "interval_factor": width}
         line += f"{share:10.0%}   x{width:.2f}"
         results.figures |= {f"{key}_{field}": round(value, 4) for field, value in figures.items()}
@@ -416,9 +429,12 @@ def untold(columns: Sequence[Column]) -> list[Column]:
 
 
 def full_machines(results: Outcome, machines: Sequence[Machine]) -> None:
-    """Record the errors of eight GPUs predicted from one, by what joins them."""
+    """Record the errors of eight GPUs predicted from one, by what joins them.
+
+    Does nothing for an interconnect without machines.
+    """
     for interconnect, (must, aim) in MACHINES.items():
-        pairs = [one for one in machines if one.interconnect == interconnect]
+        pairs = [box for box in machines if box.interconnect == interconnect]
         if pairs:
             off = float(np.median(eight_from_one(pairs, switched=interconnect == "nvswitch")))
             print(f"{f'8 GPUs from 1, {interconnect}':34}{off:8.1%}{must:18.0%}{aim:10.0%}")
@@ -426,7 +442,10 @@ def full_machines(results: Outcome, machines: Sequence[Machine]) -> None:
 
 
 def with_goals(results: Outcome) -> Outcome:
-    """Return the results with the goals of their figures."""
+    """Return the results with the goals of their figures.
+
+    Changes them in place.
+    """
     for name, (least, most) in GOALS.items():
         if name in results.figures:
             results.goal(name, results.figures[name], at_least=least, at_most=most)
@@ -434,6 +453,10 @@ def with_goals(results: Outcome) -> Outcome:
 
 
 def main() -> None:
+    """Measure the predictions, and publish; with ``--fit`` write the fitted models to a file instead.
+
+    Without the GPU throughputs it says so and publishes nothing.
+    """
     shared = parser(__doc__)
     shared.add_argument("--fit", type=Path, metavar="FILE", help="write what all jobs tell to FILE, and end")
     options = shared.parse_args()
@@ -451,7 +474,7 @@ def main() -> None:
     if options.fit is not None:
         save(believed, options.fit)
         return
-    told = [column for column in columns if column.job in some]
+    scored_columns = [column for column in columns if column.job in some]
     types = {type_name(cell.place.gpu): machine(cell.place.gpu) for column in columns for cell in column.cells}
     catalog = load_catalog("us-east-1", None)
     prices = RETIRED_USD_PER_HOUR | {
@@ -464,9 +487,9 @@ def main() -> None:
         f"{'coverage':>10}   width\n{BEYOND:>132}"
     )
     for name, rule in RULES.items():
-        row(results, name, by_rule(told, rule), prices)
+        row(results, name, by_rule(scored_columns, rule), prices)
     row(results, "median ratio of other jobs", by_median_ratio(columns), prices)
-    for scored, suffix in ((untold(told), ""), (told, TOLD)):
+    for scored, suffix in ((untold(scored_columns), ""), (scored_columns, TOLD)):
         models = Models(types=types)
         answered = held_out(believed, scored, by_job, models.from_one)
         row(results, f"one measured{suffix}", answered, prices)
@@ -477,7 +500,7 @@ def main() -> None:
         row(results, f"no row of the GPU{suffix}", without_rows(believed, scored, models), prices)
     answered = held_out(believed, large, by_family, Models(types=types).from_one)
     row(results, "large models", answered, prices)
-    full_machines(results, [one for one in read_machines(data) if one.job in some])
+    full_machines(results, [box for box in read_machines(data) if box.job in some])
     publish(with_goals(results), options.json)
 
 

@@ -110,6 +110,10 @@ class Gathering:
     """
 
     def __init__(self, row: Sequence[float], world_size: int, group: dist.ProcessGroup | None = None) -> None:
+        """Begin to gather ``row`` from all workers, and return at once; every worker must begin it, with as many.
+
+        ``group`` None: the default group.
+        """
         self._row = list(row)
         self._work: dist.Work | None = None
         if world_size > 1:

@@ -74,10 +74,10 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
         lines = [frame.lineno for frame in traceback.extract_tb(failed.__traceback__) if frame.filename == file]
         location = f"{file}:{lines[-1]}" if lines else where or place(part)
         if isinstance(failed, HetoptError):
-            found = error(text=failed.message, hint=failed.hint or "correct that line", where=location)
+            finding = error(text=failed.message, hint=failed.hint or "correct that line", where=location)
         else:
-            found = error(text=f"{what} raised {reason_of(failed)}", hint="correct that line", where=location)
-        raise Ended(found) from failed
+            finding = error(text=f"{what} raised {reason_of(failed)}", hint="correct that line", where=location)
+        raise Ended(finding) from failed
 
 
 def place(*written: object) -> str:
@@ -131,6 +131,13 @@ def check(reference: str, folder: Path | None) -> list[Finding]:
 
 
 def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
+    """Yield the problems of a task: of its data, model, loss, optimizer and evaluation, in this order; writes nothing.
+
+    ``folder`` None: the task reads its data without one.
+
+    Raises:
+        Ended: a part raised, or gave what no later part can be tried on; its argument is the last finding.
+    """
     torch.manual_seed(0)
     data = run(task.data, lambda: task.data(folder), "The task's data")
     _must_be(TaskData, data, task.data, "The task's data", "return TaskData(train=..., evaluation=...)")
@@ -153,13 +160,18 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
 
 
 def _must_be(kind: type, value: object, part: Callable[..., object], what: str, hint: str) -> None:
+    """Raise `Ended`, with an error that points at ``part``, if ``value``, which ``part`` returned, is no ``kind``."""
     if not isinstance(value, kind):
         text = f"{what} gives a {type(value).__name__}, not {kind.__name__}."
         raise Ended(error(text=text, hint=hint, where=place(part)))
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> Iterator[Finding]:
-    """Check that a task's loss is a finite scalar of the model, and that parts of a batch add up to the whole."""
+    """Yield at most one problem: parts of a batch do not add up to the whole, or samples depend on each other.
+
+    Raises:
+        Ended: the loss raised, or is not a finite number.
+    """
     where = place(task.loss)
     model.eval()  # without dropout, and BatchNorm by its running statistics
     module = LossModule(model, task.loss, "fp32")
@@ -181,7 +193,11 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
 
 
 def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
-    """Check that a task's optimizer has the model's parameters alone, and that it steps."""
+    """Yield an error if a task's optimizer has parameters that are not the model's, and take one step of it.
+
+    Raises:
+        Ended: building the optimizer, the backward pass or the step raised.
+    """
     optimizer = run(task.optimizer, lambda: make_optimizer(task, model), "The task's optimizer")
     known = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
@@ -196,19 +212,27 @@ def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
 
 
 def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[Finding]:
-    """Check that evaluation sums double when samples come twice, and that metrics include the target's."""
+    """Yield errors where evaluation sums do not double when samples come twice, and where metrics lack the target's.
+
+    Sums that draw random numbers, or that are the loss's own, are not compared: they may differ, or are checked
+    already.
+
+    Raises:
+        Ended: ``evaluate`` or ``metrics`` raised, or ``evaluate`` gave no dictionary of sums.
+    """
     model.eval()
     few = list(range(min(SAMPLES, len(dataset))))
     evaluate = task.evaluate or task.loss
     where = place(evaluate, task.loss)
 
     def sums(indices: list[int]) -> dict[str, float]:
+        """Return the task's sums over a batch; raise `Ended` where it gives none."""
         batch = fetch(dataset, indices)
         with torch.no_grad():
             totals = run(evaluate, lambda: task.sums(model, batch), "The task's evaluate", where)
         if not isinstance(totals, Mapping) or not totals:
-            said = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
-            raise Ended(error(text=f"The task's evaluate gives {said}.", hint=_SUMS, where=where))
+            given = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
+            raise Ended(error(text=f"The task's evaluate gives {given}.", hint=_SUMS, where=where))
         return {name: float(value) for name, value in totals.items()}
 
     before = Generators.at(_CPU)

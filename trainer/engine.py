@@ -257,7 +257,7 @@ class Milestones:
         return is_last or self.evaluation_due(samples_seen, seen)
 
     def period_steps(self, step: int, samples_seen: int, step_time_s: float | None) -> int:
-        """Return the steps of the next control period: 2 s at most (no time: 1 step), up to an evaluation or the end.
+        """Return the steps of the next control period, at least 1: 2 s at most, up to an evaluation or the end.
 
         Args:
             step: steps done.

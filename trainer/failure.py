@@ -61,6 +61,10 @@ class Lines:
         return places[-1] if places else self._name
 
     def _place(self, module: str, file: str, line: int) -> str | None:
+        """Return a line as ``train.py, line 12``.
+
+        None: its file is a package's, generated, or not beside the script.
+        """
         has_no_file = file.startswith("<")  # Python's frozen modules, what a dataclass generates
         if has_no_file or module.partition(".")[0] in ("hetopt", "torch") or _PACKAGES in file:
             return None
@@ -79,8 +83,8 @@ def reason_of(error: BaseException) -> str:
     """
     text = without_colours(str(error))
     quoted = dropwhile(lambda line: line.startswith(" "), text.rpartition('\n  File "')[2].splitlines()[1:])
-    said = " ".join(quoted) if _QUOTED.search(text) else f"{type(error).__name__}: {text}" if text else ""
-    return shorten(said or type(error).__name__, MOST_SAID, placeholder=" ...")
+    message = " ".join(quoted) if _QUOTED.search(text) else f"{type(error).__name__}: {text}" if text else ""
+    return shorten(message or type(error).__name__, MOST_SAID, placeholder=" ...")
 
 
 def _module(frame: FrameType) -> str:
@@ -136,6 +140,10 @@ class FailureReport(AbstractContextManager["FailureReport"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        """Explain an exception on stderr and in the run's log, keep its exit code, and swallow it.
+
+        A lost peer is not logged: whoever is lost says why. KeyboardInterrupt, SystemExit and no error pass through.
+        """
         if not isinstance(error, Exception):
             return False  # none, or KeyboardInterrupt, SystemExit: somebody else's decision
         if not isinstance(error, HetoptError):
@@ -185,19 +193,19 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
     if isinstance(error, HetoptError):
         return error
     place = ", ".join(part for part in (who, "" if lines is None else lines.of(error)) if part)
-    said, hint = reason_of(error), "see that it runs by itself with these arguments"
+    reason, hint = reason_of(error), "see that it runs by itself with these arguments"
     if is_out_of_memory(error):
         hint = (
             "lower max_local_batch_size of this worker in the plan's run spec, or let the devices of a machine share "
             'the model (`shard="full"`)'
         )
-    elif "mixed torch.Tensor and DTensor" in said:
+    elif "mixed torch.Tensor and DTensor" in reason:
         hint = (
             "call a model that devices share, or a block of it, itself (`model(x)`): a method of it sees shards alone"
         )
-    elif not torch.cuda.is_available() and any(word in said.lower() for word in ("cuda", "nccl")):
+    elif not torch.cuda.is_available() and any(word in reason.lower() for word in ("cuda", "nccl")):
         hint = "torch sees no GPU here: give it its options for the CPU and the backend gloo, or machines with GPUs"
-    elif any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT)):
+    elif any(os.strerror(code) in reason for code in (errno.ENOSPC, errno.EDQUOT)):
         hint = "make room where it writes (also in /dev/shm and the folder for temporary files), then launch again"
     elif who and isinstance(error, (RuntimeError, ValueError, IndexError)):
         hint += (
@@ -209,4 +217,4 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
             "see that the file is on every worker's machine; for it to travel there, launch with `data` naming its "
             f"folder, and {DATA_PLACE} in its place among the script's arguments"
         )
-    return RunFailed(f"{place}: {said}", hint=hint)
+    return RunFailed(f"{place}: {reason}", hint=hint)

@@ -100,7 +100,11 @@ def train(context: WorkerContext, group: WorkerGroup | None = None, material: Ma
 def _attempt(
     context: WorkerContext, task: Task, data: TaskData, group: WorkerGroup | None, held: CarriedState | None
 ) -> tuple[bool, CarriedState | None]:
-    """Train with one group of workers; return whether that was to the end, and else the state that is held."""
+    """Train with one group of workers; return whether that was to the end, and else the state that this worker holds.
+
+    Errors that the ``group`` does not survive, and all without one, are raised. The state is None after the end, or
+    where no worker had one yet.
+    """
     run: _Run | None = None
     try:
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
@@ -142,7 +146,11 @@ class _Run(Training):
         self._metrics: dict[str, float] = {}
 
     def resume(self, held: CarriedState | None = None) -> None:
-        """Continue from the newest state that a worker holds, or else from the newest checkpoint, if there is one."""
+        """Continue from the newest state that a worker holds, or else from the newest checkpoint, if there is one.
+
+        ``held`` is the state that this worker kept from a broken group; None: it has just started. All workers must
+        call it.
+        """
         group = self._group
         if group is None:
             self._resume_from_disk()
@@ -183,6 +191,7 @@ class _Run(Training):
         )
 
     def _resume_from_disk(self) -> None:
+        """Continue from the newest whole checkpoint; without one, change nothing; BadInput: as of `load_newest`."""
         context, folder = self.context, CheckpointFolder(self.context.run_dir)
         digest, in_parts = run_digest(context.spec), self.shards.devices > 1
         newest = folder.load_newest(digest, context.rank, context.world_size, context.events, in_parts=in_parts)
@@ -192,7 +201,10 @@ class _Run(Training):
             self._saver.saved_step = shared.step
 
     def go(self) -> None:
-        """Train to the end and leave the model, a checkpoint and the last event behind."""
+        """Train until a limit, the target or a stop, then write model, checkpoint and last event; all must call it.
+
+        On the way evaluate when it is due, and write checkpoints in a thread. Errors are those of `train`.
+        """
         context, clock = self.context, self.context.clock
         announce(
             context,
@@ -233,7 +245,7 @@ class _Run(Training):
         """Train some steps over the present shares, read their period, and decide on exchange and local batch sizes.
 
         Raises:
-            RunFailed: the workers do not train the same model in the same way any more.
+            RunFailed: a worker's parameters differ from those of most, or the loss is no longer finite.
         """
         context, clock = self.context, self.context.clock
         steps = self.period_steps(steps)
@@ -304,6 +316,10 @@ class _Run(Training):
         return period
 
     def _evaluate(self) -> None:
+        """Evaluate the model with all workers, note whether it reached the target, and log its metrics.
+
+        Every worker must call it. Where parameters are averaged, the average is evaluated.
+        """
         context = self.context
         begun_s = context.clock()
         with self.one_model():
@@ -328,6 +344,10 @@ class _Run(Training):
         )
 
     def _begin_checkpoint(self, *, keeps: int = 1) -> None:
+        """Begin a checkpoint in a thread, with all workers; RunFailed: the model is no longer finite.
+
+        Every worker must call it; training goes on while files are written.
+        """
         context = self.context
         begun_s = context.clock()
         with self.one_model():
@@ -356,6 +376,12 @@ class _Run(Training):
                 raise unsaved(problem)
 
     def _finish(self, reason: str) -> None:
+        """Evaluate (unless stopped), write the model and a last checkpoint, and log the end; all must call it.
+
+        Raises:
+            RunFailed: the workers' models differ, the model is not finite or cannot be written, or a stopped run's
+                checkpoint.
+        """
         context = self.context
         # Whoever asked the run to stop is waiting for it.
         if reason != "stopped" and self._evaluated_step != self.step:

@@ -100,6 +100,7 @@ def gathered(value: Any, *, keep: bool = True) -> Any:
     """
 
     def whole(tensor: Tensor) -> Tensor:
+        """Return a tensor whole on the CPU, or an empty one in its place; one that is not sharded as it is."""
         if not is_sharded([tensor]):
             return tensor
         full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]  # of a DTensor
@@ -190,7 +191,7 @@ def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[s
 
     Args:
         model: model, sharded or not.
-        kind: class of the blocks, see `blocks_of`.
+        kind: class of the blocks; None: as `blocks_of` finds it, see `blocks_of`.
     """
     try:
         return _facts_of(blocks_of(model, kind), model)

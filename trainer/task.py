@@ -117,6 +117,7 @@ _COUNT = "counted"
 
 
 def _summed_loss(result: Loss, batch: Batch) -> Mapping[str, Tensor]:
+    """Return a batch's ``loss`` summed over its samples, or, of a tuple, its sum and its count."""
     if isinstance(result, tuple):
         summed, count = result
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
@@ -141,6 +142,11 @@ class TaskData:
     description: str = ""
 
     def __post_init__(self) -> None:
+        """Check the data.
+
+        Raises:
+            BadInput: a data set is not map-style, or empty.
+        """
         for role, dataset in (("training", self.train), ("evaluation", self.evaluation)):
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
                 raise BadInput(
@@ -215,10 +221,15 @@ class Task:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            BadInput: a name, function, target, size, number or choice cannot be.
+        """
         if not self.name or ":" in self.name:
             raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")
-        own = ("evaluate",) if self.evaluate is not None else ()
-        for part in ("model", "data", "loss", "optimizer", *own, "metrics", "schedule"):
+        evaluates = ("evaluate",) if self.evaluate is not None else ()
+        for part in ("model", "data", "loss", "optimizer", *evaluates, "metrics", "schedule"):
             if not callable(getattr(self, part)):
                 raise BadInput(
                     f"Task '{self.name}' has a {part} that cannot be called.",

@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> None:
             machine 0 has no route to it.
         RunFailed: nothing can listen there, or machine 0 is not to be reached within 600 s or does not know the secret.
         ChildFailedError: torch's error where a worker of this machine failed.
+        SignalException: torch's error where a signal ended it.
     """
     read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
     fewest, _, most = str(read.nnodes).partition(":")
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _address_towards(address: str, port: int) -> str:
-    """Return the address of this machine in the network of another one. Nothing is sent."""
+    """Return the address of this machine in the network of another one; BadInput: no route. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))

@@ -43,7 +43,7 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts, take_parameters
 from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import ErrorFeedback, Turn, own_momentum
+from hetopt.trainer.comm.compressor import ErrorFeedback, Turn, take_momentum
 from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.comm.topk import TopK
@@ -185,8 +185,8 @@ def probe_loss(
 ) -> LossTest:
     """Return what a loss is a mean over, and how far parts are from the whole, by gradients of the first samples.
 
-    Buffers, modes and torch's random state are restored, and gradients removed; random numbers that ``read`` draws
-    stay drawn.
+    Buffers, modes and torch's random state are restored, and gradients removed; random numbers that ``read`` draws stay
+    drawn. Errors of ``loss`` and ``read`` are raised.
 
     Args:
         model: model on its device.
@@ -245,6 +245,7 @@ class _Computed:
 
 
 def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, samples: int) -> _Computed:
+    """Compute a loss's gradient over a batch, and what the loss counted (0: not recognised); gradients are removed."""
     returned = loss(model, batch)
     mean = mean_of(returned)
     is_stated = isinstance(returned, tuple)
@@ -266,7 +267,10 @@ def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: 
 
 
 def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
-    """Return the kind of a loss by the parts' gradients, and their relative difference from the whole."""
+    """Return the kind of a loss by the parts' gradients, and their relative difference from the whole.
+
+    A loss that draws random numbers is not compared. Coupled: no kind explains it.
+    """
     whole, *parts = computed
     per_sample = whole.count / whole.samples
     uneven = any(abs(part.count - per_sample * part.samples) > TOLERANCE * whole.count for part in parts)
@@ -279,7 +283,10 @@ def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
 
 
 def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
-    """Return the relative difference of two parts, weighted, from the whole."""
+    """Return the relative difference of two parts from the whole (the first), weighted as a loss of a kind ``by`` is.
+
+    All devices of a sharded model must call it.
+    """
     whole, first, second = computed
     total = 1.0 if by == "sum" else first.weight(by) + second.weight(by)
     mean = (first.weight(by) * first.gradient + second.weight(by) * second.gradient) / (total or 1.0)
@@ -523,7 +530,11 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
 
 
 def _fit(feed: SampleFeed, compute: Callable[[MicroBatch], None], samples: int, rank: int) -> None:
-    """Compute a share of ``samples`` samples, or as much of it as fits into memory at once."""
+    """Compute a share of ``samples`` samples, or, with a bound that ``feed`` learns, as much of it as fits into memory.
+
+    Raises:
+        RunFailed: not even one sample fits.
+    """
     while True:
         try:
             compute(feed.first_part(samples))
@@ -602,7 +613,7 @@ class Training(Engine):
             context,
             task,
             LossModule(model, task.loss, spec.precision),
-            own_momentum(spec.compression, self.optimizer),
+            take_momentum(spec.compression, self.optimizer),
             feed=self.feed,
             stopwatch=stopwatch,
             pace=self.pace,
@@ -637,6 +648,8 @@ class Training(Engine):
 
     def take_over(self, shared: SharedState, rank_state: RankState, source: str) -> None:
         """Restore training from the common and this worker's own state.
+
+        After an error some of it may be loaded already.
 
         Args:
             shared: state of all workers.
@@ -681,7 +694,7 @@ class Training(Engine):
     def shared_state(self) -> SharedState:
         """Return the training state common to all workers, not copied; of a sharded model every worker must call it.
 
-        Its tensors are those that training changes; of a sharded model they are whole, on the leader alone.
+        Its tensors are the very ones that training changes; of a sharded model they are whole, on the leader alone.
         """
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self.shards.devices > 1:
@@ -766,6 +779,8 @@ class Training(Engine):
         Raises:
             RunFailed: not even one sample fits into memory, or a stream is too slow.
             BadInput: the loss cannot be used, or the optimizer keeps whole tensors of a sharded model.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
         """
         self.begin(steps, all_meet=all_meet)
         gathering: Gathering | None = None
@@ -809,6 +824,8 @@ class Training(Engine):
         Raises:
             RunFailed: not even one sample fits into memory, or a stream is too slow.
             BadInput: the loss cannot be used, or the optimizer keeps whole tensors of a sharded model.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
         """
         shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
         epoch = self.balance.progress(self.feed.cursor.position) / self.feed.cursor.dataset_size
@@ -918,6 +935,10 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
     selection, residual = TopK(ratio), ErrorFeedback(step.flat.numel(), device=context.device)
 
     def train(steps: Sequence[Sequence[MicroBatch]]) -> float:
+        """Train the copy on steps of micro-batches; return the mean loss over samples; DoesNotFit: memory ran out.
+
+        With a ratio, by what it keeps of each gradient.
+        """
         losses, samples = 0.0, 0
         for parts in steps:
             size = sum(map(len, parts))

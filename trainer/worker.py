@@ -67,6 +67,7 @@ def keep(work: Callable[[], int], *, replacements: int, tell: Callable[[int, int
     child = 0
 
     def hand_on(number: int, frame: FrameType | None) -> None:
+        """Note that this process was asked to end, and hand the signal on to the fork, if there is one."""
         asked_to_end.append(number)
         with suppress(ProcessLookupError):
             if child:
@@ -92,6 +93,7 @@ def keep(work: Callable[[], int], *, replacements: int, tell: Callable[[int, int
 
 
 def _fork(work: Callable[[], int]) -> int:
+    """Run the work in a fork; return its process number. Signals that end wait until the fork listens for itself."""
     # What is sent to the worker before it hears for itself waits, instead of going to this process's listener in it.
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
@@ -104,7 +106,7 @@ def _fork(work: Callable[[], int]) -> int:
 
 
 def _leave(work: Callable[[], int], mask: Iterable[int]) -> NoReturn:
-    """Run the work and exit: whatever happens, this process does not go on as a second warden."""
+    """Do the work and exit with its code, 1 after an exception; this process never goes on as a second supervisor."""
     code = 1
     try:
         for number in _ENDING:
@@ -116,6 +118,7 @@ def _leave(work: Callable[[], int], mask: Iterable[int]) -> NoReturn:
 
 
 def _end_by(number: int) -> NoReturn:
+    """End this process by a signal's default action."""
     signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
     os.kill(os.getpid(), number)
     signal.pause()
@@ -238,7 +241,10 @@ def main(arguments: list[str], work: Imports = training) -> int:
 
 
 def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
-    """Run the worker, and log why if it ends early; return the exit code."""
+    """Run the worker, and log why if it ends early; return the exit code.
+
+    ``meeting`` None: the place of the group is in the environment alone.
+    """
     # torch takes seconds to import: only after the guard stands.
     with only_imports():
         from hetopt.trainer.failure import FailureReport
@@ -253,7 +259,10 @@ def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
 
 
 def _keep_alive(run_dir: Path, meeting: str) -> int:
-    """Run the worker in a fork of this process, which has imported everything; one that is killed is replaced."""
+    """Run the worker in a fork of this process, which has imported everything; return its exit code.
+
+    A fork that a signal kills is replaced, as often as the run restarts workers.
+    """
     import_all(WORKERS_NEED)
 
     spec, warden = read_living(run_dir), os.getpid()
@@ -323,6 +332,15 @@ def _prepared(spec: RunSpec, place: Place) -> str:
 
 
 def _work(run_dir: Path, spec: RunSpec, place: Place, meeting: str | None, work: Imports) -> None:
+    """Join the other workers, on the device that the spec names, and do what ``work()`` returns.
+
+    Args:
+        run_dir: folder of the run.
+        spec: spec of the run.
+        place: of this worker.
+        meeting: address of the store where workers that may be lost meet, who then train; None: all stay to the end.
+        work: imports and returns what the worker does; not used with ``meeting``.
+    """
     import torch
 
     from hetopt.trainer.context import WorkerContext
@@ -360,7 +378,7 @@ def _work(run_dir: Path, spec: RunSpec, place: Place, meeting: str | None, work:
 def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
-    """Train with the workers that are there, from one generation to the next."""
+    """Train with the workers that are there, from one generation to the next, until the run is over or is left."""
     from hetopt.trainer.elastic.rendezvous import Abandoned
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
@@ -391,7 +409,12 @@ def _work_among_changing(
 
 @contextmanager
 def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[Store | None]:
-    """Open the default process group of all workers, over the backend that suits their devices; yield its store."""
+    """Open the default process group of all workers, and yield its store, None for a single worker; close it then.
+
+    Raises:
+        BadInput: workers have different versions, or cannot meet.
+        HungPeer: in place of a RuntimeError inside that says that a collective timed out.
+    """
     if place.world_size == 1:
         yield None
         return
@@ -461,8 +484,8 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
         except SystemExit as stop:
             ended_at = lines.of(stop)
             if stop.code not in (None, 0):
-                said = f"with code {stop.code}" if isinstance(stop.code, int) else f"and said: {stop.code}"
-                failed = RunFailed(f"the script exits here {said}.", hint="see what it printed")
+                how = f"with code {stop.code}" if isinstance(stop.code, int) else f"and said: {stop.code}"
+                failed = RunFailed(f"the script exits here {how}.", hint="see what it printed")
                 code = stop.code % 256 if isinstance(stop.code, int) else 1
                 failed.exit_code = code or RunFailed.exit_code  # type: ignore[misc]  # of this failure alone
                 raise failed from None

@@ -196,6 +196,7 @@ def _requested(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _renting(request: Request, place: Place, tags: Mapping[str, Mapping[str, str]]) -> Iterator[Asked]:
+    """Yield what a call that rents machines asks for: machines, what comes with them, their tags, their role."""
     types = instance_types_of(request) or [str(request.parameters["InstanceType"])]
     needed = [*_MACHINES_NEED, "image"]
     if request.operation == "create_fleet":

@@ -174,6 +174,10 @@ class Bodies:
         )
 
     def _born(self, instance: Instance) -> Body:
+        """Return a new machine's body.
+
+        Its fate and times are drawn by the seed and the number of machines before it.
+        """
         drawn = random.Random(f"{self.lives.seed} {len(self._bodies)}")
         fate, at = "", drawn.random()
         for name, probability in self.lives.fates.items():
@@ -200,6 +204,11 @@ class Bodies:
         )
 
     def _fate(self, body: Body) -> None:
+        """Let happen to a machine what is due.
+
+        It ends after a restart or shutdown, shuts down at its end, fails to boot, starts again, loses its agent, or is
+        taken back. Nothing happens to a machine that has ended.
+        """
         now_s, due = self._now_s, self._now_s >= body.fated_s
         if body.again_s is not None:
             if now_s >= body.again_s:
@@ -233,6 +242,10 @@ class Bodies:
                 self._take(body)
 
     def _take(self, body: Body) -> None:
+        """Take a machine back that is due.
+
+        Before, in the lead time, let one that trains report the interruption once.
+        """
         if self._now_s >= body.fated_s:
             self._end(body, TAKEN, "taken back")
         elif self._now_s >= body.fated_s - body.lead_s and not body.doomed and body.trains(self._now_s):
@@ -241,7 +254,7 @@ class Bodies:
             self._say(body, "interruption")
 
     def _shrink(self) -> None:
-        """Take the newest machines back of pools that have less than what runs, and those whose pool costs too much."""
+        """Have the newest machines of pools with too little capacity, and outbid ones, taken back after their lead."""
         pools: dict[tuple[str, str], list[Body]] = {}
         for body in self._bodies.values():
             if body.runs and body.instance.lifecycle == "spot" and body.fate != "taken":
@@ -253,6 +266,7 @@ class Bodies:
                 body.fate, body.fated_s = "taken", self._now_s + body.lead_s
 
     def _train(self, prefix: str, bodies: list[Body]) -> None:
+        """Let the machines of a run do what their agents do in a turn: report, follow placements, train, shut down."""
         run, now_s = self._runs.setdefault(prefix, Training()), self._now_s
         lease = Lease.of_json(json.dumps(self._read(prefix, "lease.json", bodies[0]) or {}).encode())
         placement = self._read(prefix, "placement.json", bodies[0]) or {}
@@ -283,6 +297,7 @@ class Bodies:
     def _follow_placement(
         self, prefix: str, run: Training, generation: int, placement: dict[str, Any], mine: list[Body]
     ) -> None:
+        """Stop the training where the placement pauses; begin the next generation once all of its hosts are there."""
         if placement.get("pauses") and run.runs:
             self._event(prefix, run, mine, "training_finished", reason="stopped", step=run.step)
             run.runs = False
@@ -295,6 +310,10 @@ class Bodies:
             self._event(prefix, run, mine, "training_started", step=run.step)
 
     def _go_on(self, prefix: str, run: Training, whole: bool, stops: bool, mine: list[Body]) -> None:
+        """Train for a turn; end the generation where it must stop, is done, or has missed a host for too long.
+
+        A checkpoint is saved before a stop, and every eight turns. Without any of its machines here the run just ends.
+        """
         if not mine:
             run.runs = False
             return
@@ -321,6 +340,7 @@ class Bodies:
         self._put(f"{prefix}/ckpt/LATEST", pointer.encode(), mine[0])
 
     def _event(self, prefix: str, run: Training, mine: list[Body], name: str, **fields: object) -> None:
+        """Append an event to the run's log in the bucket, in the name of its first machine, and to what happened."""
         line = json.dumps({"event": name, "time_s": self._now_s, **fields}) + "\n"
         self._put(f"{prefix}/events/{run.written:015d}.jsonl", line.encode(), mine[0])
         run.written += len(line.encode())
@@ -331,6 +351,7 @@ class Bodies:
         self._put(f"runs/{body.config['run_id']}/state/{body.id}.json", heartbeat, body)
 
     def _end(self, body: Body, reason: tuple[str, str], what: str) -> None:
+        """Terminate a machine in moto, with a state reason of EC2, and note what happened."""
         body.instance.terminate()
         body.instance.state_reason = StateReason(reason[1], reason[0])
         self.happened.append((self._now_s, f"{body.id} {what}"))
@@ -339,6 +360,7 @@ class Bodies:
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(body.config["bucket"], key, value)
 
     def _read(self, prefix: str, name: str, body: Body) -> dict[str, Any] | None:
+        """Return the content of a JSON object of a run; None where the bucket has no such object."""
         keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_bucket(body.config["bucket"]).keys
         stored = keys.get(f"{prefix}/{name}")
         content: dict[str, Any] | None = None if stored is None else json.loads(stored.value)
@@ -346,7 +368,10 @@ class Bodies:
 
 
 def _config(user_data: Any) -> dict[str, Any]:
-    """Return the configuration in a machine's boot data."""
+    """Return the configuration in a machine's boot data.
+
+    Empty where there is none.
+    """
     text = user_data if isinstance(user_data, str) else user_data.decode() if user_data is not None else ""
     if _CONFIG.search(text) is None:
         text = base64.b64decode(text).decode()

@@ -63,6 +63,7 @@ class Call:
 
 
 def _asked(service: str, environment: Mapping[str, Any], body: bytes) -> tuple[str, str, dict[str, Any]]:
+    """Return the action, the operation as botocore names it, and the parameters of a signed request."""
     if service == "s3":
         return _asked_of_s3(environment)
     if service == "scheduler":
@@ -94,6 +95,7 @@ _PARTS_OF_BUCKETS = {
 
 
 def _asked_of_s3(environment: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Return the method, the operation as botocore names it, and the parameters of a request to S3."""
     method = str(environment["REQUEST_METHOD"])
     bucket, _, key = str(environment.get("PATH_INFO", "")).lstrip("/").partition("/")
     query = dict(urllib.parse.parse_qsl(str(environment.get("QUERY_STRING", "")), keep_blank_values=True))
@@ -110,6 +112,7 @@ def _asked_of_s3(environment: Mapping[str, Any]) -> tuple[str, str, dict[str, An
 
 
 def _asked_of_scheduler(environment: Mapping[str, Any], body: bytes) -> tuple[str, str, dict[str, Any]]:
+    """Return the action, the operation as botocore names it, and the parameters of a request to the scheduler."""
     method = str(environment["REQUEST_METHOD"])
     things, _, name = str(environment.get("PATH_INFO", "")).lstrip("/").partition("/")
     if method == "GET":
@@ -154,7 +157,10 @@ class Gate:
         self.refused.clear()
 
     def denied(self, call: Call, who: Identity) -> Asked | None:
-        """Return the first authorization that is denied; None where the call is allowed."""
+        """Return the first authorization that is denied; None where the call is allowed.
+
+        A denied question is recorded in ``refused``; without policies a bucket's own policy alone can deny.
+        """
         place = Place(who=who, region=call.region, tags={}, role=self.role)
         for authorization in authorizations(call.request, place):
             question = self._with_tags(replace(authorization, context={**authorization.context, **call.keys}))
@@ -171,7 +177,10 @@ class Gate:
         return None
 
     def keeps_out(self, asked: Asked) -> bool:
-        """Return whether a bucket's own policy denies the request, whoever asks."""
+        """Return whether a bucket's own policy denies the request, whoever asks.
+
+        A statement that cannot be decided denies.
+        """
         policy = self.policy_of(asked.resource.removeprefix("arn:aws:s3:::").partition("/")[0]) or {"Statement": []}
         denials = [statement for statement in several(policy["Statement"]) if statement["Effect"] == "Deny"]
         return any(concerns(statement, asked) is not False for statement in denials)
@@ -188,7 +197,7 @@ class Gate:
         return replace(asked, context={**asked.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
 
 
-def told(asked: Asked, who: Identity, *, denier: str | None) -> str:
+def denial(asked: Asked, who: Identity, *, denier: str | None) -> str:
     """Return the message of AWS for a denial by a kind of policy; None: no policy allows it."""
     because = (
         f"because no identity-based policy allows the {asked.action} action"

@@ -111,6 +111,7 @@ def actions_of(policy: Policy) -> Iterator[str]:
 
 @cache
 def _every_action() -> tuple[str, ...]:
+    """Return every action of the services that hetopt's policies may name, as ``service:Operation``."""
     services = ("ec2", "iam", "kms", "lambda", "organizations", "s3", "scheduler", "secretsmanager", "ssm", "sts")
     session = botocore.session.get_session()
     return tuple(

@@ -42,12 +42,14 @@ def teach() -> None:
     plain_create = Fleets.create_fleet
 
     def load(self: AmiBackend) -> None:
+        """Replace the images by AWS's of today, under the ids that the parameters give."""
         self.amis.clear()
         for id_, (name, architecture, gigabytes) in zip(PARAMETERS.values(), TITLES, strict=True):
             self.amis[id_] = _image(self, id_, name, architecture, "/dev/xvda", gigabytes)
         self.amis[UBUNTU] = _image(self, UBUNTU, "ubuntu-noble-24.04-amd64-server", "x86_64", "/dev/sda1", 8)
 
     def get_parameter(self: SimpleSystemManagerResponse) -> ActionResult:
+        """Answer with an image's id; raise `ParameterNotFound` for another name."""
         name = self._get_param("Name")
         if name not in PARAMETERS:
             raise ParameterNotFound(f"Parameter {name} not found.")
@@ -78,6 +80,7 @@ def teach() -> None:
 
 
 def _image(backend: AmiBackend, id_: str, name: str, architecture: str, root_device: str, gigabytes: int) -> Ami:
+    """Return a public image of Amazon's, in moto's terms, that remembers its size."""
     image = Ami(
         backend,
         id_,

@@ -31,7 +31,7 @@ class MetadataService:
 
 @contextmanager
 def metadata_service(answers: dict[str, str]) -> Iterator[MetadataService]:
-    """Run a metadata service on a free port of this machine inside."""
+    """Run a metadata service on a free port of this machine inside; yield its state, which may be changed meanwhile."""
     state = MetadataService(answers=dict(answers))
     server = _server(state)
     state.url = "http://{}:{}".format(*server.server_address)
@@ -46,8 +46,14 @@ def metadata_service(answers: dict[str, str]) -> Iterator[MetadataService]:
 
 
 def _server(state: MetadataService) -> http.server.ThreadingHTTPServer:
+    """Return a server of EC2's metadata protocol on a free port.
+
+    Nobody gets an answer without a token that is valid.
+    """
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
+            """Give a token for the seconds that are asked for; 400 for another path or a time that EC2 refuses."""
             ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
             if self.path != "/latest/api/token" or not ttl.isdigit() or not 1 <= int(ttl) <= _LONGEST_TTL_S:
                 return self._answer(400, "")
@@ -56,6 +62,7 @@ def _server(state: MetadataService) -> http.server.ThreadingHTTPServer:
             return self._answer(200, token)
 
         def do_GET(self) -> None:
+            """Answer by a valid token: 401 without one (counted), 404 where there is no answer."""
             until = state.tokens.get(self.headers.get("X-aws-ec2-metadata-token", ""), 0.0)
             if time.monotonic() >= until:
                 state.refused += 1
@@ -64,6 +71,7 @@ def _server(state: MetadataService) -> http.server.ThreadingHTTPServer:
             return self._answer(404, "") if text is None else self._answer(200, text)
 
         def _answer(self, status: int, text: str) -> None:
+            """Send a status and a text."""
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

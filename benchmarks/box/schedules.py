@@ -29,6 +29,7 @@ def teach() -> None:
     plain_delete = EventBridgeSchedulerBackend.delete_schedule_group
 
     def create_schedule(self: EventBridgeSchedulerBackend, *given: Any, **named: Any) -> Schedule:
+        """Create a schedule; raise as the service does where its group or role is missing."""
         if named["group_name"] not in self.schedule_groups:
             raise ScheduleGroupNotFound(named["group_name"])
         if _role(named["target"]["RoleArn"]) is None:
@@ -66,7 +67,10 @@ def carry_out(now_s: float) -> list[str]:
 
 
 def _end(region: str, schedule: Schedule) -> list[str]:
-    """End the machines of a schedule that its role may end, which carry the tag of a run; return their ids."""
+    """End the machines of a schedule that its role may end, which carry the tag of a run; return their ids.
+
+    None ends where the role may not, or one machine carries no such tag; machines that no longer exist do not count.
+    """
     assert schedule.target["Arn"] == ENDS_MACHINES
     machines = ec2_backends[DEFAULT_ACCOUNT_ID][region]
     there = {machine.id: machine for machine in machines.all_instances()}

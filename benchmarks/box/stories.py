@@ -119,6 +119,11 @@ class Account:
         self.be(user_id=f"AROA0123456789EXAMPLE:{name}", arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/Trainer/{name}")
 
     def _ask(self, path: str, body: bytes | None = None) -> bytes:
+        """Return the body of the server's answer to a GET, or to a POST where there is a body to send.
+
+        Raises:
+            OSError: the server does not answer, or refuses.
+        """
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data=body), timeout=60) as answer:
             content: bytes = answer.read()
         return content
@@ -134,6 +139,7 @@ class Teller:
     calls: int = 0
 
     def __call__(self, request: Request) -> Answer:
+        """Answer a call as the inner edge does; kill this process right before or after the call whose turn it is."""
         at, self.calls = self.calls, self.calls + 1
         if at == self.kill_at and not self.after:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -150,7 +156,7 @@ class Story:
 
     Attributes:
         moods: that held.
-        told: what people were told, by when.
+        happened: each with its moment.
         faults: what must not have been, each with its kind of `KINDS` before a colon.
         ends: how it ended, for the count.
         ledger_error: how far a run's record was off the bill; None where nobody followed it to its end, or where the
@@ -160,7 +166,7 @@ class Story:
 
     seed: int
     moods: dict[str, Any] = field(default_factory=dict)
-    told: list[tuple[float, str]] = field(default_factory=list)
+    happened: list[tuple[float, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     ends: str = ""
     kills: int = 0
@@ -172,7 +178,7 @@ class Story:
     def timeline(self) -> str:
         """Return the story as text, a line for each thing that happened."""
         lines = [f"story {self.seed}: {json.dumps({**self.moods, 'policy': '...', 'pools': '...'})}"]
-        lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.told, key=lambda entry: entry[0])]
+        lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.happened, key=lambda entry: entry[0])]
         return "\n".join([*lines, f"ends: {self.ends}, ${self.usd:.4f} of ${self.budget_usd:.2f}", *self.faults])
 
 
@@ -234,7 +240,7 @@ _DROPPED = (
 
 
 def policy_without(action: str | None) -> Policy:
-    """Return the printed policy, without an action where an administrator has taken that out."""
+    """Return the printed policy, without an action where an administrator has taken that out; None: whole."""
     policy = printed("operator_policy", account=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
     statements = [
         {**statement, "Action": [name for name in statement["Action"] if name != action]}
@@ -294,7 +300,10 @@ class Narrator:
     bundle_sha256: str = "0" * 64
 
     def tell(self, seed: int) -> Story:
-        """Simulate one story from its seed."""
+        """Simulate one story from its seed.
+
+        Resets the account, and removes all files of the story afterwards.
+        """
         drawn, account = Random(seed), self.account
         groups = drawn.choice(CLUSTERS)
         plan = self.plan_of(groups, drawn.choice((0.3, 0.8, 2.0)))
@@ -308,7 +317,7 @@ class Narrator:
             account.be(**story.moods)
             account.log_in()
             _Telling(narrator=self, story=story, drawn=drawn, plan=plan, home=home, run_dir=run_dir).tell()
-        story.told += [(at, what) for at, what in account.truth()["happened"]]
+        story.happened += [(at, what) for at, what in account.truth()["happened"]]
         shutil.rmtree(home)
         if any(call in _OF_S3 for call, *_ in moods.get("refuses_at", ())):
             # Where a refusal names another region, botocore goes there with all that it asks of the bucket after it.
@@ -363,6 +372,7 @@ class _Telling:
         return RunHandle(run_dir=self.run_dir)
 
     def tell(self) -> None:
+        """Let a user order, launch, follow, stop and clean up, killed half-way at times; record every fault."""
         if self._order() and self._launched():
             for _ in range(self.drawn.randint(2, 5)):
                 if self._cleared():
@@ -378,9 +388,14 @@ class _Telling:
         self._settle_accounts()
 
     def _order(self) -> bool:
+        """Plan a purchase and write its order, plan and bundle into the run directory.
+
+        Return whether that succeeded.
+        """
         plan = self.plan
 
         def make() -> None:
+            """Write the order, the plan and the bundle."""
             orders = Orders(
                 edge=self._edge(None, after=False),
                 catalog=self.narrator.catalog,
@@ -404,6 +419,7 @@ class _Telling:
         return done and (self.run_dir / SEEN_FILE).exists()
 
     def _follow(self, launcher: Ec2Launcher) -> None:
+        """Poll the run 10 to 40 times over its time, until it is over and the bucket and machines are cleared."""
         for _ in range(self.drawn.randint(10, 40)):
             status = launcher.poll(self.handle)
             if status.state.is_over and self._cleared():
@@ -426,7 +442,7 @@ class _Telling:
         return Ec2Launcher(
             home=self.home,
             inner=edge,
-            tell=lambda said: self.story.told.append((account.now_s, f"hetopt: {said}")),
+            tell=lambda text: self.story.happened.append((account.now_s, f"hetopt: {text}")),
             clock=account.clock,
             sleep=account.sleep,
         )
@@ -440,7 +456,7 @@ class _Telling:
             return self._done(name, work, self._edge(None, after=after))
         report = self.home / "report.json"
         report.unlink(missing_ok=True)
-        begun = len(self.story.told)
+        begun = len(self.story.happened)
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
@@ -450,7 +466,7 @@ class _Telling:
                 done = self._done(name, work, self._edge(kill_at, after=after))
                 outcome = {
                     "done": done,
-                    "told": self.story.told[begun:],
+                    "happened": self.story.happened[begun:],
                     "faults": self.story.faults,
                     "ends": self.story.ends,
                 }
@@ -462,18 +478,22 @@ class _Telling:
         self.account.truth()
         if report.exists():
             outcome = json.loads(report.read_text())
-            self.story.told += [(at, what) for at, what in outcome["told"]]
+            self.story.happened += [(at, what) for at, what in outcome["happened"]]
             self.story.faults[:], self.story.ends = outcome["faults"], outcome["ends"]
             return bool(outcome["done"])
         if not os.WIFSIGNALED(status):
             self.story.faults.append(f"died: {name}: the process died by itself")
         self.story.kills += 1
-        self.story.told.append(
+        self.story.happened.append(
             (self.account.now_s, f"kill -9 of `{name}` {'after' if after else 'before'} its call {kill_at}")
         )
         return False
 
     def _done(self, name: str, work: Callable[[Ec2Launcher], object], edge: Edge) -> bool:
+        """Do a command's work through an edge; return whether it came to its end, and record what hetopt's errors say.
+
+        Errors of hetopt are no faults; a claim that nothing is left, while something is, is one.
+        """
         try:
             work(self._launcher(edge))
         except HetoptError as error:
@@ -488,7 +508,7 @@ class _Telling:
         return True
 
     def _words(self, name: str, error: HetoptError) -> None:
-        self.story.told.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
+        self.story.happened.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
 
     def _is_clear(self, claim: str, *, unless: bool = False) -> None:
         """Record a fault if a claim that nothing is left is not true."""
@@ -499,7 +519,10 @@ class _Telling:
             self.story.faults.append(f"all-clear: at {at_s:.0f} s {claim}, and {left} are left")
 
     def _look_after(self) -> None:
-        """Run `hetopt gc --on ec2 --remove`, at once or later, until it says that nothing is left."""
+        """Run `hetopt gc --on ec2 --remove`, at once or later, until it says that nothing is left.
+
+        Record a fault if it never says so, even after every mood has passed.
+        """
         self.account.sleep(self.drawn.choice((0.0, 5.0, 90.0, 4000.0)))
         clear = self._collect()
         for _ in range(12):
@@ -519,7 +542,10 @@ class _Telling:
         self.story.faults.append("left: `hetopt gc` never says that nothing is left")
 
     def _collect(self) -> bool:
-        """Run `hetopt gc`; return whether it says that nothing is left."""
+        """Run `hetopt gc --remove`; return whether it says that nothing is left, and record a fault if that is wrong.
+
+        An error of hetopt's is no fault: it counts as something left.
+        """
         self.account.log_in()
         try:
             searched = account.Search(remove=True)
@@ -534,13 +560,14 @@ class _Telling:
             ", ".join(dict.fromkeys(f"{leftover.left_alone or 'stays'}" for leftover in kept))
             or f"removed {len(searched.leftovers)}"
         )
-        self.story.told.append((self.account.now_s, f"gc: {reasons}, {len(searched.refused)} refused"))
+        self.story.happened.append((self.account.now_s, f"gc: {reasons}, {len(searched.refused)} refused"))
         if not kept and not searched.refused:
             self._is_clear("`hetopt gc` said that nothing is left")
             return True
         return False
 
     def _settle_accounts(self) -> None:
+        """Record as faults what is left, refusals by hetopt's own policy, too much spent, and a ledger off the bill."""
         story, truth = self.story, self.account.truth()
         left = [machine["id"] for machine in truth["machines"] if machine["state"] != "terminated"] + truth["others"]
         if left:
@@ -591,7 +618,14 @@ class _Telling:
 
 
 def plan_on(plan: Plan, catalog: Catalog, groups: Groups, budget_usd: float | None = None) -> Plan:
-    """Return the plan on other machines, with equal local batches; its prediction stays what it was."""
+    """Return the plan on other machines, with equal local batches; its prediction stays what it was.
+
+    Args:
+        plan: of which the first group shows what the others are like.
+        catalog: of prices; it knows every group's.
+        groups: machines to rent, by type and market.
+        budget_usd: of the goal; None: as in the plan.
+    """
     like, groups_of_plan = plan.chosen.groups[0], []
     workers: list[WorkerSpec] = []
     for name, machines, market in groups:
@@ -637,7 +671,11 @@ CREDENTIALS = {
 
 @contextmanager
 def unkind_account() -> Iterator[Account]:
-    """Run a simulated account in a process of its own inside."""
+    """Run a simulated account in a process of its own inside, from its first answer on; the process is killed after.
+
+    Raises:
+        RunFailed: the process ends before it answers.
+    """
     address, port = own_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.box.unkind", address, str(port)],
@@ -666,7 +704,11 @@ def unkind_account() -> Iterator[Account]:
 
 
 def main(plan: str, first: str, step: str, end: str) -> None:
-    """Simulate every ``step``-th story of a plan, and print a line of JSON for each."""
+    """Simulate every ``step``-th story of a plan, and print a line of JSON for each.
+
+    Raises:
+        RunFailed: as of `unkind_account`.
+    """
     catalog, recorded = load_catalog(REGION), Plan.load(Path(plan))
     os.environ |= CREDENTIALS
     with unkind_account() as account, tempfile.TemporaryDirectory(prefix="hetopt-stories-") as folder:

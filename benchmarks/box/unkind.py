@@ -114,7 +114,10 @@ class Temper:
         self.calm()
 
     def calm(self) -> None:
-        """Reset the account to moto's kindness, but for its manners; its clock is everybody's."""
+        """Reset the account to moto's kindness, but for its manners; its clock is everybody's.
+
+        What it remembers of moments, tokens and machines is forgotten, too; quotas are none.
+        """
         self.ahead_s = 0.0
         self.born.clear()
         self.ended_s.clear()
@@ -150,6 +153,10 @@ class Temper:
         )
 
     def hear(self, moods: dict[str, Any]) -> None:
+        """Set the moods that are named, and leave the others.
+
+        Then advance the clock, end machines and make roles as asked.
+        """
         self.exhausted = set(moods.get("exhausted", self.exhausted))
         for name in _PLAIN:
             setattr(self, name, moods.get(name, getattr(self, name)))
@@ -176,7 +183,10 @@ class Temper:
             iam.create_instance_profile(moods["profile"], "/", [moods["profile"]], [])
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock, and let machines and schedules act meanwhile."""
+        """Advance the clock, and let machines and schedules act meanwhile.
+
+        At the end the clock stands at exactly that many seconds later; what happens on the way sees its own moment.
+        """
         if self.bodies is None:
             self.ahead_s += seconds
             schedules.carry_out(self.now_s())
@@ -206,8 +216,8 @@ class Temper:
         pool = self.pool(str(machine.placement.zone), machine.instance_type)
         return pool is not None and pool[1] > self.highest_usd.get(machine.id, math.inf)
 
-    def told_prices(self, types: Sequence[str], from_s: float) -> list[PriceChange]:
-        """Return the price changes of pools since a moment, beginning with the prices at that moment."""
+    def prices_since(self, types: Sequence[str], from_s: float) -> list[PriceChange]:
+        """Return the price changes of pools since a moment and up to now, beginning with the prices at that moment."""
         changes = []
         for pool, steps in self.pools.items():
             zone, _, name = pool.partition("/")
@@ -231,7 +241,10 @@ class Temper:
 
     @staticmethod
     def shut_down(ids: list[str]) -> None:
-        """End machines as those that shut down by themselves; moto knows only those that a call ends."""
+        """End the named machines as a shutdown of their own; moto would say that a call ended them.
+
+        Ids that no region knows are ignored.
+        """
         for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
             for machine in backend.all_instances():
                 if machine.id in ids:
@@ -327,6 +340,7 @@ def teach(temper: Temper) -> None:
     plain_fleet = Fleets.create_fleet
 
     def counts(self: Fleet, weight_to_add: float) -> tuple[dict[SpotFleetLaunchSpec, int], float]:
+        """Return what a fleet gets: nothing, as many as the type is short of, or all from the first that can be had."""
         able = [spec for spec in self.launch_specs if spec.instance_type not in temper.exhausted]
         if temper.pools:
             able = [spec for spec in able if fits(spec, weight_to_add)]
@@ -347,6 +361,7 @@ def teach(temper: Temper) -> None:
         return usd <= temper.asked_usd.get(spec.instance_type, math.inf) and (allowed is None or allowed >= machines)
 
     def create_fleet(self: Fleets) -> ActionResult:
+        """Create a fleet, remember its highest prices, and tell the error of missing machines beside those granted."""
         market = str(self._get_param("TargetCapacitySpecification").get("DefaultTargetCapacityType", "on-demand"))
         overrides = [each for config in self._get_param("LaunchTemplateConfigs") for each in config["Overrides"]]
         temper.asked_usd = {each["InstanceType"]: float(each.get("MaxPrice", math.inf)) for each in overrides}
@@ -359,6 +374,10 @@ def teach(temper: Temper) -> None:
         return ActionResult(created)
 
     def get_service_quota(self: ServiceQuotasResponse) -> str:
+        """Answer with a quota of the moods.
+
+        Raise `NoSuchResource` where none is set, as for one that was never raised.
+        """
         code = json.loads(self.body)["QuotaCode"]
         if code not in temper.quotas:
             raise NoSuchResource
@@ -373,6 +392,7 @@ def teach(temper: Temper) -> None:
     plain_caller = TokenResponse.get_caller_identity
 
     def get_caller_identity(self: TokenResponse) -> Any:
+        """Answer with the caller of the moods, else as moto does."""
         plain = plain_caller(self)
         if not temper.caller:
             return plain
@@ -385,6 +405,7 @@ def teach(temper: Temper) -> None:
     plain_end = Instance.terminate
 
     def terminate(self: Instance) -> Any:
+        """End a machine and note when; one that has ended keeps its reason."""
         reason = self.state_reason, self._reason
         before = plain_end(self)
         if before.name == "terminated":
@@ -394,6 +415,7 @@ def teach(temper: Temper) -> None:
         return before
 
     def describe_spot_price_history(self: SpotInstances) -> ActionResult:
+        """Answer with the prices of the pools; without pools as moto does."""
         if not temper.pools:
             return plain_prices(self)
         types, from_s = self._get_param("InstanceTypes", []), _moment(self._get_param("StartTime"))
@@ -407,7 +429,7 @@ def teach(temper: Temper) -> None:
                     "%Y-%m-%dT%H:%M:%S.000Z"
                 ),
             }
-            for change in temper.told_prices(types, from_s)
+            for change in temper.prices_since(types, from_s)
         ]
         return ActionResult({"SpotPriceHistory": history})
 
@@ -453,6 +475,7 @@ def teach_the_account(temper: Temper) -> None:
 
 
 def _moment(moment: Any) -> float:
+    """Return a moment of a request as seconds since the epoch, in UTC where it names no zone; None: 0."""
     if moment is None:
         return 0.0
     at = moment if isinstance(moment, datetime.datetime) else datetime.datetime.fromisoformat(str(moment))
@@ -466,6 +489,13 @@ class Unkind:
         self._moto, self._temper = moto, temper
 
     def __call__(self, environment: Environment, start: Start) -> Iterable[bytes]:
+        """Answer a request: by `/unkind` the moods, else as moto does, unless it is refused or a mishap befalls it.
+
+        In half of the mishaps the call is carried out, and only its answer is lost.
+
+        Raises:
+            ConnectionResetError: a mishap cuts the connection.
+        """
         path = environment.get("PATH_INFO", "")
         if "HTTP_TRANSFER_ENCODING" in environment:
             return self._moto(environment, start)  # large objects, in pieces
@@ -524,9 +554,10 @@ class Unkind:
         code = "UnauthorizedOperation" if call.service == "ec2" else "AccessDenied"
         by_bucket = "resource-based" if call.service == "s3" and temper.gate.keeps_out(denied) else None
         denier = "service control" if denied.action in temper.gate.forbidden else by_bucket
-        return code, gate.told(denied, temper.who, denier=denier), 403
+        return code, gate.denial(denied, temper.who, denier=denier), 403
 
     def _mishap(self, call: Call) -> str | None:
+        """Return the kind of mishap drawn for a call, ``faulty`` or ``cut``; None for none."""
         temper = self._temper
         if not temper.faulty + temper.cut:
             return None
@@ -541,6 +572,11 @@ class Unkind:
         )
 
     def _ec2(self, action: str, environment: Environment, body: bytes, start: Start) -> Iterable[bytes]:
+        """Answer a call of EC2 as EC2 does where moto is kinder.
+
+        Young and forgotten resources are unknown, a group outlives its machines for a while, a client token answers as
+        at the first time, and listings lag.
+        """
         temper = self._temper
         asked = urllib.parse.parse_qs(body.decode("latin-1"))
         named = [value[0] for key, value in asked.items() if re.match(r"(InstanceId|GroupId|LaunchTemplateId)", key)]
@@ -643,6 +679,7 @@ def refused(start: Start, call: Call, code: str, text: str = "as the test wants 
 
 
 def _refused(start: Start, code: str, message: str) -> list[bytes]:
+    """Return a refusal of EC2's with status 400."""
     content = _EC2.format(code=code, text=message).encode()
     start("400 Bad Request", [("Content-Type", "text/xml"), ("Content-Length", str(len(content)))])
     return [content]

@@ -334,7 +334,7 @@ class Search:
         except CloudRefused as error:  # what was found is shown, and the other regions can still be looked at
             self.refused.append(CloudRefused(f"in {region}, {error.message}", hint=error.hint))
         by_run: dict[str, list[TaggedResource]] = {}
-        for thing in survey.found:
+        for thing in survey.resources:
             by_run.setdefault(thing.run_id, []).append(thing)
         for name, things in by_run.items():
             kept = self._why_leave(things, who, edge, region)

@@ -183,6 +183,7 @@ class Conductor(ABC):
             self.log.close()
 
     def _decide(self) -> Move:
+        """Look at the hosts, unless the run is over, note since when workers have failed, and return the next move."""
         self.now.over = self.is_over()
         if not self.now.over:
             self.look()
@@ -223,7 +224,7 @@ class Conductor(ABC):
         return True
 
     def takes_back(self, host: str) -> bool:
-        """Return whether a host that was not there joins those that train; then it becomes a member of the generation.
+        """Return whether a host that was not there joins the training ones; then it becomes a member of the generation.
 
         False: it is a member already, or can only take part in the next generation.
         """
@@ -242,7 +243,7 @@ class Conductor(ABC):
         return exit_code(list(self.now.ended.values()), host_died=failed and not self.now.ended)
 
     def _conclude(self, *, failed: bool) -> int:
-        """Log how the run ended."""
+        """Finish the run, log why it failed if nothing else has, and return hetopt's exit code."""
         self.finish(failed=failed)
         if failed and failure_reason(read_log(self.run_dir / EVENTS_FILE)) is None:
             words = last_log_line(self.run_dir) or "the hosts ended without saying why"

@@ -85,7 +85,18 @@ class _OnThisMachine(_Led):
         """Return a plan's run as this machine can do it, with its prediction."""
 
     def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
-        """Measure this machine's contention, map the plan ``wanted`` onto it and predict it; record ``made``."""
+        """Measure this machine's contention, map the plan ``wanted`` onto it and predict it; start nothing.
+
+        On a CPU the measurement takes seconds, and a worse contention than the profile's widens the prediction.
+
+        Args:
+            made: the plan as it was made, for the record.
+            wanted: the plan as it is to be run.
+            options: launch options.
+
+        Raises:
+            BadInput: the plan cannot run here, or the data folder that the options name cannot be used.
+        """
         computes = wanted.profile.yardstick_s is not None  # not a GPU
         now = _read_as_worker() if computes else None
         wanted = wanted if now is None else with_contention(wanted, now)
@@ -109,7 +120,11 @@ class _OnThisMachine(_Led):
         return Prepared(launch=launch)
 
     def prepare_resumed(self, folder: Path, options: OnThisMachine) -> Prepared:
-        """Prepare the ended run in ``folder`` to go on, with a new limit of restarts if options give it."""
+        """Prepare the ended run in ``folder`` to go on, with a new limit of restarts if options give it.
+
+        Raises:
+            BadInput: the run is not over, ran on another backend, or its launch record cannot be read.
+        """
         launch = resumable(self, folder, self.name)
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
         return Prepared(launch=launch, folder=folder)
@@ -150,6 +165,7 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
     name: Place = "rehearsal"
 
     def _map(self, plan: Plan, options: Rehearsal) -> PlacedRun:
+        """Map a plan onto its emulated machines, or the hosts that the options describe; BadInput: as of `rehearse`."""
         described = None if options.hosts is None else emulated_hosts(options.hosts)
         count = sum(group.machines for group in plan.chosen.groups) if described is None else len(described)
         names = [f"h{number}" for number in range(count)]
@@ -159,8 +175,10 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
 
 
 def _read_as_worker() -> MachineReading:
-    """Read this machine's contention in a session of its own, as workers are started: a scheduler may share
-    processors out by sessions first."""
+    """Read this machine's contention in a session of its own, as workers are started; takes seconds.
+
+    A scheduler may share processors out by sessions first.
+    """
     command = [sys.executable, "-m", "hetopt.core.calibration_benchmark"]
     read = subprocess.run(command, start_new_session=True, stdout=subprocess.PIPE, check=True)
     return MachineReading.model_validate_json(read.stdout)
@@ -210,6 +228,7 @@ def with_contention(plan: Plan, now: MachineReading) -> Plan:
 
 
 def _remarks(profile: Profile) -> Iterator[str]:
+    """Yield a sentence on this machine's contention, if it is worth one."""
     reach = contention_reach(profile)
     if reach >= 1 + WORTH_SAYING:
         yield (
@@ -300,7 +319,7 @@ class SshBackend(_Led):
             notes=(*mapped.notes, *costs),
         )
         return OnHosts(
-            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=_told(inventory)
+            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=_connections(inventory)
         )
 
     def prepare_resumed(self, folder: Path, options: Any) -> OnHosts:
@@ -313,7 +332,7 @@ class SshBackend(_Led):
         """
         launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
-        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_told(inventory))
+        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_connections(inventory))
 
     def check_ready(self, prepared: Prepared) -> None:
         """Do nothing: only the hosts know whether they can begin, and `submit` asks them."""
@@ -382,6 +401,7 @@ def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[PlacedRun, tuple[Host, .
 
 
 def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[PlacedRun, tuple[Host, ...]]:
+    """Return a run with a worker a device, as fast as the profiled machine's workers, with a note, and all hosts."""
     places = [host.name for host in hosts for _ in host.devices]
     here = predict_on_local(plan, [1.0] * len(places))
     workers = tuple(
@@ -422,6 +442,7 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
 
     Raises:
         RunFailed: no host can take part; the sentence says why the first cannot.
+        BadInput: the command that reaches hosts (ssh) cannot be started here.
     """
     checked = check_hosts(inventory.hosts, spec, link)
     troubles = {
@@ -441,7 +462,7 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
     return inventory.model_copy(update={"addresses": reached, "left_out": left_out})
 
 
-def _told(inventory: Inventory) -> tuple[str, ...]:
+def _connections(inventory: Inventory) -> tuple[str, ...]:
     return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
 
 

@@ -259,7 +259,7 @@ def time_limit(given: str | float, name: str) -> float | None:
     """Return a Slurm job's time limit in seconds, from 5 minutes to 366 days, from a text such as '4h' or from seconds.
 
     Args:
-        given: the option's value.
+        given: the option's value; it always gives a limit, never None.
         name: of the option, for errors.
 
     Raises:

@@ -477,6 +477,10 @@ def _slowdown(run: RunSpec, meeting: ExchangeGroup, compression: Compression) ->
 
 
 def _notes(run: RunSpec, chosen: Compression, meeting: ExchangeGroup, *, to_target: bool) -> Iterator[str]:
+    """Yield sentences on what the prediction of an exchange assumes: who decides, and what was not profiled.
+
+    Nothing for one worker.
+    """
     if meeting.workers == 1:
         return
     if run.ratio_policy != "fixed" and not run.is_local:

@@ -144,6 +144,7 @@ def locks(descriptor: int, how: int) -> bool:
 
 
 def _locks_lease(descriptor: int, how: int, run_dir: Path) -> bool:
+    """Try to lock a run's lease at once; return whether that worked; BadInput: its file system has no locks."""
     try:
         return locks(descriptor, how)
     except OSError as error:
@@ -308,9 +309,10 @@ class ProcessLauncher(ABC):
         until(lambda: not any(_lives(member) for member in family), within_s=self.grace_s, sleep=self.sleep)
 
     def _ends_by_itself(self, run_dir: Path) -> bool:
-        """Let the workers finish their steps and save a checkpoint: as long as it grows, it is waited for.
+        """Wait for workers to finish their steps and save a checkpoint; return whether the run has ended by then.
 
-        Over a slow link it arrives for minutes. Ended meanwhile, the run would lose the steps since the one before.
+        As long as the checkpoint grows, it is waited for: over a slow link it arrives for minutes. Ended meanwhile, the
+        run would lose the steps since the one before.
         """
         begun_s = changed_s = self.clock()
         patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), saved_bytes(run_dir)
@@ -336,7 +338,10 @@ class ProcessLauncher(ABC):
 
 
 def _step_s(events: Sequence[LogEvent]) -> float:
-    """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint."""
+    """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint.
+
+    0 where nothing was logged.
+    """
     clock, times_s = RunClock(), list[float]()
     for event in events:
         clock.take(event)

@@ -210,8 +210,8 @@ def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:
     for host in checked:
         for line in _lines(host):
             hosts.setdefault(line, []).append(host.name)
-    for (mark, said), names in hosts.items():
-        render.bullet(f"{', '.join(names)}: {said}", mark=mark)
+    for (mark, text), names in hosts.items():
+        render.bullet(f"{', '.join(names)}: {text}", mark=mark)
     for host in checked if for_plans else ():
         if host.for_plans:
             render.note(f"for plans, add to [{host.name}]:")
@@ -220,7 +220,10 @@ def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:
 
 
 def _lines(host: HostFound) -> Iterator[tuple[str, str]]:
-    """Yield a mark and a sentence for each trouble of a host, or the host's facts where nothing is wrong."""
+    """Yield a mark and a sentence for each trouble of a host, behind its facts.
+
+    Of a bad host its bad troubles alone.
+    """
     from hetopt.api.hosts import in_words
 
     worst = [trouble for trouble in host.troubles if trouble.verdict == host.verdict]

@@ -114,7 +114,10 @@ def settings(
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
-    """Return the settings as click's default map: parameter values nested by command and subcommand."""
+    """Return the settings as click's default map: parameter values nested by command and subcommand.
+
+    A later setting goes before an earlier one.
+    """
     whole: dict[str, Any] = {}
     for setting in given:
         inner = whole
@@ -145,6 +148,7 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
     by_command: dict[str, dict[str, Parameter]] = {}
 
     def walk(command: Command, path: tuple[str, ...]) -> None:
+        """Add the options of a command, or of all commands below a group."""
         inside: Mapping[str, Command] = getattr(command, "commands", {})
         for name, subcommand in inside.items():
             walk(subcommand, (*path, name))
@@ -163,7 +167,10 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
 
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
-    """Yield the user's file, then the project's; a link to nothing is refused when it is read."""
+    """Yield the user's file, then the project's; a link to nothing is refused when it is read.
+
+    Only files that are there; the project's is the nearest one upward from ``folder``.
+    """
     home, users = environment.get("XDG_CONFIG_HOME", ""), []
     with suppress(BadInput):  # whose home nothing tells has no file there
         users.append(expanded(home if home.startswith("/") else "~/.config") / "hetopt" / "config.toml")
@@ -173,6 +180,7 @@ def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """Return the table in a TOML file; BadInput: it cannot be read, or holds characters that no name may have."""
     import tomllib
 
     hint = "correct the file, or move it away"
@@ -231,28 +239,33 @@ def _is_typed_only(command: str, name: str) -> bool:
 
 
 def _setting(command: str, parameter: Parameter, value: Any, source: Path | str) -> Setting:
+    """Return an option's setting from a value in a file or variable; paths in a file are below its folder.
+
+    Raises:
+        BadInput: the value cannot be, or would rent machines.
+    """
     option = next(flag for flag in parameter.opts if flag.startswith("--"))
     name = option.removeprefix("--")
-    said: str | bool | tuple[str, ...]
+    parsed: str | bool | tuple[str, ...]
     if getattr(parameter, "is_flag", False):
         flags = {"true": True, "1": True, "false": False, "0": False}
         if str(value).lower() not in flags:
             raise BadInput(f"{source}: {name} must be true or false, got {value!r}.", hint="write true or false")
-        said = flags[str(value).lower()]
+        parsed = flags[str(value).lower()]
     elif getattr(parameter, "multiple", False):
-        said = tuple(map(_typed, value)) if isinstance(value, list) else (_typed(value),)
+        parsed = tuple(map(_typed, value)) if isinstance(value, list) else (_typed(value),)
     else:
-        said = _typed(value)
-        if option == "--on" and said == RENTED:
+        parsed = _typed(value)
+        if option == "--on" and parsed == RENTED:
             raise BadInput(f"{source}: on must not be {RENTED!r}, which costs money.", hint=f"type --on {RENTED}")
         if isinstance(source, Path) and _is_path(parameter):
             is_users = source.name != PROJECT_FILE
-            said = str(expanded(said) if is_users else inside(source.parent, said, what=name, any_text=True))
+            parsed = str(expanded(parsed) if is_users else inside(source.parent, parsed, what=name, any_text=True))
     return Setting(
         command=command,
         option=option,
         parameter=parameter.name or "",
-        value=said,
+        value=parsed,
         source=str(source),
     )
 

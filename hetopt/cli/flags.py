@@ -42,6 +42,7 @@ def in_flags(text: str) -> str:
 
 
 def _flag(named: re.Match[str]) -> str:
+    """Return a library parameter in a message, with its value, as the option to type; as it is, if it has none."""
     flag, value = flag_of(named["name"]), named["value"]
     if flag is None:
         return named[0]

@@ -130,7 +130,10 @@ def _stopped_here(run: Run) -> None:
 
 
 def _given_back(run: Run) -> HetoptError | None:
-    """Print the cost of rented machines and fetch the model; return the error of a run that its budget ended."""
+    """Print the cost of rented machines and fetch the model.
+
+    Return the error of a run that its budget ended, or None.
+    """
     from hetopt.api.account import spent
 
     usd, is_estimate, reason = spent(run)
@@ -176,9 +179,13 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
 
 
 def _rented(rental: Rental, *, yes: bool) -> Rental:
-    """Return the rental once spending is confirmed: at a terminal by a person, elsewhere by --yes.
+    """Return the rental, without its risk, once spending is confirmed: by ``yes``, else by a person at a terminal.
 
-    A risk is one that a person must see."""
+    Raises:
+        NoFeasiblePlan: the plan is a risk, which only a person who is asked can take.
+        BadInput: nobody is there to say yes.
+        Exit: a person declines (code 0).
+    """
     budget = f"${rental.order.budget_usd:.2f}"
     if rental.risk is not None and (yes or not is_attended()):
         raise NoFeasiblePlan(
@@ -228,19 +235,19 @@ def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:
         spec: run spec for those that can be had.
         yes: whether --yes was given.
     """
-    said = plan.chosen.prediction
+    prediction = plan.chosen.prediction
     before = {worker.host: worker.local_batch_size for worker in plan.run.workers}
     growth = max(worker.local_batch_size / before[worker.host] for worker in spec.workers)
-    step_s = said.step_time_s.value
-    stretch = (step_s + (growth - 1) * said.compute_s) / step_s
-    total_s = said.total_s.value * stretch
+    step_s = prediction.step_time_s.value
+    stretch = (step_s + (growth - 1) * prediction.compute_s) / step_s
+    total_s = prediction.total_s.value * stretch
     render.note(
         f"{len(spec.workers)} of {len(plan.run.workers)} workers can be had: {formatting.duration(total_s)} instead of "
-        f"{formatting.duration(said.total_s.value)}"
+        f"{formatting.duration(prediction.total_s.value)}"
     )
-    if total_s <= said.total_s.high:
+    if total_s <= prediction.total_s.high:
         return True
     if yes or not is_attended():
-        render.note(f"that is beyond the {formatting.duration(said.total_s.high)} that the plan stated at most")
+        render.note(f"that is beyond the {formatting.duration(prediction.total_s.high)} that the plan stated at most")
         return False
     return typer.confirm("That is worse than the plan stated. Begin all the same?", default=False, err=True)

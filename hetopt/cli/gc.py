@@ -63,14 +63,14 @@ def gc(
         from hetopt.api.hosts import runs_left_in_slurm
 
         left = [{"run": name, "removed": not dry_run} for name in runs_left_in_slurm(remove=not dry_run)]
-        said = [f"{'would end' if dry_run else 'ended'} the jobs of {entry['run']}" for entry in left]
+        lines = [f"{'would end' if dry_run else 'ended'} the jobs of {entry['run']}" for entry in left]
     else:
         left = [{"id": id_, "removed": not dry_run} for id_ in of_rehearsals(remove=not dry_run)]
-        said = [f"{'would remove' if dry_run else 'removed'} rehearsal {found['id']}" for found in left]
+        lines = [f"{'would remove' if dry_run else 'removed'} rehearsal {rehearsal['id']}" for rehearsal in left]
     if json_:
         render.print_json(left)
     else:
-        render.line("\n".join(said) or "nothing is left behind")
+        render.line("\n".join(lines) or "nothing is left behind")
 
 
 def show(searched: Search, *, as_json: bool) -> None:
@@ -109,7 +109,10 @@ def _facts(leftover: Leftover) -> dict[str, Any]:
 
 
 def _document(searched: Search) -> Iterator[Block]:
-    """Yield the resources that each run left in each region, by kind."""
+    """Yield the resources that each run left in each region, by kind.
+
+    Says so where nothing is left.
+    """
     if not searched.leftovers and searched.looked_in:
         yield Line(f"nothing is left behind in {', '.join(searched.looked_in)}")
     by_run: dict[tuple[str, str], dict[str, list[Leftover]]] = {}

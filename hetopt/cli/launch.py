@@ -151,7 +151,12 @@ def _needs_equal_shares(prepared: Prepared) -> bool:
 
 
 def _prepared(where: Backend, place: Place, plan: Path | None, resume: str | None, typed: dict[str, Any]) -> Prepared:
-    """Return the launch of a plan, or of a run to resume, prepared on a backend."""
+    """Return the launch of a plan, or of a run to resume, prepared on a backend.
+
+    Raises:
+        HetoptError: as of `prepare`; or both a plan, or changes, and a run to resume are given.
+        Exit: the run is finished, which is printed.
+    """
     from hetopt.api.backends import options_at
     from hetopt.api.launching import prepare, prepare_resumed
     from hetopt.api.run import Run

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def show(prepared: Prepared) -> None:
-    """Print what a launch will run, where and for how much, on stdout."""
+    """Print what a launch will run, where and for how much, on stdout.
+
+    Of a resumed rental also what it has cost, on stderr.
+    """
     if prepared.launch.on != "ec2":
         render.show(_here(prepared))
         return
@@ -167,9 +170,12 @@ def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def _here(prepared: Prepared) -> Iterator[Block]:
-    """Yield each worker's host, slowdown and local batch size, and the predicted time and cost."""
+    """Yield each worker's host, slowdown and local batch size, and the predicted time and cost.
+
+    Of a resumed run the rest that is predicted, in their place.
+    """
     record = prepared.launch
-    spec, said, is_own = record.spec, record.prediction, record.on in ("ssh", "slurm")
+    spec, prediction, is_own = record.spec, record.prediction, record.on in ("ssh", "slurm")
     where = "on your hosts" if is_own else "on this machine"
     if spec.miniature is not None:
         where = f"on {formatting.counted(len(spec.miniature.hosts), 'host')}, rehearsed here"
@@ -185,21 +191,22 @@ def _here(prepared: Prepared) -> Iterator[Block]:
     yield Remarks([*risk, *record.notes, *prepared.connects_to])
     step = None if prepared.folder is None else checkpoint_step(prepared.folder)
     if step is not None:
-        steps = max(said.steps.value, 1.0)
-        left_s = said.startup_s + said.training_s.value * max(0.0, 1.0 - step / steps)
+        steps = max(prediction.steps.value, 1.0)
+        left_s = prediction.startup_s + prediction.training_s.value * max(0.0, 1.0 - step / steps)
         yield Line(
             f"  goes on from step {formatting.count(step)} of about {formatting.count(round(steps))}; the rest is "
-            f"predicted to take {formatting.with_startup(left_s, said.startup_s)}."
+            f"predicted to take {formatting.with_startup(left_s, prediction.startup_s)}."
         )
         return
     if prepared.folder is not None:
         own_checkpoints = ", from checkpoints of its own if it has any" if spec.script else ""
         yield Line(f"  begins anew{own_checkpoints}: hetopt has saved none of this run yet.")
-    usd = formatting.usd(said.cost_usd.value) if is_own and said.cost_usd.value else "$0"
+    usd = formatting.usd(prediction.cost_usd.value) if is_own and prediction.cost_usd.value else "$0"
     yield Line(
-        f"  predicted {'there' if is_own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
-        f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
-        f"{formatting.counted(said.steps.value, 'step')} of {formatting.duration(said.step_time_s.value)}. "
+        f"  predicted {'there' if is_own else 'here'}: "
+        f"{formatting.with_startup(prediction.total_s.value, prediction.startup_s)} "
+        f"({formatting.duration(prediction.total_s.low)} – {formatting.duration(prediction.total_s.high)}), "
+        f"{formatting.counted(prediction.steps.value, 'step')} of {formatting.duration(prediction.step_time_s.value)}. "
         f"Nothing is rented: total {usd}."
     )
 
@@ -230,6 +237,7 @@ def _data(spec: RunSpec) -> str:
 
 
 def _end(record: Launch) -> str:
+    """Return what ends a run, as text: a target, epochs or steps."""
     stop, goal = record.spec.stop, record.plan.goal
     if stop.target:
         return f"until {goal.target_metric} {goal.target_value:g}"
@@ -252,6 +260,7 @@ def _workers(spec: RunSpec) -> Iterator[Block]:
 
 
 def _rehearsed(spec: RunSpec, miniature: ScaledEmulation) -> Iterator[Block]:
+    """Yield the workers of a rehearsal with host, speed, link and batch, and how many changes are scheduled."""
     hosts = {host.name: host for host in miniature.hosts}
     yield Table(
         name="workers",

@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, str] = {
 
 
 def _command(name: str) -> Command:
+    """Return a command, imported only now, or a group of commands, as click has it."""
     module = import_module(COMMANDS[name])
     function = getattr(module, name, None)
     if not callable(function):
@@ -72,6 +73,7 @@ class _Commands(Mapping[str, "Command"]):
         self._made: dict[str, Command] = {}
 
     def __getitem__(self, name: str) -> Command:
+        """Return a command, imported at its first use; KeyError: there is no such command."""
         if name not in self._made:
             self._made[name] = _command(name)
         return self._made[name]
@@ -117,6 +119,7 @@ def _version(wanted: bool) -> None:
     """Print the version, and the commit in parentheses where an installation knows it: a checkout's may have changed.
 
     It is what the wheel was built of, written by `setup.py`, or what ``pip install git+https://`` was given (PEP 610).
+    It ends the command then; unless ``wanted`` nothing happens.
     """
     if not wanted:
         return
@@ -165,7 +168,10 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    """Run the command that was typed and return its exit code; errors are printed as one sentence."""
+    """Run the command that was typed and return its exit code; errors are printed as one sentence.
+
+    Ctrl-C and signals give a code, too. Other exceptions than hetopt's, click's and the system's pass through.
+    """
     try:
         arguments = sys.argv[1:]
         terminal.check_arguments(arguments)
@@ -183,17 +189,17 @@ def _exit_code() -> int:
         if refusal is None:
             typer.echo(error, err=True)
             return BadInput.exit_code
-        return _said(refusal.message, refusal.hint, refusal.exit_code)
+        return _refuse(refusal.message, refusal.hint, refusal.exit_code)
     except typer.Abort:
         _note("nothing was done.")  # Ctrl-C or the end of the input, where a question was asked
         return exit_code_of(KeyboardInterrupt())
     except HetoptError as error:
-        return _said(error.message, error.hint, error.exit_code)
+        return _refuse(error.message, error.hint, error.exit_code)
     except OSError as error:
         # What the machine refuses is no fault of the program: it has no place in it that a person should look at.
         what = f"{error.filename}: " if error.filename else ""
         hint = _NEXT.get(type(error), "correct that, then try again")
-        return _said(f"{what}{error.strerror or error}.", hint, BadInput.exit_code)
+        return _refuse(f"{what}{error.strerror or error}.", hint, BadInput.exit_code)
     except (KeyboardInterrupt, Terminated) as error:
         return exit_code_of(error)
     return 0
@@ -213,22 +219,24 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
             raise
         _note(f"{error}")
         return {}
-    said: dict[str, list[str]] = {}
+    by_source: dict[str, list[str]] = {}
     for setting in configuration.of_command(given, arguments):
-        said.setdefault(setting.source, []).append(setting.shown)
-    for source, options in said.items():
+        by_source.setdefault(setting.source, []).append(setting.shown)
+    for source, options in by_source.items():
         _note(f"from {source}: {' '.join(options)}")
     return configuration.default_map(given)
 
 
 def _note(text: str) -> None:
+    """Print a remark on stderr, if stderr can be written."""
     from hetopt.cli import render
 
     with contextlib.suppress(terminal.OutputLost):
         render.note(text)
 
 
-def _said(message: str, hint: str | None, code: int) -> int:
+def _refuse(message: str, hint: str | None, code: int) -> int:
+    """Print an error and its hint on stderr, if that can be written; return ``code``."""
     from hetopt.cli import render
 
     with contextlib.suppress(terminal.OutputLost):

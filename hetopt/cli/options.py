@@ -63,15 +63,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that gives a command the fields of records as options, beside its own.
 
+    The command gets as keywords its own options, and of the records' those that were given (not left at the default).
+
     Args:
-        records: made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field, its help
-            names those that do.
         *records: classes made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field,
-            its help names those that do.
+            its
+            help names those that do.
         leave_out: names of fields that are no options of the command.
     """
 
     def with_command(run: Callable[..., None]) -> Callable[..., None]:
+        """Return a command for typer: the function with the records' options in its signature."""
         hints = get_type_hints(run, include_extras=True)
         before = [
             parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY)
@@ -96,7 +98,10 @@ def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
 
 
 def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameter that typer reads for each field of the records, by field name."""
+    """Return the parameter that typer reads for each field of the records, by field name.
+
+    Fields that several records share give one option.
+    """
     owners: dict[str, list[Any]] = {}
     for record in records:
         for name in options_of(record).keys() - set(leave_out):
@@ -107,6 +112,7 @@ def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[s
 
 
 def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
+    """Return a field as a keyword parameter that typer reads: flag, help, default and completion."""
     option = options_of(owners[0])[name]
     field = next(candidate for candidate in fields(owners[0]) if candidate.name == name)
     plain = get_args(types_of(owners[0])[name])[0]
@@ -141,7 +147,10 @@ def _help(name: str, owners: list[Any], among: int) -> str:
 
 
 def _typed_as(option: Option, plain: Any, default: Any) -> Any:
-    """Return the type that typer parses a field as: text, but for flags and paths, and numbers that nothing reads."""
+    """Return the type that typer parses a field as: text, but for flags, paths, and numbers that nothing reads.
+
+    A list of texts where the option repeats; optional where ``default`` is None.
+    """
     if option.repeats:
         return list[str]
     kinds = get_args(plain) or (plain,)

@@ -140,6 +140,7 @@ def queries(lines: Iterable[str]) -> Iterator[Query]:
 
 
 def _query(number: int, line: str) -> Query:
+    """Return the query in a line of JSON; one that cannot be used has no configuration, but a reason."""
     fields: dict[str, object] = {}
     configuration, reason = None, ""
     try:

@@ -85,7 +85,10 @@ def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> 
 def _suggested(
     times: StepTimes, answers: Sequence[tuple[parse.Query, StepTime | str]], count: int
 ) -> dict[int, dict[str, object]]:
-    """Return by line number the rank, reason and cost of the configurations most worth measuring."""
+    """Return by line number the rank, reason and cost of the configurations most worth measuring.
+
+    Lines without a prediction are passed over; empty where there is none.
+    """
     good = [
         (query.number, query.configuration, answer.step_time_s)
         for query, answer in answers

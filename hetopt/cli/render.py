@@ -126,7 +126,10 @@ def error(message: str, hint: str | None) -> None:
 
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
-    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
+    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`.
+
+    The reporter may be used inside alone; what is noted meanwhile goes above the bar.
+    """
     if not sys.stderr.isatty():
         yield Reporter(progress=PlainProgress(write=lambda text: note(f"{description}: {text}")).tell, note=note)
         return
@@ -135,7 +138,7 @@ def progress(description: str) -> Iterator[Reporter]:
     from rich.table import Column
 
     out = Console(stderr=True, highlight=False, emoji=False)
-    said = TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=out.width < NARROW))
+    words = TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=out.width < NARROW))
     shown = (
         TextColumn("{task.description}", markup=False),
         BarColumn(min(BAR, out.width // 5)),
@@ -143,7 +146,7 @@ def progress(description: str) -> Iterator[Reporter]:
         TimeElapsedColumn(),
     )
     # What is written meanwhile, as by `note`, goes above the bar: rich stands in for stderr.
-    with Progress(*shown, said, console=out, refresh_per_second=2, transient=True, expand=True) as live:
+    with Progress(*shown, words, console=out, refresh_per_second=2, transient=True, expand=True) as live:
         task = live.add_task(_shown(description), total=None, text="")
 
         def tell(text: str, done: float | None) -> None:
@@ -181,11 +184,11 @@ class PlainProgress:
     _at_s: float = 0.0
 
     def tell(self, text: str, done: float | None) -> None:
-        """Write a line of progress, where one is due.
+        """Write a line of progress where one is due: at once of a new kind, else after a minute and a further tenth.
 
         Args:
             text: words on what is being done; its first phrase tells the kind.
-            done: share that is done, 0 to 1; None: not known.
+            done: share that is done, 0 to 1; None: not known, and the minute alone counts.
         """
         kind, now_s = _FIGURES.sub("", text.partition(PIECES)[0]), self.clock()
         waits = now_s - self._at_s < MINUTE_S or (done is not None and done - self._share < TENTH)

@@ -54,7 +54,7 @@ def refuse_a_risk(plan: hetopt.Plan) -> None:
     """Raise an error for a plan that keeps its limits less probably than was asked for.
 
     Raises:
-        NoFeasiblePlan: it is not, and nobody has accepted that.
+        NoFeasiblePlan: it does, and nobody has accepted that.
     """
     if plan.risk is None or plan.insight is None or plan.insight.risk_accepted:
         return

@@ -48,6 +48,7 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
 
 
 def _got(options: Sequence[str], typed: Sequence[str]) -> str:
+    """Return ', got VALUE' of an option as it was typed; empty: it was typed without a value, or not at all."""
     for place, word in enumerate(typed):
         name, equals, value = word.partition("=")
         if name in options and (equals or place + 1 < len(typed)):

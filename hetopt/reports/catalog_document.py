@@ -205,6 +205,7 @@ def _regions(everywhere: Mapping[str, Listing]) -> Iterator[Block]:
 
 
 def _facts(catalog: Catalog, listing: Listing) -> dict[str, str]:
+    """Return an instance type's facts in words, by name; facts that do not apply are left out."""
     instance = listing.instance_type
     source = catalog.sources.by_name[instance.source]
     cores = f" on {instance.cores} core{'s' if instance.cores > 1 else ''}" if instance.cores else ""
@@ -239,6 +240,7 @@ def _facts(catalog: Catalog, listing: Listing) -> dict[str, str]:
 
 
 def _accelerator(accelerator: Accelerator) -> dict[str, str]:
+    """Return an accelerator, and its peak rates as far as known (empty: none is), in words by name."""
     cuda = "CUDA" if accelerator.is_cuda else "not CUDA"
     rates = ", ".join(
         f"{rate / unit:.4g} {name}"

@@ -122,7 +122,10 @@ class Axis:
         return "".join(parts)
 
     def band(self, curve: Series, y: Y) -> str:
-        """Return the SVG path of the area between a curve's least and largest values; empty: it has no band."""
+        """Return the SVG path of the area between a curve's least and largest values; empty: it has no band.
+
+        Points without values are passed over: the area spans them.
+        """
         if not curve.low:
             return ""
         low, high = as_column(curve.low), as_column(curve.high)
@@ -146,12 +149,15 @@ def charts(over_time: OverTime, marks_s: Sequence[float], predicted_step_s: floa
         curves = list(group)
         is_step_time = predicted_step_s is not None and curves[0].key == "step_time"
         yield _chart(title, curves, axis, level=predicted_step_s if is_step_time else None)
-    said = ["0", *(formatting.duration(over_time.end_s[-1] * quarter / 4) for quarter in range(1, 5))]
-    yield f'<div class="ticks">{"".join(f"<span>{moment}</span>" for moment in said)}</div>'
+    ticks = ["0", *(formatting.duration(over_time.end_s[-1] * quarter / 4) for quarter in range(1, 5))]
+    yield f'<div class="ticks">{"".join(f"<span>{moment}</span>" for moment in ticks)}</div>'
 
 
 def _chart(title: str, curves: Sequence[Series], axis: Axis, *, level: float | None) -> str:
-    """Return HTML of curves with their bands, in one plot or, where they are many, each in a row of the same scale."""
+    """Return HTML of curves with their bands, in one plot or, where they are many, each in a row of the same scale.
+
+    ``level`` None: no line at a predicted level.
+    """
     is_wide, say = curves[0].is_logarithmic, UNITS[curves[0].unit]
     around = [as_column(end or curve.values) for curve in curves for end in (curve.low, curve.high)]
     levels = [np.array([level])] if level is not None else []
@@ -181,8 +187,8 @@ def _chart(title: str, curves: Sequence[Series], axis: Axis, *, level: float | N
     top, bottom = say(scale.high), say(scale.low)
     if in_rows:
         rows = "".join(
-            f'<div class="worker"><div>{legend}</div>{axis.plot(line, f"{title}: {said}", height, top=top)}</div>'
-            for line, legend, said in zip(lines, legends, words, strict=True)
+            f'<div class="worker"><div>{legend}</div>{axis.plot(line, f"{title}: {text}", height, top=top)}</div>'
+            for line, legend, text in zip(lines, legends, words, strict=True)
         )
         return f'<figure class="whole"><figcaption>{head} {note}</figcaption>{rows}</figure>'
     if level is not None:
@@ -197,7 +203,10 @@ def _name(curve: Series) -> str:
 
 
 def _in_words(curve: Series) -> str:
-    """Return a curve in words: its first, last, least and largest value."""
+    """Return a curve in words: its first, last, least and largest value.
+
+    Unknown where none of its values is known.
+    """
     known = [value for value in curve.values if value is not None]
     name, say = _name(curve), UNITS[curve.unit]
     if not known:

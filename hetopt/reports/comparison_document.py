@@ -36,7 +36,7 @@ def _figures(plan: Plan) -> Iterator[Cell]:
 
 
 def _facts(plan: Plan) -> Iterator[str]:
-    """Yield what else a plan is compared by, in words."""
+    """Yield what else a plan is compared by, in words: cluster, place, steps, batch, rate, exchange and goal."""
     chosen, run = plan.chosen, plan.run
     yield f"{plan.machines(chosen)}; {chosen.hardware_in_words}"
     yield "+".join(dict.fromkeys("at home" if group.is_own else f"in {group.region}" for group in chosen.groups))
@@ -49,7 +49,7 @@ def _facts(plan: Plan) -> Iterator[str]:
 
 
 def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:
-    """Yield each further plan's time and money against the first, and what makes them no fair comparison."""
+    """Yield each further plan's time and money against the first's, then what makes the plans no fair comparison."""
     (first_name, first), *others = plans.items()
     for name, plan in others:
         time = plan.chosen.prediction.total_s.value / first.chosen.prediction.total_s.value
@@ -69,7 +69,7 @@ def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:
 
 
 def _against(ratio: float, more: str, less: str) -> str:
-    """Return a ratio in words: '12 % slower', '2.1 times faster', 'as fast' within half a percent."""
+    """Return a ratio in words: '12 % slower', '2.1 times faster', within half a percent 'neither slower nor faster'."""
     if abs(ratio - 1) < 0.005:
         return f"neither {more} nor {less}"
     word, apart = (more, ratio) if ratio > 1 else (less, 1 / ratio)

@@ -446,6 +446,10 @@ def schemas() -> dict[str, str]:
 
 
 def _text(name: str, record: type[BaseModel]) -> str:
+    """Return the JSON Schema of a record as text.
+
+    Of an artifact with its kind, version and the command that makes it.
+    """
     schema: dict[str, Any] = {"$schema": DIALECT, **record.model_json_schema(), "title": name}
     if issubclass(record, Artifact):
         schema["properties"]["kind"] = {"const": record.KIND}

@@ -200,6 +200,7 @@ def inside(blocks: Iterable[Block]) -> str:
 
 
 def _block(block: Block) -> str:
+    """Return the HTML of a block, text escaped; empty for a heading or a block without content."""
     match block:
         case Line(is_copied=True):
             return f"<pre>{escape(block.text)}</pre>"
@@ -275,7 +276,7 @@ def _cards(table: Table) -> str:
 
 
 def _table(table: Table) -> str:
-    """Return a table. On a narrow screen each row is a block of labelled lines.
+    """Return a table; empty without rows. On a narrow screen each row is a block of labelled lines.
 
     Roles are spelled out, because a browser forgets that it is a table once it is drawn as blocks.
     """
@@ -317,12 +318,12 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
         f'title="{escape(label)}"></i>'
         for place, (label, size) in enumerate(parts)
     )
-    said = ", ".join(f"{label} {formatting.share(size / total)}" for label, size in parts)
+    spelled = ", ".join(f"{label} {formatting.share(size / total)}" for label, size in parts)
     legend = " · ".join(
         f'<span class="swatch {COLOURS[min(place, len(COLOURS) - 1)]}"></span> {escape(label)}'
         for place, (label, _) in enumerate(parts)
     )
-    bar = f'<div class="bar" role="img" aria-label="{escape(f"{name}: {said}")}">{drawn}</div>'
+    bar = f'<div class="bar" role="img" aria-label="{escape(f"{name}: {spelled}")}">{drawn}</div>'
     return f'{bar}<p class="of">{legend}</p>'
 
 

@@ -96,7 +96,10 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
 
 
 def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
-    """Return the time from request to first step of a run that began once: later sessions find machines there."""
+    """Return the time from request to first step of a run that began once: later sessions find machines there.
+
+    None: it was resumed, did no step, or ran on neither rented machines nor one's own.
+    """
     took_s = history.run.startup_s
     is_own = launch.on in OWN_PLACES and all(group.is_own for group in launch.plan.chosen.groups)
     if not (launch.on == "ec2" or is_own) or launch.resumed_s or not took_s:
@@ -198,7 +201,10 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
 
 
 def _noise(history: RunHistory) -> tuple[NoiseSample, ...]:
-    """Return the smoothed moments of the gradient at even distances over a run that began with its first step."""
+    """Return the smoothed moments of the gradient at even distances over a run that began with its first step.
+
+    Empty: the log begins later, or no noise was measured.
+    """
     noisy = [(event, event.noise) for event in history.steps if event.noise is not None]
     if history.run.first_step:
         return ()

@@ -148,12 +148,12 @@ class LiveRun:
                 asked.
         """
         launch, progress, is_over = self.launch, self.progress, status.state.is_over
-        said = None if launch is None else launch.prediction
+        prediction = None if launch is None else launch.prediction
         hourly = None if launch is None else launch.running_usd_per_hour
         elapsed_s, ended = progress.elapsed_s, progress.finish_reason
         if elapsed_s is not None and progress.last_event_s is not None and not is_over:
             elapsed_s += max(0.0, now_s - progress.last_event_s)
-        steps = None if said is None else said.steps.value
+        steps = None if prediction is None else prediction.steps.value
         speeds = {} if launch is None else launch.speeds
         workers = worker_reports(progress, speeds, newest=not is_over)
         exchange = progress.latest and progress.latest.exchange
@@ -171,10 +171,10 @@ class LiveRun:
             "loss": progress.loss,
             "metrics": dict(progress.metrics),
             "step_time_s": progress.step_time_s if is_over else self.recent.step_time_s,
-            "predicted_step_time_s": said and said.step_time_s.value,
+            "predicted_step_time_s": prediction and prediction.step_time_s.value,
             "elapsed_s": elapsed_s,
             "left_s": None if is_over else left_s(progress, steps, self.recent.step_time_s),
-            "predicted_s": said and said.total_s.model_dump(),
+            "predicted_s": prediction and prediction.total_s.model_dump(),
             "usd_per_hour": hourly,
             "usd": None if hourly is None or elapsed_s is None else hourly * elapsed_s / SECONDS_PER_HOUR,
             "budget_usd": launch and launch.plan.goal.budget_usd,

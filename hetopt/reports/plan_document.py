@@ -121,7 +121,10 @@ def warnings(plan: Plan) -> Iterator[Line]:
 
 
 def _tiles(plan: Plan) -> Iterator[Tile]:
-    """Yield time and cost with their intervals, and how sure both are."""
+    """Yield time and cost with their intervals, and how sure both are.
+
+    The chance and the gap only where they are known.
+    """
     for name, key, unit, known in (
         ("time", "total_s", "s", plan.chosen.prediction.total_s),
         ("cost", "cost_usd", "USD", plan.chosen.prediction.cost_usd),
@@ -333,31 +336,32 @@ def limits_of(goal: Goal) -> list[str]:
     return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
 
-def _unavailable(said: Prediction) -> str:
+def _unavailable(prediction: Prediction) -> str:
     """Return the expected wait for spot machines as a phrase, where it is more than a hundredth of the total."""
-    if said.unavailable_s < 0.01 * said.total_s.value:
+    if prediction.unavailable_s < 0.01 * prediction.total_s.value:
         return ""
-    return f" and, on average, {formatting.duration(said.unavailable_s)} for spot machines that are not to be had"
+    return f" and, on average, {formatting.duration(prediction.unavailable_s)} for spot machines that are not to be had"
 
 
 def details(plan: Plan) -> Iterator[Block]:
-    """Yield the details behind the answer: machines, bill, memory, alternatives and reasons."""
-    chosen, said = plan.chosen, plan.chosen.prediction
+    """Yield the details behind the answer: the plan, its machines, memory and bill, all other plans, and reasons."""
+    chosen, prediction = plan.chosen, plan.chosen.prediction
     kind = "sync" if chosen.sync.is_local else "compression"
     yield Heading("The plan")
     yield Facts(
         {
             "cluster": chosen.in_words,
-            "time": f"{_interval(said.total_s, formatting.duration)}, of which start-up "
-            f"{formatting.duration(said.startup_s)}{_unavailable(said)}",
-            "cost": _interval(said.cost_usd, formatting.usd),
+            "time": f"{_interval(prediction.total_s, formatting.duration)}, of which start-up "
+            f"{formatting.duration(prediction.startup_s)}{_unavailable(prediction)}",
+            "cost": _interval(prediction.cost_usd, formatting.usd),
             "batch": f"{formatting.counted(chosen.global_batch_size, 'sample')} a step, {kind} "
             f"{formatting.method(chosen.compression, chosen.sync, chosen.precision)}, "
             f"{chosen.collective.replace('_', '-')}",
-            "step": f"{formatting.duration(said.step_time_s.value)}: computing {formatting.duration(said.compute_s)}, "
-            f"communicating {formatting.duration(said.communication_s)}; workers wait "
-            f"{formatting.duration(said.waiting_s)}",
-            "steps": f"{formatting.count(said.steps.value)}, from {said.steps_source}",
+            "step": f"{formatting.duration(prediction.step_time_s.value)}: "
+            f"computing {formatting.duration(prediction.compute_s)}, "
+            f"communicating {formatting.duration(prediction.communication_s)}; workers wait "
+            f"{formatting.duration(prediction.waiting_s)}",
+            "steps": f"{formatting.count(prediction.steps.value)}, from {prediction.steps_source}",
         }
     )
     yield Heading("Machines")
@@ -392,6 +396,7 @@ def _interval(known: Range, say: formatting.Say) -> str:
 
 
 def _machine(group: Group) -> list[Cell]:
+    """Return a group's row: machines, terms, hardware, price, local batch sizes and what its step time is from."""
     band = f", {group.interruption_band} a month" if group.interruption_band else ""
     seen = f", {group.watched.in_words}" if group.watched else ""
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
@@ -453,6 +458,7 @@ def bill(chosen: Candidate) -> Iterator[Block]:
 
 
 def _alternatives(plan: Plan) -> Iterator[Block]:
+    """Yield all plans as a picture (on a page alone) and as a table, with the chosen one marked."""
     # A picture needs what runs are drawn with, which takes as long to import as the rest of an answer.
     from hetopt.reports.plan_plots import front_svg
 

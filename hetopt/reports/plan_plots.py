@@ -31,12 +31,12 @@ def front_svg(plan: Plan) -> str:
             HEIGHT - BOTTOM - costs.share(place[1]) * (HEIGHT - TOP - BOTTOM),
         )
 
-    said = (
+    label = (
         f"Time and cost of {len(points)} plans, this one among them: {formatting.duration(prediction.total_s.value)}, "
         f"{formatting.usd(prediction.cost_usd.value)}. The table below has the figures."
     )
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">',
         f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="var(--line)"/>',
     ]
     for time_s, cost_usd, anchor in ((times.low, costs.low, "start"), (times.high, costs.high, "end")):
@@ -83,7 +83,7 @@ def log_scale(values: Sequence[float]) -> Scale:
 
 
 def _limit(limit: float | None, axis: Scale, *, across: bool, name: str) -> list[str]:
-    """Return a dashed line where a limit lies inside the picture."""
+    """Return a dashed line and its name where a limit lies inside the picture; else (None, too) nothing."""
     if limit is None or not axis.low < limit < axis.high:
         return []
     x = LEFT + axis.share(limit) * (WIDTH - LEFT - RIGHT)

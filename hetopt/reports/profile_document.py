@@ -67,6 +67,7 @@ def _link_time(link: Link) -> str:
 
 
 def _step_rows(device: Device) -> list[list[str]]:
+    """Return a row for each local batch size that was timed on a device: workers, step, spread, rate and memory."""
     each = "GPU"
     if device.kind == "cpu":
         each = f"{device.threads_per_worker} thread{'s' if device.threads_per_worker > 1 else ''}"

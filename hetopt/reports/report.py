@@ -281,46 +281,50 @@ def _batch(progress: RunFold) -> str:
 
 
 def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Compared, ...]:
-    """Return predictions beside measurements, all sessions together; time in which nothing ran is left out."""
-    said = launch.prediction
-    step_time = _held("step time", "s", said.step_time_s, step_time_s)
+    """Return predictions beside measurements, all sessions together; time in which nothing ran is left out.
+
+    Only the step time, where the run was stopped, is not over, or its log does not begin with the first step.
+    """
+    prediction = launch.prediction
+    step_time = _held("step time", "s", prediction.step_time_s, step_time_s)
     # Where the log does not begin with the first step, what came before it is not known.
     if progress.training_s is None or progress.finish_reason == "stopped" or progress.first_step:
         return (step_time,)
     startup_s = progress.startup_s or 0.0
-    startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
+    startup = Range(value=prediction.startup_s, low=prediction.startup_s, high=prediction.startup_s)
     total_s = startup_s + progress.training_s + progress.recovery_s
     is_own = launch.on in OWN_PLACES
     hourly = launch.running_usd_per_hour if is_own else launch.plan.chosen.usd_per_hour
     return (
         step_time,
-        _held("steps", "steps", said.steps, max(0, progress.step - progress.first_step)),
-        _held("training time", "s", said.training_s, progress.training_s),
+        _held("steps", "steps", prediction.steps, max(0, progress.step - progress.first_step)),
+        _held("training time", "s", prediction.training_s, progress.training_s),
         _held("start-up", "s", startup, startup_s),
-        _held("run time", "s", said.total_s, total_s),
+        _held("run time", "s", prediction.total_s, total_s),
         _held(
             "cost" if is_own else "cost at the plan's rate",
             "USD",
-            said.total_s,
+            prediction.total_s,
             total_s,
             factor=hourly / SECONDS_PER_HOUR,
         ),
     )
 
 
-def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float = 1.0) -> Compared:
+def _held(name: str, unit: Unit, predicted: Range, measured: float, *, factor: float = 1.0) -> Compared:
     """Return a prediction and its measurement, both times ``factor``."""
     return Compared(
         name=name,
         unit=unit,
-        predicted=factor * said.value,
-        low=factor * said.low,
-        high=factor * said.high,
+        predicted=factor * predicted.value,
+        low=factor * predicted.low,
+        high=factor * predicted.high,
         measured=factor * measured,
     )
 
 
 def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Interrupted | None:
+    """Return how a run was interrupted, all sessions together; None: it never was."""
     if progress.clock.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(
@@ -335,7 +339,7 @@ def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Int
 
 
 def _of_interruptions(interrupted: Interrupted | None) -> list[str]:
-    """Return a sentence for each kind of interruption."""
+    """Return a sentence for each kind of interruption; None: the run had none."""
     if interrupted is None:
         return []
     sentences = []
@@ -366,6 +370,16 @@ def _verdict(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> tuple[str, ...]:
+    """Return sentences on how the run compares with its prediction, what explains the difference, and interruptions.
+
+    Args:
+        figures: comparisons by name; without ``run time`` only step time is judged.
+        within: whether run time was within the tolerance; None: it is not known.
+        happenings: of the run, of which changes explain step times.
+        progress: figures folded from the run's events.
+        interrupted: interruptions; None: there were none.
+        contention: measured slowdown by other programs; None: not known.
+    """
     run_time, step_time = figures.get("run time"), figures["step time"]
     kinds = {happening.kind for happening in happenings}
     changes = [text for kind, text in _CHANGES.items() if kind in kinds]
@@ -421,7 +435,10 @@ def _logged(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> Iterator[str]:
-    """Yield a sentence on each event of the run that explains one part of its time."""
+    """Yield a sentence on each event of the run that explains one part of its time.
+
+    ``interrupted`` None: it was not; ``contention`` None: not measured.
+    """
     if part == "step time":
         yield from changes
         if progress.stream_wait_s:
@@ -440,7 +457,10 @@ def _logged(
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
-    """Return the seconds of run time beyond its prediction by where they come from; together they are all of them."""
+    """Return the seconds of run time beyond its prediction by where they come from; together they are all of them.
+
+    ``interrupted`` None: it was not.
+    """
     step_time, steps = figures["step time"], figures["steps"]
     run_time = figures["run time"]
     parts_s = {

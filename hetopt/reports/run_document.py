@@ -80,7 +80,10 @@ def document(report: Report, launch: Launch | None = None) -> Document:
 
 
 def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
-    """Yield the run's time and cost, each beside its prediction, and the metrics that it has reached."""
+    """Yield the run's time and cost, each beside its prediction, and the metrics that it has reached.
+
+    Of a run that is not over, its steps stand for its time.
+    """
     figures = {compared.name: compared for compared in report.compared}
     if "run time" not in figures and report.over_time.step:
         expected, step = launch.prediction.steps.value, report.over_time.step[-1]
@@ -93,6 +96,12 @@ def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
 
 
 def _compared_tile(compared: Compared, budget_usd: float | None) -> Tile:
+    """Return a tile of a measured figure with its prediction below, and of a cost its share of the budget.
+
+    Args:
+        compared: the figure.
+        budget_usd: None: there is none to share.
+    """
     interval = _interval(compared)
     predicted = f"predicted {_figure(compared, 'predicted')}{f' ({interval})' if interval else ''}"
     below: list[Cell] = [predicted, _drawn(compared)]
@@ -169,7 +178,7 @@ def worker_table(workers: Sequence[WorkerReport]) -> Table:
 
 
 def _over_time(report: Report) -> Iterator[Block]:
-    """Yield the curves, and what happened on the way."""
+    """Yield the curves, with a slider, then what happened on the way and what workers sent, in sentences."""
     over_time, last = report.over_time, {happened.kind: happened for happened in report.happenings}
     # Of what is routine, only the last of a kind is news.
     news = [happened for happened in report.happenings if not happened.is_routine or happened is last[happened.kind]]

@@ -98,7 +98,11 @@ def over_time(history: RunHistory) -> OverTime:
 
 
 def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
-    """Yield the curves of a run; those that would say nothing are left out."""
+    """Yield a run's curves: loss, metrics, batch, step time, workers, communication, compression, noise, averaging.
+
+    Left out are curves of what the run does not have: the batch that never follows the noise, ratio and energy where
+    everything is sent, noise and averages that were not logged. Of several metrics the first `MOST_METRICS` are drawn.
+    """
     rows = history.steps
     steps = np.array([row.steps for row in rows], dtype=np.float64)
 
@@ -108,6 +112,7 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         return np.array([np.nan if record is None else get(record) for record in parts], dtype=np.float64)
 
     def curve(key: str, title: str, unit: Unit, values: Column, label: str = "", *, wide: bool = False) -> Series:
+        """Return a series of medians, with its band only where the least and largest values differ from each other."""
         low, middle, high = envelope(values, first)
         has_band = not np.array_equal(low, high, equal_nan=True)
         return Series(
@@ -176,7 +181,10 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
 
 
 def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
-    """Yield batch size, computing and waiting of every worker that ever trained."""
+    """Yield batch size, computing and waiting of every worker that ever trained.
+
+    ``first`` and ``last``: the steps that the points of a curve stand for.
+    """
     roster, places = history.run.roster, history.places
     width = len(roster.workers)
 

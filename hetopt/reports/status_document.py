@@ -90,6 +90,7 @@ def notes(fact: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _pace(step_time_s: float | None, predicted_s: float | None) -> str:
+    """Return the seconds of a step in words, with the prediction if known; empty: not known."""
     if not step_time_s:
         return ""
     return f"{formatting.duration(step_time_s)} a step" + (
@@ -98,6 +99,7 @@ def _pace(step_time_s: float | None, predicted_s: float | None) -> str:
 
 
 def _elapsed(fact: Mapping[str, Any]) -> str:
+    """Return the time since launch, what of it was lost, and the cost, in words; empty: the run has not begun."""
     if not fact["elapsed_s"]:
         return ""
     of = f" of a budget of {formatting.usd(fact['budget_usd'])}" if fact["budget_usd"] is not None else ""
@@ -123,6 +125,7 @@ def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str) -> str:
 
 
 def _gradients(exchange: Mapping[str, Any] | None) -> str:
+    """Return how gradients travel and what share was sent, in words; empty: everything was, or nothing is known."""
     if not exchange or exchange["sent_bytes"] == exchange["dense_bytes"]:
         return ""
     share = formatting.share(exchange["sent_bytes"] / exchange["dense_bytes"])
@@ -130,7 +133,7 @@ def _gradients(exchange: Mapping[str, Any] | None) -> str:
 
 
 def _conditions(fact: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how the rehearsed cluster differs from what was launched."""
+    """Yield sentences on the slowdown of the whole rehearsal, and on hosts that compute at another speed now."""
     slowdown = fact["conditions"]["slowdown"]
     if slowdown > 1:
         yield f"everything runs {slowdown:g} times slower than was planned, because the computation did not fit"
@@ -149,7 +152,7 @@ def _alive(rental: Mapping[str, Any]) -> int:
 
 
 def _rental(rental: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield how many machines are up, what they cost, and when they end."""
+    """Yield how many machines are up, what they cost, and when they end; None: nothing is rented."""
     if rental is None:
         return
     alive = _alive(rental)

@@ -117,6 +117,7 @@ def on_one_screen(blocks: Sequence[Block], width: int, spell: Spell = shown, *, 
 
 
 def _lines(block: Block, width: int, spell: Spell) -> Iterator[Styled]:
+    """Yield a block's lines, wrapped to ``width``, each with its style; none for blocks that pages alone show."""
     match block:
         case Line(is_copied=True):
             yield spell(block.text), block.style
@@ -171,6 +172,7 @@ def hung(mark: str, text: str, width: int) -> list[str]:
 
 
 def _text(cell: Cell) -> str:
+    """Return a cell as plain text, a figure with its interval; empty for markup."""
     if isinstance(cell, Figure):
         return f"{cell} ({cell.span})" if cell.span else str(cell)
     return cell.text if isinstance(cell, Line) else cell if isinstance(cell, str) else ""

@@ -172,6 +172,7 @@ def _tried(event: PairedTrialEnded) -> str:
 
 
 def _conditions(event: ConditionChanged, time_factor: float) -> str:
+    """Return what became of a host in words: its end, its fate, or its new speed and the cluster's link rate."""
     if event.dies:
         return event.reason or "dead"
     for fate, words in _FATES.items():
@@ -234,17 +235,19 @@ def step_of(step: int, expected: float | None) -> str:
         step: number of steps done.
         expected: number of steps predicted; None or 0: not known, and not said.
     """
-    said = f"step {formatting.count(step)}"
+    counted = f"step {formatting.count(step)}"
     if not expected:
-        return said
+        return counted
     most = max(1, round(expected))
-    return f"{said} of {formatting.count(most)}" if step <= most else f"{said}, {formatting.count(most)} predicted"
+    return (
+        f"{counted} of {formatting.count(most)}" if step <= most else f"{counted}, {formatting.count(most)} predicted"
+    )
 
 
 def figures(
     progress: RunFold, launch: Launch | None, *, step_time_s: float | None, now_s: float, money: bool = True
 ) -> list[str]:
-    """Return the figures that a person watches, as phrases, the most important first; what is not known is left out.
+    """Return the figures that a person watches, as phrases, the most important first; unknown ones are left out.
 
     Args:
         progress: figures folded from the run's events.

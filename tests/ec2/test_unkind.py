@@ -206,7 +206,7 @@ def test_a_list_that_cannot_be_had_hides_no_other_and_is_no_all_clear(
         survey = remover.look()
         assert len(survey.unseen) == 1, operation
         [kind] = survey.unseen
-        assert {one.id for one in survey.found} == {one.id for one in whole if one.kind != kind}
+        assert {one.id for one in survey.resources} == {one.id for one in whole if one.kind != kind}
         with pytest.raises(CloudRefused, match=f"the {kind}s were not looked at, so some may be left"):
             survey.check()
     # What can be found goes all the same.

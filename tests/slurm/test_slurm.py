@@ -147,7 +147,7 @@ def test_each_complaint_of_srun_is_one_sentence(complaint: str, says: str) -> No
     why = link.why_unreached(FAST, 1, complaint)
     assert (why is None) == (not says)
     assert why is None or (says in why.message and why.message.startswith("fast is not reached: "))
-    assert why is not None or link.said(complaint) == ["execve(): /x: No such file or directory"]
+    assert why is not None or link.host_lines(complaint) == ["execve(): /x: No such file or directory"]
 
 
 @given(text=st.text(min_size=1, max_size=20).filter(lambda text: text.strip() and text.isprintable()))

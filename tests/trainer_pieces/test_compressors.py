@@ -24,8 +24,8 @@ from hetopt.trainer.comm.compressor import (
     MomentumCorrection,
     Residual,
     Turn,
-    own_momentum,
     redistribute,
+    take_momentum,
 )
 from hetopt.trainer.comm.methods import COMPRESSORS, Asked, checked_for
 from hetopt.trainer.comm.quantisation import Packed, PackedAllGather, Quantised
@@ -165,11 +165,11 @@ class TestMomentumCorrection(ResidualContract):
         weight = nn.Parameter(torch.zeros(3))
         optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.8)
         dgc = Compression(name="dgc", ratio=0.1)
-        assert own_momentum(dgc, optimizer).momentum == 0.8
+        assert take_momentum(dgc, optimizer).momentum == 0.8
         assert optimizer.param_groups[0]["momentum"] == 0.0
         for other in (torch.optim.SGD([weight], lr=0.1, momentum=0.8, nesterov=True), torch.optim.Adam([weight])):
             with pytest.raises(BadInput, match="twice"):
-                own_momentum(dgc, other)
+                take_momentum(dgc, other)
 
 
 @pytest.mark.parametrize("compressor", [TopK(0.05), Identity()], ids=lambda c: type(c).__name__)

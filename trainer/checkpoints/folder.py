@@ -109,7 +109,10 @@ def unpack(data: bytes) -> Any:
 
 
 def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensors as safetensors takes them: on the CPU, contiguous, and no two in the same memory."""
+    """Return tensors as safetensors takes them: on the CPU, contiguous, and no two in the same memory.
+
+    Tensors that shared memory are copied, so that each has its own.
+    """
     separated: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors:
@@ -129,7 +132,11 @@ def _flattened(value: Any) -> dict[str, Tensor]:
 
 
 def _described(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return JSON for a value; its tensors are put aside under numbers."""
+    """Return JSON for a value; move its tensors into ``tensors``, under numbers.
+
+    Raises:
+        TypeError: the value holds something else than tensors, mappings, lists, tuples, strings, numbers and None.
+    """
     if isinstance(value, Tensor):
         name = str(len(tensors))
         expanded = value.numel() > 1 and not any(value.stride())
@@ -147,6 +154,7 @@ def _described(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _restored(described: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the value that `_described` made JSON of; KeyError, TypeError or ValueError: it is no such JSON."""
     if not isinstance(described, dict):
         return described
     ((kind, inner),) = described.items()
@@ -499,6 +507,11 @@ class CheckpointFolder:
             return error.message.removesuffix(".")
 
     def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
+        """Read a file of a published checkpoint, checked against its manifest, as a ``kind``.
+
+        Raises:
+            BadInput: the file, or the manifest, is missing or damaged.
+        """
         manifest, path = self._manifest(step), self.path(step) / name
         try:
             content = path.read_bytes()
@@ -529,6 +542,8 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
 
 def begin_from(given: str, model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
     """Load model and optimizer, in place, from a checkpoint of a task or a session; return its steps and samples seen.
+
+    After an error the model may be overwritten already.
 
     Args:
         given: path of a checkpoint's folder, or of a run's folder, whose newest checkpoint is taken.
@@ -747,7 +762,7 @@ class CheckpointSaver:
         self._thread.shutdown()
 
     def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float]) -> str | None:
-        """Publish or give up the checkpoint, all workers alike; return the problem, if there was any."""
+        """Publish or give up the checkpoint, all workers alike; return why it was given up; None: it was published."""
         texts = gather_texts(self._account(under_way), self._context.world_size)
         problem = "; ".join(text for text, progress in zip(texts, progress_by_rank, strict=True) if progress < 0)
         if self._context.rank == 0:
@@ -764,10 +779,11 @@ class CheckpointSaver:
         error = under_way.parts.exception()
         if error is None:
             return under_way.parts.result()[rank_file(self._context.rank)].model_dump_json()
-        said = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        return f"{self._who}: {said}"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        return f"{self._who}: {reason}"
 
     def _publish(self, under_way: _UnderWay, texts: Sequence[str]) -> str | None:
+        """Publish and log the checkpoint, from every worker's `_account`; return why that failed; None: it did not."""
         files = {rank_file(rank): FileRecord.model_validate_json(text) for rank, text in enumerate(texts)}
         files[STATE_FILE] = under_way.parts.result()[STATE_FILE]
         manifest = Manifest(step=under_way.step, digest=under_way.digest, workers=self._context.world_size, files=files)

@@ -35,7 +35,8 @@ def group_size(group: dist.ProcessGroup | None) -> int:
 def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.device:
     """Return the device that a tensor is sent from: the CPU for a CUDA tensor over gloo alone, else the tensor's.
 
-    That makes groups of GPU and CPU workers possible: on the wire all of them look alike.
+    That makes groups of GPU and CPU workers possible: on the wire all of them look alike. ``group`` None: the default
+    group.
     """
     backends = dist.get_backend(group)
     through_host = tensor.is_cuda and "gloo" in backends and "nccl" not in backends
@@ -166,7 +167,10 @@ class Channel:
             return out.view(self.workers, -1)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Overwrite every worker's tensor, in place, with that of rank ``source``; all workers must call it."""
+        """Overwrite every worker's tensor, in place, with that of rank ``source``; all workers must call it.
+
+        Among one worker nothing is sent. Returns once the tensor is there.
+        """
         with self.operation("broadcast", tensor.nbytes):
             if self.workers > 1 and tensor.numel():
                 staged = self._staged(tensor)
@@ -203,7 +207,10 @@ class Channel:
             out.copy_(received)
 
     def _gather(self, tensor: Tensor, out: Tensor) -> None:
-        """Gather every worker's elements, in rank order, into ``out``; both lie where the backend wants them."""
+        """Gather every worker's elements, in rank order, into ``out``; both lie where the backend wants them.
+
+        Every worker must call it with as many elements; the way depends on their size alone.
+        """
         out = out.view(-1)
         if not _in_pairs(tensor):
             dist.all_gather_single(out, tensor, group=self._group)

@@ -268,7 +268,7 @@ class Residual:
         return {key: value.clone() for key, value in self.kept().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Overwrite the kept tensors, in place, with those that `state` returned.
+        """Overwrite the kept tensors, in place, with the tensors that `state` returned.
 
         Raises:
             BadInput: names or shapes differ from those of this residual, as of another compression or model.
@@ -333,7 +333,10 @@ class Chain:
         self._compressor.load_state(state)
 
     def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Sum the values at these indices; all other elements of the sum are zero."""
+        """Write the sum of the values at ``indices`` into ``out``, zero elsewhere; return what this worker sent.
+
+        Only the values travel: the indices are the same on all workers.
+        """
         values = flat.index_select(0, indices)
         if self._scale != 1.0:
             values.mul_(self._scale)
@@ -461,7 +464,7 @@ class MomentumCorrection(ErrorFeedback):
     nothing is stale: then u goes on, and the whole is momentum SGD. (Lin et al., "Deep Gradient Compression", arXiv
     1712.01887, sections 3.1 to 3.3; their released successors kept the name without these.)
 
-    The optimizer must then have no momentum of its own (see `own_momentum`); with ``momentum`` 0 this is error
+    The optimizer must then have no momentum of its own (see `take_momentum`); with ``momentum`` 0 this is error
     feedback.
 
     Args:
@@ -488,7 +491,10 @@ class MomentumCorrection(ErrorFeedback):
         self._next_velocity = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Return the velocity not yet sent, this (clipped) gradient's included; no state changes until `commit`."""
+        """Return the velocity not yet sent, this (clipped) gradient's included; no state changes until `commit`.
+
+        With ``clip_norm`` the gradient is first scaled to a norm of at most ``clip_norm / sqrt(workers)``.
+        """
         if self._clip_norm is not None:
             most = self._clip_norm / math.sqrt(group_size(None))
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
@@ -517,7 +523,7 @@ def keeps_momentum(asked: Compression) -> bool:
     return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
 
 
-def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
+def take_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
     """Return the compression with the optimizer's momentum, and set that to 0 there, if workers apply it themselves.
 
     Otherwise the compression is returned as it is, and the optimizer is left alone. A momentum that the compression

@@ -173,7 +173,7 @@ class Exchange:
     def run(self, flat: Tensor, look_at: Sequence[float] = (), *, channel: Channel | None = None) -> ExchangeStats:
         """Replace ``flat`` by all workers' compressed sum; measure the energy kept at ratios ``look_at``. All call it.
 
-        If a collective fails, nothing has been committed and the residual is that of the step before. A gradient
+        If a collective fails, the residual is that of the step before, and ``flat`` holds nothing of use. A gradient
         without elements is left alone.
 
         Args:
@@ -244,6 +244,7 @@ class Exchange:
         self.residual.load_state(rest)
 
     def _begin(self, compression: Compression) -> None:
+        """Build chain and guard of a compression, without its old state; keep the residual. BadInput: as of `use`."""
         numel, shapes = self.numel, self._shapes
         chosen = checked_for(compression, shapes)
         self._chain = make_chain(compression, numel, shapes=shapes, seed=self._seed, device=self._device)
@@ -411,6 +412,19 @@ class BucketExchange:
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        """Begin a thread that exchanges; the exchange of a bucket is made at its first use.
+
+        Args:
+            compression: of every bucket.
+            parameters: one at least, all on one device.
+            clock: in seconds.
+            seed: the same on every worker.
+            store: names who is lost, as of `Guard`; None: nobody is named.
+            group: of the workers; None: the default group.
+
+        Raises:
+            BadInput: as of `checked_for`.
+        """
         self._seed = seed
         self._spans: dict[int, Span] = {}
         numel = 0
@@ -468,6 +482,7 @@ class BucketExchange:
             value.copy_(state[key])
 
     def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> ExchangeStats:
+        """Sum a bucket over all workers, in place; a bucket of new spans takes over the residual of its elements."""
         bucket = self._buckets.get(spans)
         if bucket is None:  # in place of old ones that shared its parameters
             self._put_together()

@@ -186,7 +186,7 @@ def _powers(exponents: Sequence[float], device: torch.device) -> Tensor:
 
 
 def _exponent(part: Tensor) -> int:
-    """Return the power of two that lifts the largest magnitude into [2^14, 2^15); 0 if it is not finite."""
+    """Return the power of two that lifts the largest magnitude into [2^14, 2^15); 0 if that is 0 or not finite."""
     peak = largest_magnitude(part) if part.numel() else 0.0
     if not 0 < peak < math.inf:
         return 0

@@ -62,7 +62,10 @@ class MatrixPlace:
 
 
 def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
-    """Return where parameters of these shapes lie in gradient and factors, with ``rank`` as the largest rank."""
+    """Return where parameters of these shapes lie in gradient and factors, with ``rank`` as the largest rank.
+
+    A rank of 0 marks a parameter that is sent whole.
+    """
     places: list[MatrixPlace] = []
     start = left = right = 0
     for shape in shapes:

@@ -92,7 +92,11 @@ class Asked:
 
 
 def _quantised(scales: int, asked: Asked) -> Compressor[Any]:
-    """Return the compressor of codes on a grid: summed on the way, or gathered."""
+    """Return the compressor of codes on a grid: summed on the way, or gathered.
+
+    Raises:
+        BadInput: as of `summed_bits`, for codes that are summed.
+    """
     bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
     if asked.chosen.collective == GATHER:
         width, fitting = summed_bits(1, bits=bits, levels=levels, largest=LARGEST_GATHERED)
@@ -180,7 +184,7 @@ def make_chain(
     """Return a new chain from a gradient of ``numel`` elements to all workers' sum, by a compression, without residual.
 
     Arguments mean what they mean in `hetopt.trainer.comm.exchange.Exchange`: ``device`` is where the gradient lies,
-    ``seed`` the same on every worker.
+    ``seed`` the same on every worker. ``shapes`` None: none are known; ``device`` None: the CPU.
 
     Raises:
         BadInput: unknown name, parts of the compression that do not go together, one that needs ``shapes``, or codes

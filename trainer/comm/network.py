@@ -72,7 +72,7 @@ class Network:
 
 
 def _line(timings: Sequence[Message], workers: int) -> LinkSpeed:
-    """Fit ``t / m = alpha + (x / m) beta``: relative errors are what they were."""
+    """Return latency and rate by a fit of ``t / m = alpha + (x / m) beta``, which keeps relative errors as they are."""
     terms = [
         Operation(primitive=timed.primitive, payload_bytes=timed.payload_bytes, members=workers).terms(trainer)
         for timed in timings
@@ -129,7 +129,10 @@ def measure_network(
 
 
 def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, device: torch.device) -> int:
-    """Return the bytes that a gather, the slowest primitive, brings in `LONGEST_S`, at most the whole gradient."""
+    """Return the bytes that a gather, the slowest primitive, brings in `LONGEST_S`, at most the whole gradient.
+
+    It times gathers of growing size; all workers must call it.
+    """
     size = smallest
     while True:
         time_s = _timed(channel, "all_gather", size, device, once=True).time_s
@@ -221,7 +224,10 @@ def timed_candidates(candidates: Candidates, network: Network, *, device: torch.
 def _ratios(
     name: str, collective: str, coding: str, numel: int, workers: int, network: Network, shapes: Shapes | None
 ) -> tuple[float, float]:
-    """Return two neighbours of `_SELECTED`, the largest that do not take long."""
+    """Return the two largest neighbours of `_SELECTED` whose exchange takes at most half of `LONGEST_S`.
+
+    Else the last two.
+    """
     for large, small in itertools.pairwise(_SELECTED):
         parts = operations(name, numel, large, workers=workers, collective=collective, coding=coding, shapes=shapes)
         if network.expected_s(parts) <= LONGEST_S / 2:

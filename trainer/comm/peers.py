@@ -80,24 +80,24 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, members: S
         `HungPeer` where the collective timed out, `LostPeer` where a connection broke; None: the error has another
         cause.
     """
-    said = str(error)
+    text = str(error)
     if has_timed_out(error):
         return hung(store, rank, members)
-    if _PEER.search(said) is None:
+    if _PEER.search(text) is None:
         return None
     if store is not None:
         with suppress(RuntimeError):  # the store is gone, and whoever calls the roll with it
             store.set(_lost(rank), "here")
-    return LostPeer(in_words(said))
+    return LostPeer(in_words(text))
 
 
-def in_words(said: str) -> str:
+def in_words(text: str) -> str:
     """Return gloo's message of a broken connection as a sentence that names the address.
 
     Return any other text as it is.
     """
-    match = None if _LEFT in said else _PEER.search(said)
-    return said if match is None else f"a worker at {match[1]} {_LEFT}: {said}"
+    match = None if _LEFT in text else _PEER.search(text)
+    return text if match is None else f"a worker at {match[1]} {_LEFT}: {text}"
 
 
 def has_timed_out(error: Exception) -> bool:
@@ -155,6 +155,10 @@ class Guard:
         self._has_met = False
 
     def __enter__(self) -> None:
+        """At the first entry among several workers, check that all are about to do the same.
+
+        Every worker must enter.
+        """
         if not self._has_met and group_size(self._group) > 1:
             meet(self._description, self._group)
             self._has_met = True
@@ -162,6 +166,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Raise `LostPeer` or `HungPeer` in place of a collective's error, where a worker was lost or hangs."""
         if self._has_met and isinstance(error, RuntimeError):
             named = explain_loss(error, self._store, dist.get_rank(), dist.get_process_group_ranks(self._group))
             if named is not None:

@@ -81,7 +81,10 @@ class Grid:
         return cls(peak=peak, levels=levels, fits=fits)
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the integer codes of ``flat`` into ``codes``, [elements], rounded by ``rounding``."""
+        """Write the integer codes of ``flat`` into ``codes``, [elements], rounded by ``rounding``.
+
+        Elements are clamped to the largest level; on a grid without extent all codes are 0.
+        """
         if self._unit == 0:
             codes.zero_()
             return
@@ -164,7 +167,7 @@ class StochasticRounding:
         self._workspace = Workspace()
 
     def __call__(self, levels: Tensor) -> Tensor:
-        """Round 1-D fp32 ``levels`` at random, in place; best a block at a time."""
+        """Round 1-D fp32 ``levels`` at random, in place, and return them; best a block at a time."""
         numel = levels.numel()
         words = self._workspace.take("words", -(-numel // _LANES), torch.int64, levels.device)
         words.random_(-(2**63), None, generator=self._generator)
@@ -298,7 +301,10 @@ class Packed(Compressor[PackedPayload]):
         self._code_values = (*(float(value) for value in values), *[0.0] * (2**bits - len(values)))
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """Return the gradient rounded to packed codes on this worker's grid, without communication."""
+        """Return the gradient rounded to packed codes on this worker's grid, without communication.
+
+        Where an element is not finite, the unit, and with it every decoded value, is NaN.
+        """
         peak = largest_magnitude(flat)
         grid = Grid(peak=peak if math.isfinite(peak) else 0.0, levels=self._levels)
         codes = torch.empty(flat.numel(), dtype=torch.int16, device=flat.device)

@@ -107,7 +107,10 @@ class ElementCoding:
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
 
     def write_indices(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Write ascending int32 indices below ``numel`` to the start of ``out``, uint8, as they are or packed."""
+        """Write ascending int32 indices below ``numel`` to the start of ``out``, uint8, as they are or packed.
+
+        The first `index_bytes` bytes of ``out`` are written.
+        """
         count, low = indices.numel(), low_index_bits(numel, indices.numel())
         out = out[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
@@ -127,8 +130,8 @@ class ElementCoding:
             return data.view(torch.int32)
         low = low_index_bits(numel, count)
         split = -(-count * low // 8)
-        ones = unpack_flags(data[split:], count + (numel >> low) + 1).nonzero().squeeze(1)
-        upper = ones.sub_(torch.arange(count, device=data.device)).to(torch.int32)
+        places = unpack_flags(data[split:], count + (numel >> low) + 1).nonzero().squeeze(1)
+        upper = places.sub_(torch.arange(count, device=data.device)).to(torch.int32)
         if not low:
             return upper
         lower = look_up(data[:split], bit_values(torch.arange(2**low, dtype=torch.int32), low).to(data.device), count)
@@ -164,9 +167,10 @@ class AllGather:
         return self.gather(compressor.encode(flat, turn), out, turn)
 
     def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
-        """Write the sum of all workers' payloads into ``out``.
+        """Write the sum of all workers' payloads into ``out``; all must call it.
 
-        Return this worker's, with values as sent. All must call it.
+        Returns:
+            This worker's payload, with its values rounded as they were sent.
         """
         channel, coding = turn.channel, self._coding
         payload = coding.rounded(payload)
@@ -248,7 +252,9 @@ class SharedSelection:
         """Return the int32 indices that one worker selects and broadcasts in this step; all workers must call it.
 
         In an election norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the
-        lowest rank wins; a NaN wins over everything, and is seen by all.
+        lowest rank wins; a NaN wins over everything, and is seen by all. The selecting worker is rank ``step mod
+        workers``; with `VAR`, or without `STAR` among more than `MANY_WORKERS`, the one whose selection has the largest
+        norm is elected.
         """
         channel, numel, coding = turn.channel, flat.numel(), self._coding
         is_elected = self._collective == VAR or (self._collective != STAR and channel.workers > MANY_WORKERS)
@@ -339,7 +345,10 @@ def sampled_threshold(flat: Tensor, k: int) -> float:
 
 
 def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return ascending indices and magnitudes of the elements of ``|value| >= threshold``, NaN included."""
+    """Return ascending indices and magnitudes of the elements of ``|value| >= threshold``, NaN included.
+
+    Empty where none is.
+    """
     indices, magnitudes = [], []
     for block in blocks(flat.numel(), flat.device):
         chunk = flat[block].abs()
@@ -564,7 +573,9 @@ class Levels(Chain):
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
         """Write the sum of all workers' ``flat`` into ``out``; return what this worker sent. All must call it.
 
-        A NaN keeps nothing, so everything is sent and seen.
+        Sent is the first of the ratio's selection, the floor's and the whole gradient that keeps at least
+        ``least_gain`` of the energy of all workers; `gains` says afterwards what the first two kept. With a NaN
+        everything is sent.
 
         Args:
             flat: 1-D fp32, not empty, this worker's gradient with its residual.

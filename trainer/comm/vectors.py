@@ -144,7 +144,7 @@ class GradientNorms:
     def take(self, samples: int) -> tuple[float, ...] | None:
         """Return this worker's squared norm, that of the sum, ``samples`` and the number of groups (1 without).
 
-        End the step.
+        It ends the step: the next one's norms have to be asked for again.
 
         None: not asked for, or the sum's norm is zero or not finite.
 

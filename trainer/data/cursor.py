@@ -190,7 +190,7 @@ class Passes:
         self.drawn = 0
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` samples, as if they had been drawn."""
+        """Skip ``count`` samples, over as many turns as that takes, as if they had been drawn."""
         left = count
         while left >= (rest := len(self._present) - self._offset):
             left -= rest
@@ -322,6 +322,7 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
         return size * (before * workers + step * total) // (total * workers)
 
     def order(worker: int, turn: int) -> Indices:
+        """Return a worker's indices in one of its turns; at least one, which others may have as well."""
         turns, step = divmod(turn, workers)
         before = sum(weights[:worker])
         first, last = place(before, step), place(before + weights[worker], step)
@@ -415,6 +416,7 @@ class PartitionedCursor(Cursor):
     def __init__(
         self, parts: Parts, dataset_size: int, *, weights: Sequence[int], positions: Sequence[int] | None = None
     ) -> None:
+        """Begin each worker's stream at its place in ``positions``; None: at the start."""
         super().__init__(dataset_size, sum(positions or ()))
         self._parts = parts
         self._weights = tuple(weights)
@@ -513,7 +515,10 @@ class StreamCursor(Cursor):
         return self._passes.take(count)
 
     def _draw(self, shares: Sequence[int]) -> tuple[Indices, Indices]:
-        """Return this worker's samples in their places; those of the others are `ELSEWHERE`."""
+        """Return this worker's samples and their epochs in their places; of the others stand `ELSEWHERE` and epoch 0.
+
+        It waits for samples that have not arrived.
+        """
         names = np.full(sum(shares), ELSEWHERE, dtype=np.int64)
         epochs = np.zeros_like(names)
         if share := shares[self._rank]:
@@ -541,7 +546,10 @@ class StreamCursor(Cursor):
         return self
 
     def flow(self) -> dict[str, float]:
-        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field."""
+        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field.
+
+        Reset all.
+        """
         now_s = self._clock()
         arrived = self._arrived(now_s)
         first = first_kept(
@@ -563,6 +571,7 @@ class StreamCursor(Cursor):
         return max(0, self._arrived(now_s - self._stream.max_age_s))
 
     def _wait(self, wait_s: float, count: int) -> None:
+        """Sleep ``wait_s``; RunFailed, at once, if that is longer than the stream's patience."""
         if wait_s > self._stream.patience_s:
             raise RunFailed(
                 f"worker {self._rank} would wait {wait_s:.3g} s for a batch of {count}: its stream brings "
@@ -586,6 +595,7 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
     """
 
     def order(number: int) -> Indices:
+        """Return every worker-th index of an epoch; all of them where that would be none."""
         everything = permutation(dataset_size, seed, number)
         dealt = everything[rank::workers]
         return dealt if len(dealt) else everything

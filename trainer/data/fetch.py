@@ -172,6 +172,7 @@ def labels_of(dataset: MapDataset) -> Indices:
 
 
 def _whole_numbers(targets: Tensor, dataset: MapDataset) -> Indices:
+    """Return targets as int64 labels; BadInput: they are not 1-D whole numbers."""
     if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
         raise BadInput(
             f"The samples of {type(dataset).__name__} have no labels: a target is a tensor of "

@@ -222,6 +222,11 @@ class CommState(GradientState):
         spec: RunSpec | None = None,
         reach: Callable[[float], None] = lambda done: None,
     ) -> None:
+        """Prepare the state of a hook for a module; without a run spec, one is made that sends in this way.
+
+        Raises:
+            BadInput: ``weight`` is a text other than `SUM`, or as of `make_spec`.
+        """
         if isinstance(weight, str) and weight != SUM:
             raise BadInput(f"weight must be None, {SUM!r} or a number, got {weight!r}.")
         self._workers = dist.get_world_size(ddp.process_group)
@@ -268,8 +273,16 @@ class CommState(GradientState):
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """Return a future of a gradient bucket's weighted sum over all workers, in place of the bucket's content.
 
+        The last bucket of a pass waits until all are summed; no future is done before. In an audit the future is done
+        at once, and its value is the leader's gradient.
+
         Args:
             bucket: gradients that DistributedDataParallel has just made; overwritten.
+
+        Raises:
+            BadInput: workers are about to exchange in different ways.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
         """
         buffer, is_last = bucket.buffer(), bucket.is_last()
         self._ready_elements = buffer.numel() + (0 if bucket.index() == 0 else self._ready_elements)
@@ -294,7 +307,10 @@ class CommState(GradientState):
         return promise
 
     def _audit(self, bucket: GradBucket) -> None:
-        """Put the leader's gradient into a bucket, and note its difference from the sum of the others'."""
+        """Put the leader's gradient into a bucket, and note its difference from the sum of the others'.
+
+        Every worker must call it; two whole buckets are sent.
+        """
         buffer, parameters = bucket.buffer(), bucket.parameters()
         parts = torch.zeros_like(buffer) if dist.get_rank() == 0 else buffer.clone()
         dist.all_reduce(parts)
@@ -405,7 +421,10 @@ class ShardedState(GradientState):
         return [] if stats is None else [stats]
 
     def _sum(self, name: str, shard: Tensor) -> None:
-        """Replace the gradient of a part's shard, 1-D, by its mean over the replicas."""
+        """Replace the gradient of a part's shard, 1-D, in place, by its mean over the replicas; all must call it.
+
+        Where the gradient is not finite on some replica, the shard is filled with infinity and no residual changes.
+        """
         assert self._replicas is not None
         self._parts += 1
         done = min(1.0, self._parts / self._parts_before) if self._parts_before else 0.0
@@ -415,10 +434,10 @@ class ShardedState(GradientState):
         flat.div_(group.size())
         if name not in self.exchanges:
             seed = self._spec.seed + len(self.exchanges)
-            made = Exchange(self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group)
+            exchange = Exchange(self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group)
             if before := part_of(self.memory, name):
-                made.load_state(before)
-            self.exchanges[name] = made
+                exchange.load_state(before)
+            self.exchanges[name] = exchange
         if self.exchange.is_dense or all_finite(flat, group):
             stats = self.exchanges[name].run(flat)
             self.stats.append(stats)

@@ -107,7 +107,14 @@ def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str]
 
 
 def _for_rank(batch_sampler: Any, way: Sequence[str], name: str, rank: int) -> Any:
-    """Copy a batch sampler for another rank, with generators and counters of its own."""
+    """Return a copy of a batch sampler, and of the samplers inside it, for another rank, with generators of its own.
+
+    Args:
+        batch_sampler: left as it is; data that its samplers hold is shared.
+        way: attributes that lead to the rank's holder, as `rank_holder` returns them.
+        name: attribute of the rank there.
+        rank: of the copy.
+    """
     copied = holder = copy.copy(batch_sampler)
     for depth in range(_DEPTH):
         if depth == len(way):
@@ -156,6 +163,7 @@ class UnequalBatches(Sampler[list[int]]):
         self._table: ShareTable | None = None
 
     def __len__(self) -> int:
+        """Return the number of batches of an epoch, each of as many samples of all ranks as the run trains with."""
         batches, workers = len(self._batches), self._sharer.world_size
         if self._size == self._per_rank * workers:
             return batches
@@ -163,12 +171,17 @@ class UnequalBatches(Sampler[list[int]]):
         return samples // self._size if self._drops_last else -(-samples // self._size)
 
     def __iter__(self) -> Iterator[list[int]]:
+        """Begin an epoch: in unequal shares for training, as the sampler gives them otherwise.
+
+        Parts that nobody has used are forgotten.
+        """
         self.parts.clear()
         self._sharer.forget(self)
         trains = self._sharer.is_training or (self.is_trained_on and torch.is_grad_enabled())
         return self._shares() if trains else iter(self._batches)
 
     def _shares(self) -> Iterator[list[int]]:
+        """Yield the dataset indices of this worker's share of each batch, and queue the share for the forward pass."""
         sharer = self._sharer
         if self._table is None:
             self._table = sharer.table(self._per_rank)
@@ -182,7 +195,10 @@ class UnequalBatches(Sampler[list[int]]):
             yield list(own_items(batch, part))
 
     def _of_all_ranks(self) -> Iterator[list[int]]:
-        """Yield the batches of all ranks together, of the plan's size; the last may be smaller."""
+        """Yield the batches of all ranks together, of the plan's size; the last may be smaller.
+
+        Before each rank's first batch, the global random generators are set back, so that all draw one order.
+        """
         this_rank, before = self._sharer.rank, States.now()
         samplers = [
             self._batches if rank == this_rank else _for_rank(self._batches, self._way, self._name, rank)
@@ -298,6 +314,9 @@ class DdpRun:
         """Return the rule for which batches the leader computes whole and the others in shares; None: none.
 
         Shares that have to be equal stay so in every step.
+
+        Raises:
+            BadInput: every step is to be an audit, and the script weighs or exchanges gradients itself.
         """
         spec, states, as_one = self._spec, [state for _, state in self._modules], self._as_one
         if not as_one and (keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform"):
@@ -398,7 +417,8 @@ class DdpRun:
     def forward(self, ddp: nn.Module, rows: int) -> None:
         """Take the first queued batch, which a training forward pass of ``ddp`` over ``rows`` samples now computes.
 
-        Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell.
+        Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell. Where
+        nothing is queued, the batch counts as one in equal shares, and a remark says so.
 
         Args:
             ddp: module that is called.
@@ -463,6 +483,7 @@ class DdpRun:
         return 0.0 if part.is_audit and self.rank else part.weight  # the leader's loss is of the whole batch
 
     def _read_from(self, sampler: object) -> None:
+        """Count a batch of a loader that is trained on; print a remark if its sampler gives equal shares."""
         if isinstance(sampler, UnequalBatches):
             sampler.is_trained_on = True
             self._read[sampler] += 1
@@ -480,7 +501,10 @@ class DdpRun:
             state.weight = weight
 
     def reach(self, done: float) -> None:
-        """Mark a part of backward, 0 to 1, as done, after a slowed worker's wait; a step without 1 is not counted."""
+        """Mark a fraction of backward, 0 to 1, as done; first sleep, if this worker is slowed down on purpose.
+
+        A step counts only once 1 was reached.
+        """
         self.periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
         if done >= 1 and self.periods.engine is not None:
             self.periods.computed = self.periods.stopwatch.mark()
@@ -520,7 +544,10 @@ class DdpRun:
                 self._tell_audit(state, self._drawn_before.has_drawn(self._device))
 
     def _tell_audit(self, state: CommState, draws: bool) -> None:
-        """Log the result of an audit, if the pass was one; called by all workers."""
+        """Log the result of an audit, if the pass was one; all workers must call it.
+
+        RunFailed: the run stops at the result.
+        """
         audited = state.audited()
         if audited is None:
             return
@@ -597,7 +624,10 @@ class DdpRun:
         return passes
 
     def conclude(self) -> None:
-        """Log the last steps and gather the model for `close`, while workers are connected; all must call it."""
+        """Log the last steps and gather the model for `close`, while workers are connected; all must call it.
+
+        Without a step, or a second time, nothing is done.
+        """
         if self.periods.engine is not None and self._left is None:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
                 self.periods.finish(self._passes())
@@ -608,6 +638,8 @@ class DdpRun:
 
     def close(self, *, stopped: bool) -> None:
         """Write the model of the last DDP module to the run's folder and end the log, on rank 0; all must call it.
+
+        Without a step no model is written.
 
         Args:
             stopped: whether somebody asked the run to end.
@@ -638,6 +670,8 @@ class LoneRun(DdpRun):
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count an optimizer's step and log it; the first one begins the log, without its time, which is not known.
+
+        Steps of other optimizers than the first are not counted.
 
         Raises:
             Stopped: somebody asked the run to end.
@@ -700,6 +734,10 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     meshes: list[DeviceMesh] = []
 
     def ask_trainer() -> None:
+        """Have the Trainer of transformers, once it is imported, say how it divides its losses.
+
+        No step is audited then.
+        """
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
@@ -708,6 +746,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
                 run.can_audit = False
 
     def attached(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        """Make a DDP module; attach it to the run, which the first one begins, if all workers, of several, share it."""
         init(self, *args, **options)
         if dist.get_world_size(self.process_group) == len(spec.workers) > 1:
             if not runs:
@@ -716,6 +755,11 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         ask_trainer()
 
     def sharded(shard: Any, module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
+        """Shard a module over a mesh of each machine's devices, and attach it; with one worker, shard it as asked.
+
+        Raises:
+            BadInput: ``mesh`` has some of the workers only.
+        """
         workers = len(spec.workers)
         if not dist.is_initialized() or dist.get_world_size() != workers or workers == 1:
             return shard(module, *args, **({} if mesh is None else {"mesh": mesh}), **options)
@@ -753,6 +797,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
             runs[0].registered(self, state)
 
     def index_sampler(self: DataLoader[Any]) -> Any:
+        """Return the sampler of a loader's batches: in unequal shares where the rank that it draws for is known."""
         sampler = vars(self).get("_hetopt_batches")
         if sampler is None and runs and self.batch_sampler is not None and isinstance(_size_of(self), int):
             holder = rank_holder(self.batch_sampler, runs[0].world_size)
@@ -762,6 +807,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         return sampler or of_loader.fget(self)
 
     def following(follow: Any, self: Any) -> Any:
+        """Return a loader's next batch, and queue its part for the forward pass."""
         batch = follow(self)
         if runs:
             runs[0].give(self._index_sampler, batch)
@@ -780,6 +826,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
+        """Count an optimizer's step; of a script of one worker begin the run; BadInput: another way of sharding."""
         if not runs and len(spec.workers) == 1 and REGISTRY.begun == 0:
             runs.append(LoneRun(spec, run_dir, 0, 1))
         if runs:
@@ -790,6 +837,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     def joined(
         join: Any, backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any
     ) -> None:
+        """Open the default group; by environment variables, in a store that no earlier attempt has written to."""
         by_environment = init_method in (None, "env://") and not args and options.get("store") is None
         if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
             place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -841,7 +889,10 @@ def _size_of(loader: DataLoader[Any]) -> Any:
 
 
 def _multiplied(factor: float, tensors: Any, gradients: Any) -> list[Tensor | None]:
-    """Return the gradients that a backward pass of some tensors begins with, times a factor."""
+    """Return the gradients that a backward pass of some tensors begins with, times a factor.
+
+    None stands for a tensor of several elements that was given no gradient: torch refuses it.
+    """
     roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
     given = (gradients,) if gradients is None or isinstance(gradients, Tensor) else tuple(gradients)
     pairs = zip(roots, given if len(given) == len(roots) else (None,) * len(roots), strict=True)
@@ -886,7 +937,7 @@ def _extend(undo: ExitStack, owner: Any, name: str, extension: Callable[..., Any
 
 
 def _refuse_other_ways(optimizer: Optimizer) -> None:
-    """Refuse a script of several workers that trains by neither DistributedDataParallel nor a session."""
+    """Raise BadInput if parameters are sharded by FSDP1, a tensor mesh or DeepSpeed; otherwise do nothing."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     has_parts = is_sharded(parameters) or any(hasattr(parameter, "_is_flat_param") for parameter in parameters)
     if not has_parts and "deepspeed" not in sys.modules:

@@ -239,7 +239,7 @@ def meet_again(
 
 
 def _check_version(store: RendezvousStore, me: Member) -> None:
-    """Refuse a worker that the others would not understand, before they stop for it."""
+    """Raise BadInput if the workers that train have another version of hetopt; where none trains, do nothing."""
     closed = store.text(f"{store.text('closed')}/closed")
     there = parse_from_peer(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
     if there != me.hetopt:
@@ -252,7 +252,10 @@ def _check_version(store: RendezvousStore, me: Member) -> None:
 def _all_here(
     store: RendezvousStore, generation: Generation, me: Member, patience: Patience, clock: Callable[[], float]
 ) -> Generator[float, None, bool]:
-    """Return whether all members come; false once another generation is wanted, or patience is over."""
+    """Yield seconds to sleep until all members are here, and return True; False: they are not, within patience.
+
+    It is also False as soon as another generation is wanted.
+    """
     number, called_s = generation.number, clock()
     store.set(f"{number}/here/{me.place}", me.life)
     while any(store.text(f"{number}/here/{member.place}") != member.life for member in generation.members):

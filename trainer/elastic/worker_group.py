@@ -175,7 +175,8 @@ class CarriedState:
 def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> CarriedState | None:
     """Return the newest training state of any worker, which sends it to all; None: no worker has one. All must call it.
 
-    All workers of the generation must be in its process group.
+    All workers of the generation must be in its process group. The returned state has this worker's own random state
+    and residual; None where it has just started.
 
     Args:
         held: state that this worker holds; None: it has just started.
@@ -214,7 +215,11 @@ def hand_over(held: CarriedState | None, generation: Generation, rank: int) -> C
 
 
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
-    """Broadcast a value from the source to all workers."""
+    """Return, on all workers, the value of the worker ``source``; all must call it, the others with None.
+
+    Raises:
+        RunFailed: what arrived cannot be read.
+    """
     packed = torch.empty(0, dtype=torch.uint8)
     if value is not None:
         packed = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
@@ -369,7 +374,10 @@ class WorkerGroup:
         return self._store is not None and self._store.text("finished") == "1"
 
     def close(self) -> None:
-        """Stop watching for new generations, destroy the process group, and close this worker's event log."""
+        """Stop watching for new generations, destroy the process group, and close this worker's event log.
+
+        Nothing happens where there is none.
+        """
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
@@ -383,6 +391,7 @@ class WorkerGroup:
         Raises:
             RunFailed: the store cannot be reached, or others do not come.
             Abandoned: the run was asked to stop, or is over.
+            BadInput: the others train already, with another version of hetopt.
         """
         begun_s = time.monotonic()
         while True:
@@ -400,6 +409,7 @@ class WorkerGroup:
             time.sleep(LOOK_S)
 
     def _meet_in(self, store: RendezvousStore) -> Generation:
+        """Sleep until a generation with this worker has begun, and return it; errors as of `meet_again`."""
         meeting = meet_again(
             store,
             self._me,
@@ -421,7 +431,10 @@ class WorkerGroup:
         return present is not None and self._spec.workers[place].host not in present.names
 
     def _open(self, generation: Generation) -> WorkerContext:
-        """Open the process group of a generation, and return this worker's context in it."""
+        """Open the process group of a generation, once all its workers do, and return this worker's context in it.
+
+        RuntimeError or ValueError: the group fell apart meanwhile. A `Watch` breaks its connections once it is over.
+        """
         rank = generation.rank(self._me)
         assert rank is not None
         self.generation = generation
@@ -476,6 +489,7 @@ class Watch:
         end_waiting: Callable[[], object],
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Begin to watch in a thread; it ends with `stop`."""
         self._store = store
         self._number = number
         self._end_waiting = end_waiting
@@ -491,6 +505,7 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
+        """Call ``end_waiting`` again and again once a newer generation is wanted, or a host or the store is lost."""
         while not self._over.wait(EVERY_S):
             try:
                 self.has_fired = self.has_fired or wanted(self._store) > self._number or self._is_lost()

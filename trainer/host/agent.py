@@ -66,6 +66,7 @@ def fork_from(server: ForkServer) -> None:
         """The agent's handle of a worker that is forked instead of started by torchrun."""
 
         def _popen(self, args: tuple[Any, ...], env: dict[str, str]) -> Popen[bytes]:
+            """Fork the worker that these arguments of Python would start; where none can be forked, start it."""
             try:
                 words = args[1:]
                 program = next(n for n, word in enumerate(words) if word == "-m" or not word.startswith("-"))
@@ -150,6 +151,10 @@ def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
 
 
 def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path, node: Node | None) -> None:
+    """Log why workers ended, unless a worker has; among several hosts, only a worker that a signal killed.
+
+    ``node`` None: this host is the only one. Then something is logged in any case.
+    """
     path = run_dir / EVENTS_FILE
     if failure_reason(read_log(path)) is not None:
         return
@@ -230,7 +235,12 @@ def _host(run_dir: Path, spec: RunSpec, node: Node | None, meeting: Rendezvous) 
 
 
 def _meet(spec: RunSpec, node: Node | None, secret: bytes | None) -> Rendezvous:
-    """Open the store of the run, or reach that of its first host."""
+    """Open the store of the run, or wait for that of its first host; ``node`` None: all workers are here.
+
+    Raises:
+        BadInput: the run does not have the node's host.
+        RunFailed: nothing can listen at the address, or the first host does not answer (see `among_others`).
+    """
     from hetopt.trainer.host.rendezvous import Rendezvous
 
     if node is None or secret is None:

@@ -248,7 +248,11 @@ _one_adopts = threading.Lock()
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Adopt descendants inside whose parent, a fork of the server, has ended."""
+    """Adopt descendants inside whose parent, a fork of the server, has ended; one thread at a time, others wait.
+
+    Raises:
+        NoFork: the kernel refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     with _one_adopts:
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -260,11 +264,15 @@ def _adopting() -> Iterator[None]:
 
 
 def _serve(descriptor: int) -> NoReturn:
-    """Fork for whoever holds the other end, until nobody does."""
+    """Fork a process for each request over the socket ``descriptor``; end once the socket's other end is closed.
+
+    All other files but the standard ones are closed first, and signals that would end this process are ignored. The
+    processes become children of whoever asked, not of this one.
+    """
     for low, high in ((3, descriptor), (descriptor + 1, os.sysconf("SC_OPEN_MAX"))):
         os.closerange(low, high)
     # They are for those that it forks, or for whoever asks, who ends this process by ending.
-    heard = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
+    handled = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
     connection = socket.socket(fileno=descriptor)
     _show(["-m", "hetopt.trainer.host.forks", *sys.argv[1:]])
     while True:
@@ -282,17 +290,25 @@ def _serve(descriptor: int) -> NoReturn:
             if os.fork() != 0:
                 os._exit(0)
             connection.close()
-            _be(request, files, heard, orphan_of=parent)
+            _be(request, files, handled, orphan_of=parent)
         for file in files:
             os.close(file)
         os.waitpid(between, 0)
 
 
-def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], *, orphan_of: int) -> NoReturn:
-    """Become the process that was asked for; whatever happens, never return as a second server."""
+def _be(request: Mapping[str, Any], files: Sequence[int], handled: Sequence[int], *, orphan_of: int) -> NoReturn:
+    """Become the process that was asked for, run its program and end with its code; never return as a second server.
+
+    Args:
+        request: as `ForkServer.start` sends it.
+        files: descriptors of standard input, output and error, of the pipe that takes this process's number, and to
+            keep.
+        handled: signals that the server ignores and this process is to hear.
+        orphan_of: parent whose end is waited for, so that whoever asked is the parent then.
+    """
     code = 1
     try:
-        _hear(heard)
+        _hear(handled)
         os.setsid()
         if request["network"] is not None:
             _enter(Path(request["network"]))
@@ -329,7 +345,7 @@ def _hear(ignored_meanwhile: Sequence[int]) -> None:
     this process, and tell nobody here.
 
     Args:
-        ignored_meanwhile: those that it did hear, and the server ignored for itself.
+        ignored_meanwhile: signals that the process did hear, and the server ignored for itself.
     """
     listened_to = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
     for number in listened_to.union(ignored_meanwhile):
@@ -337,7 +353,10 @@ def _hear(ignored_meanwhile: Sequence[int]) -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams anew: Python remembers properties of their old files, such as whether they seek."""
+    """Open the standard streams anew: Python remembers properties of their old files, such as whether they seek.
+
+    Their files stay open when the new streams are closed.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         usual = getattr(sys, f"__{name}__")
         buffering = 1 if usual.line_buffering or os.isatty(number) else -1
@@ -349,6 +368,7 @@ def _open_streams() -> None:
 
 
 def _enter(network: Path) -> None:
+    """Enter the network namespace of the file ``network``; OSError: the kernel refuses."""
     with network.open("rb") as namespace:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
@@ -356,14 +376,14 @@ def _enter(network: Path) -> None:
 
 
 def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> None:
-    """Show these arguments and variables in the list of processes, instead of those of the fork's origin.
+    """Show these arguments and variables in the list of processes, instead of the ones that the fork began with.
 
     The kernel shows what lies where a process's words and variables lay when it began (see proc(5)). A secret that was
-    among the variables is to go in any case. What does not fit is left out.
+    among the variables is overwritten in any case. What does not fit is left out.
 
     Args:
         arguments: of Python.
-        before: the variables that it had; those that are new are shown first. None: they stay.
+        before: variables before; new and changed ones are shown first. None: variables stay.
     """
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()  # the third and all after it
@@ -375,6 +395,7 @@ def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> 
 
 
 def _write(start: int, end: int, texts: Iterable[str]) -> None:
+    """Overwrite the memory from ``start`` to ``end`` with texts, each ended by a zero byte, cut or filled up to fit."""
     room = end - start
     if room > 0:
         body = b"".join(os.fsencode(text) + b"\0" for text in texts)
@@ -382,7 +403,10 @@ def _write(start: int, end: int, texts: Iterable[str]) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Run what Python runs with these arguments; return the exit code."""
+    """Run what Python runs with these arguments, then its exit handlers; return the exit code, -2 after an interrupt.
+
+    Any other exception is printed and raised again.
+    """
     with suppress(AttributeError):
         # Logs follow what it does line by line, and being killed takes none of them.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # unless something has replaced it
@@ -410,6 +434,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _be_main(arguments: Sequence[str]) -> None:
+    """Run ``-m MODULE`` or a file, with its arguments, as the main program; its exceptions are raised.
+
+    ``sys.argv`` and the module search path become the program's.
+    """
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
         begin_in(os.getcwd())
@@ -449,6 +477,9 @@ def main(descriptor: int, modules: Sequence[str]) -> NoReturn:
     """Import modules, then fork processes on request over the socket ``descriptor``, until its other end closes.
 
     The process exits with a message where a thread runs after the imports.
+
+    Raises:
+        ImportError: a module is not to be found.
     """
     import_all(modules)
     if os.fork() == 0:

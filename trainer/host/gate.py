@@ -69,6 +69,7 @@ def open_door(listener: socket.socket) -> socket.socket:
     where = behind.getsockname()
 
     async def connection() -> _Ends:
+        """Return the ends of a new signed connection to the store behind the door; OSError: it is gone."""
         store = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         store.setblocking(False)
         try:
@@ -108,6 +109,7 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
     strangers = asyncio.Semaphore(_STRANGERS)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward a connection to the store once its other end has proved the secret; else let it be closed."""
         if strangers.locked():
             return
         async with strangers:
@@ -136,6 +138,7 @@ def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int
     _await_gate(address, port, secret, patience_s)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward a connection to the gate once that has proved the secret; else let it be closed."""
         there = await asyncio.open_connection(address, port)
         try:
             if await asyncio.wait_for(_prove(*there, secret), _PROVE_WITHIN_S):
@@ -147,7 +150,13 @@ def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int
 
 
 def _await_gate(address: str, port: int, secret: bytes, patience_s: float) -> None:
+    """Wait until the gate answers and knows the secret; errors as of `open_relay`.
+
+    It tries again for ``patience_s`` seconds.
+    """
+
     async def knock() -> bool:
+        """Return whether the gate knows the secret; OSError, EOFError or TimeoutError: it does not let this host in."""
         reader, writer = await asyncio.open_connection(address, port)
         try:
             return await asyncio.wait_for(_prove(reader, writer, secret), _PROVE_WITHIN_S)
@@ -179,7 +188,7 @@ def _mac(secret: bytes, side: bytes, gates: bytes, comers: bytes) -> bytes:
 
 
 async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """Return whether whoever came knows the secret: the gate's part of the handshake."""
+    """Return whether a newcomer knows the secret: the gate's part of the handshake; EOFError: it closed before."""
     nonce = secrets.token_bytes(_RANDOM_BYTES)
     writer.write(_GREETING + nonce)
     await writer.drain()
@@ -193,7 +202,10 @@ async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 
 
 async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """Return whether the gate knows the secret: the relay's part. A gate that closes does not take ours."""
+    """Return whether the gate knows the secret, and prove to know it: the relay's part of the handshake.
+
+    A gate that does not accept this side's proof closes the connection, which gives False, too.
+    """
     greeting = await reader.readexactly(len(_GREETING) + _RANDOM_BYTES)
     if greeting[: len(_GREETING)] != _GREETING:
         return False
@@ -213,7 +225,10 @@ async def _splice(
     other_reader: asyncio.StreamReader,
     other_writer: asyncio.StreamWriter,
 ) -> None:
-    """Forward the bytes that either side sends, until one of them closes; then close both."""
+    """Forward the bytes that either side sends, until one of them closes; then close the other.
+
+    Errors of either connection count as its end. Cancelled, it drops what is still to be sent.
+    """
     for end in (writer, other_writer):
         end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -231,6 +246,7 @@ async def _splice(
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forward bytes until the reader's end; a connection that breaks counts as its end."""
     with suppress(OSError):
         while data := await reader.read(_CHUNK):
             writer.write(data)
@@ -238,10 +254,17 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] | None = None) -> int:
-    """Answer every connection in a thread of its own, on loopback those of this user alone; return the port."""
+    """Answer every connection, in a new thread; on loopback only those of this user; return the port at once.
+
+    Args:
+        listener: socket that listens.
+        serve: answers a connection, which is closed afterwards; connections that break are passed over.
+        until: serving ends when it returns; None: with the process.
+    """
     address, port = listener.getsockname()[:2]
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a connection if it may be of another host or is of this user, and close it."""
         try:
             with suppress(OSError, EOFError, TimeoutError, asyncio.CancelledError):
                 if not is_loopback(address) or is_same_user(writer.get_extra_info("socket")):
@@ -250,6 +273,7 @@ def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitabl
             writer.close()
 
     async def run() -> None:
+        """Serve until ``until`` returns or fails, then end what is still answered."""
         async with await asyncio.start_server(answer, sock=listener) as server:
             with suppress(OSError):
                 await (server.serve_forever() if until is None else until())
@@ -403,7 +427,10 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
 
 
 def _check_reachable(environment: Mapping[str, str], address: str) -> None:
-    """Check that other hosts can reach rank 0: a host's name often means loopback on that host itself."""
+    """Raise BadInput if MASTER_ADDR is loopback and workers run on other hosts, too.
+
+    A host's name often means loopback on that host itself.
+    """
     workers, here = environment.get("WORLD_SIZE", "1"), environment.get("LOCAL_WORLD_SIZE")
     if here is not None and here != workers and is_loopback(address):
         raise BadInput(

@@ -96,6 +96,7 @@ class _Handler(StaticTCPRendezvous):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """Meet again, in a part of the store of its own for each round."""
         self._rounds += 1
         self._store = PrefixStore(f"agents/{self._rounds}", self._meeting.store)
         return super().next_rendezvous()

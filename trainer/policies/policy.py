@@ -321,6 +321,7 @@ class DynamicShares(DynamicSettings):
     def _proposed(
         self, shares: tuple[int, ...], throughputs: Sequence[float], low: Sequence[int], high: Sequence[int | None]
     ) -> tuple[int, ...] | None:
+        """Return shares by throughput within the bounds; None: they are as now, or within the dead band."""
         quotas = proportional_quotas(throughputs, sum(shares), minimum=low, maximum=high)
         move = max(abs(quota - share) / share for quota, share in zip(quotas, shares, strict=True))
         within = all(
@@ -333,12 +334,19 @@ class DynamicShares(DynamicSettings):
         return None if proposed == shares else proposed
 
     def _judged(self, cap: int | None, before: Growth | None, samples_per_s: float) -> int | None:
-        """Return the cap of one worker, lowered where its grown share gave less throughput than before."""
+        """Return the cap of one worker, lowered to its share before if more samples gave less throughput.
+
+        None: no cap.
+        """
         if before is None or samples_per_s >= before.samples_per_s * (1 - self.dead_band):
             return cap
         return before.samples if cap is None else min(cap, before.samples)
 
     def _bounds(self, total: int, caps: Sequence[int | None]) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        """Return the least and most samples of each worker; None: no most.
+
+        Caps that hold less than ``total`` do not count.
+        """
         equal = total / len(caps)
         low = max(self.minimum, math.floor(self.least * equal))
         widest = None if self.most is None else max(low, math.ceil(self.most * equal))
@@ -452,8 +460,8 @@ class WorkerLine(Record):
         expected_s = before.time_s(samples)
         sd_s = expected_s * math.hypot(before.relative_sd(samples), relative_error)
         error = (time_s - expected_s) / sd_s
-        said = min(max(error, -_LOUDEST), _LOUDEST)
-        slower, faster = _gathered(self.slower, said), _gathered(self.faster, -said)
+        vote = min(max(error, -_LOUDEST), _LOUDEST)
+        slower, faster = _gathered(self.slower, vote), _gathered(self.faster, -vote)
         if max(slower, faster) <= ALARM:
             believed_s = expected_s + min(max(error, -CLIP), CLIP) * sd_s
             line = before.conditioned(samples, believed_s, (relative_error * expected_s) ** 2)
@@ -531,9 +539,9 @@ class WorkerLine(Record):
         )
 
 
-def _gathered(evidence: float, said: float) -> float:
+def _gathered(evidence: float, vote: float) -> float:
     """Return a cumulative sum after one more observation; one to the contrary also halves the sum before."""
-    return max(0.0, (evidence if said > 0 else evidence / 2) + said - SLACK)
+    return max(0.0, (evidence if vote > 0 else evidence / 2) + vote - SLACK)
 
 
 LEAST_ERROR = 0.01
@@ -601,7 +609,10 @@ class ModelShares:
 
 
 def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
-    """Return the state after one more period; afresh where the number of workers is another one."""
+    """Return the state after one more period; afresh where the number of workers is another one.
+
+    Counts the periods in a row in which no worker's line changed.
+    """
     shares, times_s, unknown = observation.local_batch_sizes, observation.compute_s, UNKNOWN_NOISE**2
     if len(state.lines) != len(shares):
         noise = [(unknown + seen) / 2 for seen in _step_variances(observation, [unknown] * len(shares))]
@@ -703,7 +714,10 @@ class RateShares:
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
     ) -> tuple[NothingToRemember, BatchDecision]:
-        """Return the state unchanged, and as local batch sizes the samples that streams bring in a set time."""
+        """Return the state unchanged, and as local batch sizes the samples that streams bring in a set time.
+
+        At least ``minimum`` each; a reason is given with a change alone.
+        """
         wanted = tuple(max(self.minimum, self.stream.batch(rate)) for rate in self.stream.rates)
         if wanted == observation.local_batch_sizes:
             return state, BatchDecision(local_batch_sizes=wanted)
@@ -874,6 +888,7 @@ Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]
 
 
 def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    """Return the policy of whole micro-batches; BadInput: they are smaller than ``minimum``, or do not fit the spec."""
     size = allocated_micro_batch_size(spec)
     if size < minimum:
         raise BadInput(
@@ -883,12 +898,16 @@ def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
     return AllocateMicroBatches.model_validate({**spec.batch_settings, "micro": size})
 
 
-def _told(policy: type[DynamicShares]) -> Maker:
+def _by_settings(policy: type[DynamicShares]) -> Maker:
     """Return a maker of a policy by the run's settings."""
     return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
 
 
 def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    """Return the policy that follows the gradient noise, within the workers' memory.
+
+    BadInput: the spec rules it out.
+    """
     check_follows_noise(spec)
     settings, given = CriticalSettings.model_validate(spec.batch_settings), spec.global_batch_size
     most = min(settings.most * given, sum(worker.max_local_batch_size or math.inf for worker in spec.workers))
@@ -906,8 +925,8 @@ def _critical(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
 POLICIES: dict[str, Maker] = {
     "uniform": lambda spec, minimum: KeepShares(),
     "static": lambda spec, minimum: KeepShares(),
-    "proportional": _told(ProportionalShares),
-    "dynamic": _told(DynamicShares),
+    "proportional": _by_settings(ProportionalShares),
+    "dynamic": _by_settings(DynamicShares),
     "omnilearn": lambda spec, minimum: DynamicShares(
         minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch"
     ),

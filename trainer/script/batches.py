@@ -220,6 +220,11 @@ class AuditRecord:
     differed: bool = False
 
     def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            BadInput: mode or tolerance cannot be.
+        """
         if self.mode not in get_args(Audit):
             raise BadInput(f"`audit` must be 'warn', 'stop' or 'off', got {self.mode!r}.", hint="see hetopt.session")
         if not self.tolerance > 0:
@@ -244,10 +249,10 @@ class AuditRecord:
         if self.differed or not result.differs(self.tolerance):
             return
         self.differed = True
-        said = f"shares differ from one machine by {formatting.distance(result.distance)} at step {step}"
+        distance = f"shares differ from one machine by {formatting.distance(result.distance)} at step {step}"
         if self.mode == "stop":
-            raise RunFailed(f"{said}, and audit_tolerance is {self.tolerance:g}.", hint=self.hint)
-        events.write("audit_differs", step=step, reason=f"{said}: {self.hint}")
+            raise RunFailed(f"{distance}, and audit_tolerance is {self.tolerance:g}.", hint=self.hint)
+        events.write("audit_differs", step=step, reason=f"{distance}: {self.hint}")
 
 
 Shares: TypeAlias = tuple[int, ...]
@@ -351,6 +356,7 @@ class ShareTable:
         return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
     def _wanted(self, place: Place) -> Shares:
+        """Return the shares that hold at a place, moved on by a worker from batch to batch if workers take turns."""
         shares = next(shares for since, shares in reversed(self._entries) if since <= place or since == (0, 0))
         turn = place[1] % len(shares) if self.turns else 0
         return shares[turn:] + shares[:turn]

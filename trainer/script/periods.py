@@ -184,6 +184,10 @@ class Periods:
 
         Returns:
             Whether somebody asked the run to stop, as all workers know; False within a control period.
+
+        Raises:
+            RunFailed: a worker did not answer in time.
+            OSError: the disk refuses the line of step times.
         """
         engine, now, computed, self.computed = self.engine, self.stopwatch.mark(), self.computed, None
         assert engine is not None
@@ -235,6 +239,7 @@ class Periods:
             self._write(self.engine, self.engine.read(self.engine.gather()), epoch)
 
     def _write(self, engine: Engine, period: Period, epoch: float) -> None:
+        """Log a period and, on rank 0, its step times; nothing if the loss is not finite; OSError: the disk refuses."""
         if period.diverged:
             return
         engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)

@@ -22,7 +22,7 @@ from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import Compression, RunSpec, Synchronization, spell_sync
 from hetopt.trainer.agreement import join_group
-from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
+from hetopt.trainer.comm.compressor import keeps_momentum, take_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.batches import REGISTRY, ROUNDING, Audit, AuditRecord, make_spec
@@ -64,6 +64,7 @@ def session(
         optimizer: of any kind, with any parameter groups; or several, each of which steps when the script says so.
         compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``), or the
             record; ``"identity"``: none; ``"auto"``: whatever promises the least time, decided while training goes on.
+            A compression that keeps the momentum (``dgc``) takes over the optimizer's, which becomes 0 there.
         accumulate: backward passes of a step.
         steps: that the script will do, by which near the end ``auto`` holds nothing back; None: not known.
         scaler: the GradScaler of the script, where gradients are compressed; None: the script has none, or sends dense
@@ -116,7 +117,7 @@ def session(
     )
     check_for_script(run_spec)
     if len(given) == 1:  # momentum that the workers keep is taken over
-        compression = own_momentum(run_spec.compression, given[0])
+        compression = take_momentum(run_spec.compression, given[0])
         run_spec = run_spec.model_copy(update={"compression": compression})
     elif run_spec.is_local or run_spec.ratio_policy != "fixed" or keeps_momentum(run_spec.compression):
         raise BadInput(
@@ -154,7 +155,7 @@ def session(
         accumulate=accumulate,
         steps=steps,
         scaler=scaler,
-        folder=Path(said) if (said := folder or os.environ.get(RUN_VARIABLE)) else None,
+        folder=Path(named) if (named := folder or os.environ.get(RUN_VARIABLE)) else None,
         audit=audits,
         synchronizes_norms=batch_norm == "synchronized",
         shards=share_trained(whole, given[0], wish, run_spec, rank, blocks),
@@ -198,6 +199,7 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
         BadInput: the script's own process group cannot be used, as it has no gloo; the group stays. Or the workers have
             different versions of hetopt, torchrun's variables are missing, or rank 0 cannot listen at the address by
             which the others know it.
+        DistNetworkError: rank 0 does not answer.
     """
     if world_size == 1 or dist.is_initialized():
         if world_size > 1 and "gloo" not in dist.get_backend_config():

@@ -303,7 +303,10 @@ class Flow:
         self._resume_sources(len(self._sources) - 1)
 
     def _resume_sources(self, first: int) -> None:
-        """Resume sources of batches, from index ``first`` on, where a checkpoint had them."""
+        """Resume sources of batches, from index ``first`` on, where a checkpoint had them.
+
+        BadInput: the kinds differ.
+        """
         for source, kept in zip(self._sources[first:], self._restored_sources[first:], strict=False):
             if set(kept) != set(source.state()):
                 raise BadInput(
@@ -481,6 +484,7 @@ class Flow:
 
         Raises:
             Stopped: somebody asked the run to end, and the script saves nothing.
+            BadInput: the first step's batch is not of the plan's size.
         """
         periods, part, taken = self._periods, self._part or self._newest, self._taken
         if periods.engine is not None and part is not None:
@@ -565,8 +569,9 @@ class Flow:
 
         The gradients of a sharded model are summed as they are made, so that its loss is weighted before.
 
-        The word is sent before backward where gradients, or rows of the whole batch, travel meanwhile; after it where
-        it carries the gradient, or tells which of several optimizers' parameters got one.
+        The message is sent before backward where gradients, or rows of the whole batch, travel meanwhile; after it
+        where it carries the gradient, or tells which of several optimizers' parameters got one. ``weight`` None: the
+        loss counts as the session sees from its batch.
         """
         gate, whole, sides = self._gate, self._whole, self._sides
         self._loss_counts = self._counts(part, loss, weight)
@@ -640,7 +645,17 @@ class Flow:
     def _sum_sides(
         self, sides: Sequence[Side], own_weight: float, part: Part | None, held: Sequence[Side] = ()
     ) -> None:
-        """Sum the gradients of optimizers over all workers, and count the step; ``held`` ones are weighted already."""
+        """Sum the gradients of optimizers over all workers into ``.grad``, or audit them; count the step; all call it.
+
+        Args:
+            sides: optimizers, in the order in which all workers sum them.
+            own_weight: of this worker's last loss in the batch's.
+            part: of the batch; None: there is none. Where it is an audit's, the leader's gradient is the one used.
+            held: those of ``sides`` whose gradients are weighted already.
+
+        Raises:
+            RunFailed: an audit found a difference at which the run is to stop.
+        """
         engine = self._periods.engine
         if self._periods.computed is None and engine is not None:
             self._periods.computed = self._periods.stopwatch.mark()
@@ -670,7 +685,13 @@ class Flow:
         return side.backwards + 1 >= self.accumulate or (part is not None and part.is_last)
 
     def _follow(self, side: Side) -> None:
-        """Prepare an optimizer's parameters for a backward pass; they may have changed since the step before."""
+        """Prepare an optimizer's parameters for a backward pass; they may have changed since the step before.
+
+        Nothing is done where nothing is summed, or all are frozen.
+
+        Raises:
+            RunFailed: they have changed, and compression keeps a residual of the old ones.
+        """
         if side.sum is None:
             return
         named = named_parameters(side.optimizer, self._names)
@@ -713,6 +734,13 @@ class Flow:
         self._sync(self._sides, weight)
 
     def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
+        """Sum gradients that a script's own ``loss.backward()`` made, or that are held; every worker must call it.
+
+        ``weight`` as of `_backward_jointly`.
+
+        Raises:
+            BadInput: the model is sharded, or no batch came from this session's loader yet.
+        """
         if self._sharded is not None:
             raise BadInput(
                 "The gradients of a sharded model were made before anybody knew how much each worker's loss counts.",
@@ -727,7 +755,7 @@ class Flow:
         self._sum_sides(sides, own_weight, part, held)
 
     def _end_sum(self) -> None:
-        """Count a step whose gradients are summed."""
+        """Count a step whose gradients are summed, once all optimizers' are; in local SGD only measure its energy."""
         if self._trains_alone:
             self._sides[0].backwards = 0
             if self._spec.sync.name == "selsync":
@@ -743,7 +771,11 @@ class Flow:
             self._end_step()
 
     def _take_part(self) -> Part | None:
-        """Return this worker's part of the batch that the loss is of; None for a single worker without a batch."""
+        """Return this worker's part of the batch that the loss is of; None for a single worker without a batch.
+
+        Raises:
+            BadInput: no batch came from this session's loader yet, and there are several workers.
+        """
         self._part = self._waiting.popleft() if self._waiting else self._newest
         if self._part is None and self.world_size > 1:
             raise BadInput(
@@ -767,8 +799,12 @@ class Flow:
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
         """Sum gradients that the script has not exchanged yet, before an optimizer steps; compare replicas at times.
 
+        Returns:
+            Other arguments of the step, with a closure of all workers; None: they stay.
+
         Raises:
             BadInput: the optimizer is in no session: it would step by the gradient of this worker's samples alone.
+            RunFailed: replicas differ.
         """
         side = next((candidate for candidate in self._sides if candidate.optimizer is optimizer), None)
         if side is None:
@@ -788,7 +824,11 @@ class Flow:
         return None
 
     def _before_inner_step(self, optimizer: Optimizer) -> None:
-        """Sum gradients ahead of an optimizer inside one of the session's (SAM's) that steps on its own."""
+        """Sum gradients ahead of an optimizer inside one of the session's (SAM's) that steps on its own.
+
+        Raises:
+            BadInput: it has parameters that no optimizer of the session has, and there are several workers.
+        """
         if self._stepping is not None:
             return
         stepped = set(map(id, parameters_of(optimizer)))
@@ -807,7 +847,10 @@ class Flow:
             )
 
     def _begin_step(self, side: Side) -> None:
-        """Give an optimizer the gradient of all workers to step by."""
+        """Give an optimizer the gradient of all workers to step by.
+
+        Sums gradients first where the session has not: every worker must call it then.
+        """
         side.backwards, self._is_within = 0, False
         if self._sharded is not None:
             reshard(self._model)  # what an evaluation has gathered would not follow the step
@@ -817,9 +860,16 @@ class Flow:
         side.is_summed = False
 
     def _together(self, side: Side, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a closure for an optimizer (LBFGS) that computes the loss and gradient of all workers."""
+        """Return a closure for an optimizer (LBFGS) that makes the gradient and returns the loss of all workers.
+
+        All must call it. Where the script's closure returns None, so does this one.
+        """
 
         def together(*arguments: Any, **options: Any) -> Any:
+            """Call the script's closure, sum its gradient unless it has done so, and return all workers' loss.
+
+            None where the closure returns none. Every worker must call it.
+            """
             before, side.is_summed = side.is_summed, False
             loss = closure(*arguments, **options)
             if not side.is_summed and not (before and loss is None):
@@ -834,6 +884,10 @@ class Flow:
         return together
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        """Note that an optimizer of the session has stepped.
+
+        After an epoch's last step average what is averaged then.
+        """
         if optimizer is self._stepping:
             self._stepping = None
             self._stepped.add(id(optimizer))

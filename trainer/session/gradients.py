@@ -82,6 +82,11 @@ class GradientSum:
         self._take(named)
 
     def _take(self, named: Named) -> None:
+        """Take over parameters: make buffers, marks, views and the exchange for them, and forget the ones before.
+
+        Raises:
+            BadInput: a parameter is float64, and the compression is of float32 gradients.
+        """
         self.parameters = [parameter for _, parameter in named]
         self.close()
         reals = [
@@ -124,10 +129,10 @@ class GradientSum:
         self._buckets = None
 
     def follow(self, named: Named) -> bool:
-        """Take over the parameters to sum, as (name, parameter); return whether they differ from those before.
+        """Take over the parameters to sum, as (name, parameter); return whether they differ from the ones before.
 
         Raises:
-            RunFailed: the parameters differ, and compression keeps a residual of those of before.
+            RunFailed: the parameters differ, and compression keeps a residual of the old ones.
         """
         new = [parameter for _, parameter in named]
         if len(new) == len(self.parameters) and all(map(operator.is_, new, self.parameters)):
@@ -179,7 +184,10 @@ class GradientSum:
         self.is_pending = True
 
     def _summand(self, index: int, weight: float) -> Tensor | None:
-        """Return this worker's summand of a parameter's gradient; None if it has none."""
+        """Return this worker's summand of a parameter's gradient; None if it has none.
+
+        Held gradients are a part of it; a gradient of all workers that is there already counts once.
+        """
         gradient, before = self.parameters[index].grad, self._before[index]
         summand = None if gradient is None or not weight else gradient.detach() * weight
         if before is None:
@@ -190,7 +198,13 @@ class GradientSum:
         return before + summand if before.layout == torch.strided else summand + before  # as torch adds sparse ones
 
     def _put(self, weight: float, first: int = 0, last: int | None = None) -> None:
-        """Copy this worker's weighted gradients of parameters ``first`` to ``last`` into the flat buffer."""
+        """Copy this worker's weighted gradients of parameters ``first`` to ``last``, and held ones, into the buffer.
+
+        Args:
+            weight: factor on ``.grad``; held gradients have theirs already.
+            first: index of the first parameter.
+            last: index behind the last; None: all that follow.
+        """
         last = len(self.parameters) if last is None else last
         gradients, views = [parameter.grad for parameter in self.parameters[first:last]], self._views[first:last]
         dense = [
@@ -242,6 +256,11 @@ class GradientSum:
             scaler: whose factor the gradients have. What compression holds back is kept without it, and a gradient
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
             look_at: compression ratios to measure the kept energy at; empty: none.
+
+        Raises:
+            BadInput: workers are about to exchange in different ways.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
         """
         self.was_hidden = self._buckets is not None and self._buckets.is_armed
         if not self.has_arrived:
@@ -280,6 +299,10 @@ class GradientSum:
         return ExchangeStats(sent_bytes=self._flat.nbytes, sync_s=sync_s)
 
     def _sum_flat(self, scaler: GradScaler | None, look_at: Sequence[float]) -> None:
+        """Sum the flat buffer over all workers, without the scaler's factor where it is compressed.
+
+        Infinite on overflow. ``scaler`` None: gradients have no factor.
+        """
         exchange, flat = self.exchange.exchange, self._flat
         assert exchange is not None
         scale = 1.0 if scaler is None or self.exchange.is_dense else scaler.get_scale()
@@ -345,7 +368,10 @@ class GradientSum:
         return AuditResult.of(flat - parts[self._ahead :], float(flat.norm()), draws=drawn, before=self._audits)
 
     def _give(self) -> None:
-        """Write the summed gradient to ``.grad``."""
+        """Write the summed gradient to ``.grad``.
+
+        ``.grad`` becomes None where no worker had a gradient. Held gradients are forgotten.
+        """
         self.norms.add_summed([self._flat])
         marks = self._marks.tolist()
         for parameter, view, used, sparse in zip(self.parameters, self._views, marks, self._sparse, strict=False):

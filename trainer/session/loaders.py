@@ -86,6 +86,11 @@ class SessionLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], flow: Flow) -> None:
+        """Prepare to read a script's loader in slices.
+
+        Raises:
+            BadInput: several workers train, and the loader makes no batches.
+        """
         self.run = self._flow = flow
         self._loader = loader
         self._is_stream = isinstance(loader.dataset, IterableDataset)
@@ -164,7 +169,10 @@ class SessionLoader:
         }
 
     def _begin_drawing(self, start: dict[str, Any] | None = None) -> None:
-        """Record the random state that an epoch is drawn with, or restore the one that it was drawn with."""
+        """Record the random state that an epoch is drawn with, or restore the one that it was drawn with.
+
+        ``start`` None: the state as it is now; where batches are skipped, always the recorded one.
+        """
         if self._skip:
             for generator, state in zip(self._generators, self._start["generators"], strict=False):
                 generator.set_state(state)
@@ -203,6 +211,10 @@ class SessionLoader:
         return self._cut_slices(batches, start if has_drawn else None)
 
     def _cut_slices(self, batches: Iterator[Any], start: dict[str, Any] | None = None) -> Iterator[Any]:
+        """Yield this worker's items of each batch of an epoch, and queue its part; batches to skip are passed over.
+
+        ``start``: as of `_begin_drawing`.
+        """
         self._parts.clear()
         self._begin_drawing(start)
         for number, (batch, is_last) in enumerate(self._all_batches(batches)):
@@ -215,7 +227,7 @@ class SessionLoader:
             yield list(own_items(batch, part))
 
     def _all_batches(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-        """Yield each batch of an epoch, and whether it is the last."""
+        """Yield each batch of an epoch, drawn ahead as on rank 0, and whether it is the last (alone: always False)."""
         if self._is_alone and not self._skip:
             yield from ((batch, False) for batch in batches)  # each as it is asked for, as without a session
             return
@@ -230,6 +242,7 @@ class SessionLoader:
                 return
 
     def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch at once, and return its batches; after a restored state those that it left over."""
         # At once, as the script's own loader does: it draws a seed here, and its readers begin.
         before, alike = States.now(), cast(AbstractContextManager[None], nullcontext())
         if self._skip and self._has_begun:  # what is left of the epoch was not asked for: another begins
@@ -247,6 +260,7 @@ class SessionLoader:
         return self._give(batches)
 
     def _give(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield an epoch's batches, and tell the session of each before and after, and of the epoch's end."""
         flow = self._flow
         flow.ask(True)
         self.epoch, self.batches = self.epoch + (not self._skip), self._skip
@@ -260,7 +274,11 @@ class SessionLoader:
         flow.end_data()
 
     def _read(self, batches: Iterator[Any]) -> Iterator[tuple[Part, Any]]:
-        """Yield this worker's part of each batch, and the batch, without skipped batches."""
+        """Yield this worker's part of each batch, and the batch, without skipped batches.
+
+        Whether a part is the last is known of a loader with a batch sampler, and of others when gradients are
+        accumulated.
+        """
         if self._is_sliced:
             yield from ((self._parts.popleft(), batch) for batch in batches)
             return
@@ -312,6 +330,10 @@ class SlicedStream(IterableDataset[Any]):
         self._samples, self._size, self._collate, self._drops_last = samples, batch_size, collate, drop_last
 
     def __iter__(self) -> Iterator[tuple[Part, Any]]:
+        """Yield a part and this worker's items of each batch.
+
+        With reader processes, of every batch whose turn is theirs.
+        """
         # Reader processes take turns, and each knows the shares only as they were when the epoch began.
         worker = get_worker_info()
         number, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)

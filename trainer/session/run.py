@@ -151,6 +151,13 @@ class Session(Flow):
         return averages
 
     def _means(self, values: Sequence[float], samples: int | None, mark: int = 0) -> list[float]:
+        """Return values' means over all workers, weighted by samples; NaN where nobody has samples; all must call it.
+
+        Args:
+            values: of this worker.
+            samples: that they are of; None: of its part of the newest batch, 0 before any.
+            mark: checksum that must be equal on all workers.
+        """
         part, means = self._newest, list[float]()
         weight = float(samples if samples is not None else 0 if part is None else part.samples)
         if part is not None and part.is_audit and self.rank:  # the leader's figure is of the whole batch
@@ -212,7 +219,8 @@ class Session(Flow):
     def checkpoint(self, extra: Extra = MappingProxyType({})) -> None:
         """Save a checkpoint in the session's folder while training goes on; all call it alike, between two steps.
 
-        Training waits for a copy alone; a second call after the same step does nothing. The newest checkpoint that is
+        Training waits for a copy alone, and for an earlier checkpoint that is still being written; a second call after
+        the same step does nothing. The newest checkpoint that is
         whole counts: in ``folder/checkpoint``. From the first call on, a run that is asked to stop saves one more
         before it ends.
 
@@ -342,6 +350,7 @@ class Session(Flow):
 
     @property
     def _exchanges(self) -> dict[str, Exchange]:
+        """Return the exchanges of the optimizers by their number, or of a sharded model by its parts."""
         exchanges = (side.sum.exchange.exchange for side in self._sides if side.sum is not None)
         named = {str(number): exchange for number, exchange in enumerate(filter(None, exchanges))}
         return named if self._sharded is None else self._sharded.exchanges
@@ -407,6 +416,9 @@ class Session(Flow):
 
         Returns:
             Its state, of a sharded model whole on the leader alone.
+
+        Raises:
+            RunFailed: the disk refuses it.
         """
         state: dict[str, Any] = gathered(self._model.state_dict(), keep=self.is_leader)
         if (
@@ -418,12 +430,17 @@ class Session(Flow):
         return state
 
     def _part_from_others(self) -> None:
+        """Release what the session opened: groups, the writer of checkpoints and the process group."""
         self._whole.close()
         if self._periods.saver is not None:
             self._periods.saver.close()
         self._leave()
 
     def _shut(self) -> None:
+        """Close the session in this process: remove its hooks, so that steps are the script's own again.
+
+        Nothing is said to other workers.
+        """
         REGISTRY.open = ()
         for side in self._sides:
             if side.sum is not None:
@@ -437,6 +454,13 @@ class Session(Flow):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the session, or, after an error, end it in this process and tell the other workers.
+
+        After `Stopped` the model is written.
+
+        Raises:
+            RunFailed: after `Stopped`, the last checkpoint could not be written.
+        """
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()  # the others are told, where they do not end as well
             return

@@ -83,6 +83,10 @@ class StepMessages(Guard):
     """
 
     def __init__(self, *, number: int, rank: int, world_size: int, store: Store | None, room: int = 0) -> None:
+        """Meet the other workers once; every worker must call it.
+
+        ``store`` None: a lost worker is not named. ``room``: numbers of a gradient that a message can carry.
+        """
         self.number, self.step, self.trained = number, 0, 0
         self._rank, self._world_size = rank, world_size
         super().__init__(f"session, room for a gradient of {8 * room} bytes in each message", store=store)
@@ -171,6 +175,11 @@ class StepMessages(Guard):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Leave as `Guard`, with the step in the error of a lost worker.
+
+        Raises:
+            OthersFailed: another worker left in the middle.
+        """
         try:
             super().__exit__(kind, error, trace)
         except LostPeer as lost:
@@ -201,7 +210,7 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     """
     turns = [dict(zip(_FIELDS, map(int, word), strict=True)) for word in words]
 
-    def said(rank: int) -> str:
+    def deed(rank: int) -> str:
         turn = turns[rank]
         at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
         return f"{ACTIONS[turn['action']]} at step {turn['step']} ({at})"
@@ -209,23 +218,23 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     keys = [tuple(turn.values()) for turn in turns]
     usual = Counter(keys).most_common(1)[0][0]
     ended = [rank for rank, turn in enumerate(turns) if ACTIONS[turn["action"]].startswith("ended")]
-    ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
-    divergent, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
+    strays = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
+    divergent, other = turns[strays[0]], next(rank for rank in range(len(turns)) if rank not in strays)
     if ACTIONS[divergent["action"]] == "ended with an error":
         return WorkerFailed(
-            f"{workers(ones)} ended with an error at step {divergent['step']}.",
-            hint=f"see what {workers(ones)} printed",
+            f"{workers(strays)} ended with an error at step {divergent['step']}.",
+            hint=f"see what {workers(strays)} printed",
         )
     if any(turn["trained"] != divergent["trained"] for turn in turns) and not ended:
         return Disagreement(
-            f"{workers(ones)} trains other parameters than worker {other} at step {divergent['step']}.",
+            f"{workers(strays)} trains other parameters than worker {other} at step {divergent['step']}.",
             hint="change requires_grad on all workers at the same step",
         )
-    if said(ones[0]) == said(other):
+    if deed(strays[0]) == deed(other):
         return Disagreement(
-            f"{workers(ones)} read other samples than worker {other}, or called the session with other arguments: "
-            f"{said(ones[0])}.",
+            f"{workers(strays)} read other samples than worker {other}, or called the session with other arguments: "
+            f"{deed(strays[0])}.",
             hint="an iterable dataset gives all workers the same samples in the same order: leave out its splitting by "
             "rank, and seed its shuffling alike; call run.log and run.mean alike on all workers",
         )
-    return Disagreement(f"{workers(ones)} {said(ones[0])} while worker {other} {said(other)}.", hint=_HINT)
+    return Disagreement(f"{workers(strays)} {deed(strays[0])} while worker {other} {deed(other)}.", hint=_HINT)

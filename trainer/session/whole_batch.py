@@ -124,7 +124,10 @@ class WholeBatch:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def _normalise(self, norm: _BatchNorm, x: Tensor) -> Tensor:
-        """Return a BatchNorm layer's output, normalised by the samples of all workers."""
+        """Return a BatchNorm layer's output, normalised by the samples of all workers; every worker must call it.
+
+        Running statistics are updated by the whole batch. In evaluation mode the layer's own forward pass is used.
+        """
         if not (norm.training and self.groups):
             return type(norm).forward(norm, x)
         part = self.part
@@ -162,6 +165,10 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient summed over all workers, each weighted as its loss.
+
+        BadInput: weights are not known yet.
+        """
         weight = ctx.whole.weight
         if weight is None:
             raise BadInput(

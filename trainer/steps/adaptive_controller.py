@@ -88,6 +88,11 @@ class AdaptiveController:
     def __init__(
         self, spec: RunSpec, candidates: Candidates, network: Network | None, *, tries_twins: bool = False
     ) -> None:
+        """Choose the first exchange.
+
+        Raises:
+            BadInput: the run's compression cannot be steered by its policy.
+        """
         self._name = spec.ratio_policy
         self.candidates = candidates
         self.network = network
@@ -228,7 +233,10 @@ class AdaptiveController:
         return {"before": before.key, "after": self.candidate.key, "reason": self._decision.reason or ""}
 
     def _candidate_of(self, decision: RatioDecision) -> Option:
-        """Return the candidate that a decision means; of several collectives the quickest on the measured network."""
+        """Return the candidate that a decision means, by its option or else its ratio, with the levels that it names.
+
+        Of several collectives the quickest on the measured network is taken; without a network the first.
+        """
         network = self.network
         if decision.option is not None:
             named = self.candidates.find(decision.option)
@@ -300,22 +308,22 @@ def choose_ratio_policy(
         BadInput: there is no such policy, or the ratio leaves it nothing to decide.
     """
     check_ratio_controller(name, ratio)
-    said = settings or {}
+    given = settings or {}
     match name:
         case "fixed":
             return ScheduledRatio(ratio=ratio)
         case "warm_up":
             return ScheduledRatio(ratio=ratio, schedule=WARM_UP)
         case "accordion":
-            gentle = AccordionSettings.model_validate(said).gentle or min(1.0, 10 * ratio)
-            return Accordion.model_validate({**said, "gentle": max(ratio, gentle), "strong": ratio})
+            gentle = AccordionSettings.model_validate(given).gentle or min(1.0, 10 * ratio)
+            return Accordion.model_validate({**given, "gentle": max(ratio, gentle), "strong": ratio})
         case "gravac":
-            floor = min(GravacSettings.model_validate(said).floor, 1 / ratio)
-            return Gravac.model_validate({**said, "floor": floor, "largest": 1 / ratio})
+            floor = min(GravacSettings.model_validate(given).floor, 1 / ratio)
+            return Gravac.model_validate({**given, "floor": floor, "largest": 1 / ratio})
         case "threshold":
-            return ThresholdRatio.model_validate({**said, "ratio": ratio})
+            return ThresholdRatio.model_validate({**given, "ratio": ratio})
         case "scan":
-            return ScanRatio.model_validate({**said, "options": tuple(options)})
+            return ScanRatio.model_validate({**given, "options": tuple(options)})
         case _:
             return AutoRatio(
                 options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins

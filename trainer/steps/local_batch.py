@@ -97,7 +97,7 @@ class Injector:
         self._samples = 0
 
     def mix(self, batches: Sequence[Batch], drawn: Sequence[int], position: int) -> tuple[Batch, tuple[int, ...]]:
-        """Return this worker's samples followed by those it is given, and each worker's number of both.
+        """Return this worker's samples followed by the samples that it is given, and each worker's number of both.
 
         All must call it.
 
@@ -155,6 +155,7 @@ class Injector:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
+    """Return a batch's tensors, in order; BadInput: it holds something else as well."""
     leaves = tree_leaves(batch)
     others = {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)}
     if others:
@@ -183,7 +184,10 @@ class ReadAhead:
         self._reading: deque[tuple[MicroBatch, Future[Batch]]] = deque()
 
     def follow(self, upcoming: Iterator[MicroBatch]) -> None:
-        """Drop what was read ahead, and begin to read the micro-batches that ``upcoming`` yields."""
+        """Drop what was read ahead, and begin to read the micro-batches that ``upcoming`` yields.
+
+        Reads that have begun go on, and are not used.
+        """
         for _, future in self._reading:
             future.cancel()
         self._reading.clear()
@@ -211,6 +215,7 @@ class ReadAhead:
         self._thread.shutdown(cancel_futures=True)
 
     def _read_one_more(self) -> None:
+        """Begin to read the next micro-batch in the thread; do nothing where none is left."""
         part = next(self._upcoming, None)
         if part is not None:
             self._reading.append((part, self._thread.submit(self._read, part)))
@@ -250,6 +255,7 @@ class BatchReader:
         return parts
 
     def _of_rank(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
+        """Return a rank's slice as micro-batches, without padding; a new copy of its indices."""
         # A copy: the reader of a data set may do with its indices what it likes, the permutation is everybody's.
         indices = batch.slice(rank).copy()
         if not changes_with_epoch(self.dataset):
@@ -259,6 +265,7 @@ class BatchReader:
         return [MicroBatch(epoch=epoch, indices=part) for epoch, piece in pieces for part in self._cut(piece)]
 
     def _cut(self, indices: Indices) -> list[Indices]:
+        """Cut indices evenly into parts of ``max_samples`` at most, none of which crosses a multiple of ``unit``."""
         if self.unit is None or len(indices) <= self.unit:
             return evenly(indices, self.max_samples)
         units = [indices[first : first + self.unit] for first in range(0, len(indices), self.unit)]
@@ -404,6 +411,7 @@ class SampleFeed:
             self._ahead.close()
 
     def _on_host(self, part: MicroBatch) -> Batch:
+        """Return the samples of a micro-batch, on the host: mixed, read ahead (waited for) or read now."""
         if self._mixed is not None:
             return cast(Batch, tree_map_only(Tensor, lambda tensor: tensor[part.indices], self._mixed))
         if self._ahead is not None and self._batch is not None:

@@ -206,9 +206,9 @@ class LossModule(nn.Module):
             result = self._loss(self.model, batch)
         loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, Tensor) or loss.dim() != 0:
-            said = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+            problem = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
             raise BadInput(
-                f"The task's loss {said}; it must be a scalar tensor.",
+                f"The task's loss {problem}; it must be a scalar tensor.",
                 hint="return the mean over the samples of the batch, or a sum and its count",
             )
         if torch.is_grad_enabled() and not loss.requires_grad:
@@ -229,6 +229,10 @@ class LossModule(nn.Module):
         return loss
 
     def _watch(self, loss: Tensor, samples: int) -> None:
+        """Raise BadInput if a cross entropy leaves targets out, which it did not at first.
+
+        On a GPU only look at times.
+        """
         self._calls += 1
         # To look makes the host wait for a GPU.
         if loss.grad_fn is None or (loss.is_cuda and self._calls % _LOOK_EVERY):
@@ -375,6 +379,7 @@ class Buckets:
             self._tell()
 
     def _tell(self) -> None:
+        """Call ``ready`` with the next bucket."""
         part = self.parts[self.ready_parts]
         self.ready_parts += 1
         ready = self._ready()
@@ -410,10 +415,14 @@ class DoesNotFit(RunFailed):
 
 
 def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
-    """Copy a model's buffers and torch's random states; return a function that puts them back."""
+    """Copy a model's buffers and torch's random states; return a function that puts them back.
+
+    The random states of the CPU and of ``device``.
+    """
     buffers, generators = [(buffer, buffer.clone()) for buffer in model.buffers()], Generators.at(device)
 
     def restore() -> None:
+        """Put the copied buffers and random states back, in place."""
         with torch.no_grad():
             for buffer, kept in buffers:
                 buffer.copy_(kept)
@@ -458,6 +467,7 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
     """
 
     def now(looks: bool) -> tuple[BucketSum | None, str, bool]:
+        """Return the sum of buckets to use (None: whole gradients), the way's name, and whether the worker is alone."""
         candidate = present()
         if not (candidate.in_buckets or candidate.averages):
             return None, candidate.key, False
@@ -591,6 +601,8 @@ class FusedStep:
                 gradient was made twice in one backward pass.
             BadInput: the loss cannot be used, see `LossModule.forward`, or workers are about to exchange in different
                 ways.
+            HungPeer: another worker did not come in time.
+            LostPeer: another worker left in the middle.
         """
         if self._switch is not None:
             self.in_buckets, self.way, self.is_alone = self._switch(bool(look_at))
@@ -670,7 +682,15 @@ class FusedStep:
         return self.flat * (samples / (float(self._counted) or 1.0) if self._counted is not None else 1.0)
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
-        """Accumulate the gradient; send its buckets as they are made, unless a micro-batch may be too large."""
+        """Accumulate the gradient, and send its buckets as they are made, unless a micro-batch may be too large.
+
+        Returns:
+            The sum of the losses over samples, a double on the device.
+
+        Raises:
+            DoesNotFit: memory ran out; nothing was sent.
+            RunFailed: memory ran out while the gradient was being sent, or where devices share the model.
+        """
         largest = max(map(len, parts), default=0)
         fits = largest <= self.proven
         if self.in_buckets is not None and fits and not self._module.is_counted:
@@ -694,7 +714,16 @@ class FusedStep:
     def _accumulated(self, parts: Sequence[MicroBatch], factor: float, restore: Callable[[], None] | None) -> Tensor:
         """Add ``factor * samples * mean gradient`` of every micro-batch; return the sum of their losses over samples.
 
-        Where the loss counts something else, that stands for samples. Where memory runs out, everything is put back.
+        Where the loss counts something else, that stands for samples.
+
+        Args:
+            parts: micro-batches.
+            factor: on each gradient.
+            restore: called where memory runs out, to put buffers and random states back; None: they stay.
+
+        Raises:
+            DoesNotFit: memory ran out; the gradient is spoilt.
+            RunFailed: memory ran out, where devices share the model.
         """
         try:
             loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -755,6 +784,7 @@ class FusedStep:
         return summed
 
     def _send(self, part: Part) -> None:
+        """Begin to sum a bucket of the gradient; with the last one of a backward pass, mark the end of computing."""
         if self._computed is None:  # backward goes on
             is_last = part.start == 0
             self._pace.reach(1.0 if is_last else FORWARD + (1 - FORWARD) * part.done)

@@ -182,7 +182,7 @@ class Declared(Slowdown):
         self._begun_s = self._clock() - read_s
 
     def reach(self, done: float) -> None:
-        """Wait until the fraction ``done`` of the step's declared seconds is over."""
+        """Wait until the fraction ``done`` of the step's declared seconds is over, if it is not; 1 ends the step."""
         arrived_s = self._clock()
         if done >= 1:
             self._uses.append((arrived_s - self._begun_s - self._waited_s) / self._declared_s)

@@ -247,7 +247,16 @@ class SelSync:
     def _paced(
         self, state: SelSyncState, step: int, gap: int, change: float | None, *, voted: bool, overdue: bool
     ) -> tuple[SelSyncState, bool]:
-        """Decide where delta is steered: an average not too soon after the last one, nor too late."""
+        """Return the next state, and whether to average now, where delta is steered: not too soon, nor too late.
+
+        Args:
+            state: state after the step before.
+            step: number of steps since the run began, this one included.
+            gap: steps since the last average, this one included.
+            change: that the needed votes depend on; None: not known.
+            voted: whether it is above delta.
+            overdue: whether more local steps were done than the run allows.
+        """
         mean = 1 / self.synchronised_share
         early = 1 + GROWTH * step
         if early < mean:
@@ -257,16 +266,19 @@ class SelSync:
         return self._steered(state, change, synchronised=synchronise), synchronise
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
-        """Begin delta at the first change that is finite and above zero."""
+        """Return the state with delta set to a first change that is finite and above zero.
+
+        Else (None, too) the state as it is.
+        """
         if state.log_delta is not None or change is None or not 0 < change < math.inf:
             return state
         return SelSyncState(log_delta=math.log(change))
 
     def _steered(self, state: SelSyncState, change: float | None, *, synchronised: bool) -> SelSyncState:
-        """Move delta to where the wished share of the steps synchronises (Robbins and Monro 1951).
+        """Return the state with delta moved to where the wished share of the steps synchronises.
 
-        ``log delta += gain (synchronised - share)`` is at rest where a step does so with the wished probability,
-        whatever the scale of the changes, and follows them.
+        ``log delta += gain (synchronised - share)`` (Robbins and Monro 1951) is at rest where a step does so with the
+        wished probability, whatever the scale of the changes, and follows them. Before a first change the state stays.
         """
         state = self._begun(state, change)
         if state.log_delta is None:
@@ -391,11 +403,11 @@ def progress_of(products: Sequence[float]) -> float:
     """Return the progress that a local step makes, over that of a step on summed gradients; the module has the formula.
 
     Args:
-        products: four inner products: of the summed gradients at the mean with themselves, and with those where the
-            workers had come; then the sums of the same two of each worker's own.
+        products: four inner products: of the summed gradients at the mean with themselves, and with the gradients where
+            the workers had come; then the sums of the same two of each worker's own.
     """
-    whole, across, own, own_across = products
-    signal, turned = whole - own, across - own_across
+    whole, across, noise, noise_across = products
+    signal, turned = whole - noise, across - noise_across
     return 1 + (turned - signal) / max(signal, LEAST_SIGNAL * whole, 1e-60)
 
 
@@ -534,7 +546,7 @@ class Synchronizer:
         """Learn what local steps are worth from a worker's two gradients of the same samples; all must call it.
 
         Args:
-            drifted: gradient where this worker had come, [elements]; overwritten is a copy alone.
+            drifted: gradient where this worker had come, [elements]; left as it is.
             gradient: gradient at the mean of all, [elements].
             weight: weight of this worker in the sum.
         """
@@ -542,12 +554,14 @@ class Synchronizer:
         message = torch.cat([sketched(pair).reshape(-1), pair @ pair[0]])
         self._channel().all_reduce(message)
         summed = message[:-2].view(2, -1)
-        told = progress_of([*(summed @ summed[0]).tolist(), *message[-2:].tolist()])
-        self._looked = self._looked[0] / 2 + 1, self._looked[1] / 2 + told
+        energy = progress_of([*(summed @ summed[0]).tolist(), *message[-2:].tolist()])
+        self._looked = self._looked[0] / 2 + 1, self._looked[1] / 2 + energy
         self._drifted = None
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
         """Vote after a step, average parameters if it is time, and return the step's trace with that; all must call it.
+
+        Rounded averages raise as `average_parameters` does.
 
         Args:
             step: number of the step, from 1.
@@ -563,7 +577,7 @@ class Synchronizer:
         self._state, ranks = self._policy.decide(self._state, step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if isinstance(self._policy, SelSync) else 0
         sync_s, work_s, divergence = 0.0, 0.0, None
-        (weight, told), is_known = self._looked, ranks is not None and self._looked[0] > 0
+        (weight, energy), is_known = self._looked, ranks is not None and self._looked[0] > 0
         if ranks is not None:
             channel = self._channel()
             begun_s = channel.now()
@@ -577,12 +591,17 @@ class Synchronizer:
             compress_s=work_s,
             sync_s=sync_s,
             energy=weight if is_known else None,
-            kept_energy=told if is_known else None,
+            kept_energy=energy if is_known else None,
         )
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
-        """Send this worker's gradient change, and return the workers' changes that have arrived, if any."""
+        """Send this worker's gradient change, and return the changes of all workers, in rank order; all must call it.
+
+        They are of this step where ``vote_lag`` is 0, else of the step before; the call waits for them. None: there was
+        no
+        step before, or another policy than `SelSync` decides, and nothing is sent.
+        """
         if not isinstance(self._policy, SelSync):  # which alone goes by how gradients change
             return None
         assert trace.gradient_energy is not None
@@ -595,7 +614,10 @@ class Synchronizer:
         return None if rows is None else tuple(row[0] for row in rows)
 
     def _synchronise(self, channel: Channel, ranks: Sequence[int]) -> float:
-        """Average the parameters of some workers; return the divergence of all workers before that."""
+        """Average the parameters of the workers ``ranks``, in place, on all.
+
+        Return the divergence of all before that.
+        """
         parameters = self._vector.read()
         rounds = self._state.done if self._is_chosen else 0
         if rounds and (rounds % LOOKS_EVERY == 0 or rounds & (rounds - 1) == 0):

@@ -138,6 +138,7 @@ def windows(tokens: Tensor, window: int, *, source: Path) -> TensorPairs:
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
+    """Yield each line's words, and the end of the line; BadInput: the file cannot be read, or is not UTF-8."""
     with opened_file(path) as stream:
         for line in stream:
             yield [*decoded(line, origin=str(path)).split(), END_OF_LINE]

@@ -99,6 +99,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
+    """Import a file as a module, even if it was before, with its folder first in ``sys.path``; BadInput: it failed."""
     path = path.resolve()
     _search_first(path.parent)
     name = f"hetopt_task_{path.stem}"

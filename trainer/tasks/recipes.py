@@ -173,6 +173,7 @@ def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _classification_sums(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Return sums over a batch of cross entropy, of right answers and, with more than 5 classes, of the top 5."""
     inputs, labels = inputs_and_targets(batch)
     logits = model(inputs)
     sums = {
@@ -185,6 +186,7 @@ def _classification_sums(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def _classification_metrics(sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    """Return ``accuracy``, mean ``loss`` and, if summed, ``top5_accuracy``."""
     metrics = {"accuracy": sums["correct"] / samples, "loss": sums["loss"] / samples}
     if "top5_correct" in sums:
         metrics["top5_accuracy"] = sums["top5_correct"] / samples
@@ -197,6 +199,7 @@ def _token_cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _language_sums(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Return the sum of the cross entropy over a batch's tokens, and their number."""
     tokens, targets = inputs_and_targets(batch)
     loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
     return {"loss": loss, "tokens": torch.tensor(targets.numel())}

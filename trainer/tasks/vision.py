@@ -133,7 +133,10 @@ class ImageDataset:
         self._epoch, self._seed = epoch, seed
 
     def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
-        """Return float32 images [n, channels, height, width] of about zero mean and unit variance, and labels [n]."""
+        """Return float32 images [n, channels, height, width] of about zero mean and unit variance, and labels [n].
+
+        With padding, cropped and flipped at random, as of the epoch and seed.
+        """
         rows = torch.as_tensor(indices, dtype=torch.int64)
         images = self._images[rows]
         if self._padding:
@@ -174,12 +177,18 @@ def load_cifar(folder: Path | None) -> TaskData:
 
 
 def _read(paths: Sequence[Path], *, padding: int = 0) -> ImageDataset:
+    """Return the images of files, one after the other; errors as of `_read_records`."""
     records = np.concatenate([_read_records(path) for path in paths])
     images = torch.from_numpy(records[:, 1:].reshape(-1, *IMAGE_SHAPE).copy())
     return ImageDataset(images, torch.from_numpy(records[:, 0].astype(np.int64)), padding=padding)
 
 
 def _read_records(path: Path) -> NDArray[np.uint8]:
+    """Return a file's records, [n, `RECORD_BYTES`]: the label, then the pixels.
+
+    Raises:
+        BadInput: the file cannot be read, is empty or truncated, or has labels that cannot be.
+    """
     data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if data.size == 0 or data.size % RECORD_BYTES:
         raise BadInput(

@@ -23,6 +23,7 @@ def read_table(name: str) -> dict[str, Any]:
 
 
 def _frozen(value: Any) -> Any:
+    """Return a TOML value with its lists as tuples, at every depth."""
     if isinstance(value, Mapping):
         return {key: _frozen(inner) for key, inner in value.items()}
     return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value

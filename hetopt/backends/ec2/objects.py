@@ -91,7 +91,10 @@ class S3Objects(Objects):
         return self._answer("put_object", name, Body=data, **condition) is not None
 
     def _carry(self, operation: str, *places: str) -> bool:
-        """Carry a file in parts; return whether that went well."""
+        """Carry a file in parts; return whether that went well.
+
+        Failures are not told further.
+        """
         from boto3.s3.transfer import TransferConfig
 
         in_parts = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)
@@ -151,6 +154,7 @@ class S3Objects(Objects):
 
 
 def _client(service: str, region: str, **config: Any) -> Any:
+    """Return a boto3 client with the machine's own credentials; nothing is called."""
     import boto3
     from botocore.config import Config
 

@@ -121,6 +121,10 @@ class RehearsalConductor(Conductor):
         self.place()
 
     def _start(self, name: str) -> ForkedProcess:
+        """Fork the agent of a member inside its host's network, and return its process.
+
+        Its output goes to the host's log.
+        """
         # A port of its own for each generation: what is left of the last must not be met.
         meeting = f"{host_address(self._places[self.now.members[0]])}:{MEETING_PORT + self._starts}"
         place = self._places[name]
@@ -182,6 +186,10 @@ class RehearsalConductor(Conductor):
         return not self._agents
 
     def _read(self, now_s: float) -> None:
+        """Take in new events; announce another slowdown where this machine does not compute as fast as declared.
+
+        Requests to change conditions are taken in, too.
+        """
         for event in self.reader.read():
             self._run.take(event)
             self.take(event)
@@ -194,7 +202,11 @@ class RehearsalConductor(Conductor):
         self._pending += parse_requests(text.splitlines())
 
     def _apply(self, change: Change) -> None:
-        """Apply a change to every host that it is for, and log it."""
+        """Apply a change to every host that it is for, and log each host that it changes.
+
+        Dead hosts' processes are killed; returning ones join or wait for a generation; links are cut, healed or slowed;
+        a new speed is announced. Where all hosts are about to leave, workers save a checkpoint first.
+        """
         before = self._hosts
         self._hosts = {name: host.after(change) for name, host in before.items()}
         changed = [name for name, host in self._hosts.items() if host != before[name]]
@@ -228,6 +240,10 @@ class RehearsalConductor(Conductor):
             self._set_rates(living)
 
     def _kill(self, names: Sequence[str], change: Change) -> None:
+        """Kill all processes of hosts, tell the others at once, and take the hosts' links down after a moment.
+
+        A run that cannot lose a host has failed by it, which the log says before.
+        """
         if not self.now.survives:
             hosts = f"host{'s' if len(names) > 1 else ''} {', '.join(names)}"
             wish = "asked for" if (change.at_s, change.at_step) == (None, None) else "scheduled"
@@ -242,7 +258,10 @@ class RehearsalConductor(Conductor):
             self.network.take_down(self._places[name])
 
     def _take_back(self, names: Sequence[str]) -> None:
-        """Bring hosts up again that were taken down, each as a new life of the same host."""
+        """Bring hosts up again that were taken down, each as a new life of the same host.
+
+        A host that may join the training ones starts at once; another is fresh for the next generation.
+        """
         for name in names:
             self.network.bring_up(self._places[name])
             self.now.ended.pop(name, None)
@@ -257,7 +276,10 @@ class RehearsalConductor(Conductor):
         (self.run_dir / STOP_FILE).touch()
 
     def place(self) -> None:
-        """Kill workers that still run, and start a generation on all usable hosts, from the newest checkpoint."""
+        """Kill workers that still run, and start a generation on all usable hosts, from the newest checkpoint.
+
+        Nothing is started once the run is to stop. At every start but the first, a written wish to stop is removed.
+        """
         for name in self._agents:
             self.network.kill(self._places[name])
         self._agents, self._starts = {}, self._starts + 1
@@ -274,6 +296,10 @@ class RehearsalConductor(Conductor):
                 self._agents[name] = self._start(name)
 
     def _slow_down(self, rank: int) -> None:
+        """Log that everything now takes `FitWatch.slowdown` times as long, because of ``rank``.
+
+        Announce it, and slow links.
+        """
         factor = self._fit.slowdown
         host = self._run.roster.host(rank)
         self.log.write(
@@ -297,6 +323,10 @@ class RehearsalConductor(Conductor):
         )
 
     def _set_rates(self, names: Iterable[str]) -> None:
+        """Set the links of hosts to their rates, over the slowdown of this machine.
+
+        NetworkRefused: the kernel refuses.
+        """
         rates = {self._places[name]: self._hosts[name].rate_bits_per_s for name in names}
         slowdown = self._fit.slowdown
         self.network.set_rates({place: None if rate is None else rate / slowdown for place, rate in rates.items()})
@@ -477,6 +507,7 @@ class RehearsalLauncher(ProcessLauncher):
     """The launcher of rehearsals; the process of each run is the conductor of its emulated cluster."""
 
     def _check(self, spec: RunSpec) -> None:
+        """Raise BadInput if the run would not survive a scheduled change, or no network can be made on this machine."""
         assert spec.miniature is not None, "it was mapped onto a cluster"
         for change in spec.miniature.changes:
             check_change(spec, change)

@@ -226,6 +226,10 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         remove(self.id)
 
     def _build(self) -> None:
+        """Make a namespace for each host, join all to one switch, and set the links' rates.
+
+        NetworkRefused: a step failed.
+        """
         switch = _switch(self.id)
         run("ip", ["link", "add", "name", _BRIDGE, "type", "bridge"], namespace=switch)
         places = range(len(self._hosts))
@@ -311,12 +315,12 @@ def why_not() -> str | None:
     try:
         with EmulatedNetwork.create([EmulatedHost(name="h0", rate_bits_per_s=1e7)]) as network:
             started = network.popen(0, ["true"], stderr=subprocess.PIPE)
-            said = started.communicate()[1].decode(errors="replace").strip()
+            complaint = started.communicate()[1].decode(errors="replace").strip()
     except NetworkRefused as error:
         if _lacks_rights(error):
             return f"a rehearsal makes network namespaces, which {_RIGHTS}"
         return f"this machine's kernel cannot make a rehearsal's network ({error.message.rstrip('.')})"
-    return f"no process can be started in a network namespace ({said})" if started.returncode != 0 else None
+    return f"no process can be started in a network namespace ({complaint})" if started.returncode != 0 else None
 
 
 def _switch(network_id: str) -> str:

@@ -241,13 +241,13 @@ def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tu
     if factor < fastest / BOX_BITS_PER_S <= MOST_FOR_LINKS * factor:
         factor = rounded_up(fastest / BOX_BITS_PER_S)
     scale = Scale(time=factor, links=factor * slower, fastest_bits_per_s=BOX_BITS_PER_S)
-    said = f"1 s of the cluster takes {factor:g} s here"
+    scaling = f"1 s of the cluster takes {factor:g} s here"
     if rates:
         become = ", ".join(
             f"{formatting.bit_rate(rate)} become {formatting.bit_rate(scale.rate(rate))}" for rate in rates
         )
-        said += f"; links are {scale.links:,.3g} times slower: {become}"
-    notes = [said + "."]
+        scaling += f"; links are {scale.links:,.3g} times slower: {become}"
+    notes = [scaling + "."]
     if fastest / factor > BOX_BITS_PER_S:
         notes.append(
             f"Links of {formatting.bit_rate(fastest * slower)} would need {formatting.bit_rate(fastest / factor)} "
@@ -531,6 +531,11 @@ def parse_change(text: str, hosts: Collection[str]) -> Change:
 
 
 def _change(where: str, text: str, hosts: Collection[str]) -> Change:
+    """Return the change that a line's words describe; ``where`` names the line in errors.
+
+    Raises:
+        BadInput: the words cannot be read, say nothing, or name no host of ``hosts``.
+    """
     item = arguments(text, where, separators=_WORDS)
     words, moment = list(item.values), dict[str, str]()
     if words[:1] == ["step"]:
@@ -548,8 +553,8 @@ def _change(where: str, text: str, hosts: Collection[str]) -> Change:
         raise BadInput(f"{where} does not say what happens to {host}.", hint=_CHANGE_EXAMPLE)
     happens = {known(fate, (*_FATES, "speed=", "rate="), f"change in {where}"): "true" for fate in fates}
     fields(Item(where=where, pairs=item.pairs), _CHANGED)
-    said = {**moment, "host": host, **happens, **item.pairs}
-    return record(Change, Item(where=where, pairs=said), _CHANGE, units=_UNITS)
+    pairs = {**moment, "host": host, **happens, **item.pairs}
+    return record(Change, Item(where=where, pairs=pairs), _CHANGE, units=_UNITS)
 
 
 SPEED_DIGITS = 4

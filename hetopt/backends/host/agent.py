@@ -145,7 +145,7 @@ class Agent:
         does, within_s = "waiting", PLACE_WITHIN_S
         if last is not None:
             does, within_s = "waiting for machines to be replaced", REPLACED_WITHIN_S
-        deadline_s, before = self.clock() + within_s, -1 if last is None else last.told.generation
+        deadline_s, before = self.clock() + within_s, -1 if last is None else last.placements.generation
         while self.clock() < deadline_s and not self._time_is_up():
             self._read_lease()
             is_lost = last is None or not is_over(self.objects.get(OUTCOME_OBJECT), before)
@@ -153,7 +153,7 @@ class Agent:
                 break
             self._say(does)
             placement = self._place()
-            if placement is not None and placement.told.generation > before:
+            if placement is not None and placement.placements.generation > before:
                 return placement
             self.sleep(2 * self.turn_s)
         return None
@@ -162,18 +162,23 @@ class Agent:
         return placement_of(self.objects.get(PLACEMENT_OBJECT), self.id, self.terms.spec_sha256)
 
     def _take_part(self, placement: Placement) -> int:
+        """Take part in one generation, from its checkpoint to the last upload; return the host process's exit code.
+
+        6: the data was not fetched before the machine's end, or a signal ended the host process. Errors are those of
+        `live`.
+        """
         run_dir = self.root / "run"
         uploads = Uploads(
             objects=self.objects,
             models=self.models,
             run_dir=run_dir,
             leads=placement.leads,
-            generation=placement.told.generation,
+            generation=placement.placements.generation,
         )
         uploads.restore_events()
-        uploads.restore(placement.told.resume_from)
+        uploads.restore(placement.placements.resume_from)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
-        spec = placement.told.spec
+        spec = placement.placements.spec
         self._is_spared = spec.is_elastic and not placement.leads
         if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
             if not self._fetch_data(spec.data_dir, uploads, placement.node.host):
@@ -202,19 +207,23 @@ class Agent:
         # Whoever hears that the first host has ended must know by then whether anything follows: the run came to an end
         # of its own, or failed by what no other machine can mend.
         if placement.leads and (is_finished(events) or code not in (0, RunFailed.exit_code)):
-            outcome = Outcome(generation=placement.told.generation)
+            outcome = Outcome(generation=placement.placements.generation)
             self.objects.put(OUTCOME_OBJECT, outcome.model_dump_json().encode())
         # The first host's events say why themselves.
         why = failure_reason(events) if code and not placement.leads else None
-        self._say(f"ended with {code}", generation=placement.told.generation, reason=why)
+        self._say(f"ended with {code}", generation=placement.placements.generation, reason=why)
         return code
 
     def _fetch_data(self, url: str, uploads: Uploads, host: str) -> bool:
-        """Fetch the data set; not where the machine is to end meanwhile. Its host log tells how far it is."""
+        """Fetch the data set, and say in the host's log how far it is; return whether all of it is there.
+
+        False: the machine is to end meanwhile. BadInput: the data cannot be read.
+        """
         log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
         log.parent.mkdir(parents=True, exist_ok=True)
 
         def goes_on(done: int, total: int) -> bool:
+            """Do what is due, say how much of the data is there, and return whether to go on fetching it."""
             if "heartbeat" in self._turn(uploads.run_dir, due, "fetching data") or done == total:
                 with log.open("a", encoding="utf-8") as stream:
                     stream.write(f"hetopt: {done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here\n")
@@ -224,7 +233,11 @@ class Agent:
         return self.objects.download(url, self.root / "data", goes_on)
 
     def _start_host(self, run_dir: Path, placement: Placement, folder: Path | None) -> subprocess.Popen[bytes]:
-        """Start the host process, in the folder of a script, which may name files beside it."""
+        """Start the host process, in the folder of a script, which may name files beside it, and return at once.
+
+        ``folder`` None: there is no script, and it starts in this process's folder. Its output goes into the host's
+        log.
+        """
         node = placement.node
         log = host_log_folder(run_dir, node.host)
         log.mkdir(parents=True, exist_ok=True)
@@ -246,7 +259,11 @@ class Agent:
             )
 
     def _look_after(self, host: subprocess.Popen[bytes], uploads: Uploads) -> int:
-        """Wait until the host process has ended, or must."""
+        """Wait until the host process has ended, heed lease and placements, and upload meanwhile; return its exit code.
+
+        The process is killed where its time is up, a later generation began, or the log of the first host stands still.
+        Ended by a signal, its code is 6.
+        """
         run_dir = uploads.run_dir
         due: dict[str, float] = {}
         grew_s = self.clock()
@@ -256,7 +273,7 @@ class Agent:
                 if self._must_end():
                     (run_dir / STOP_FILE).touch()
                 placement = self._place()
-                if placement is not None and placement.told.generation > uploads.generation:
+                if placement is not None and placement.placements.generation > uploads.generation:
                     # Others were lost, and their silence may last for minutes here: the new ones are waiting.
                     self._superseded = True
                     host.kill()
@@ -275,13 +292,13 @@ class Agent:
 
     def _heed(self, placement: Placement, uploads: Uploads) -> None:
         """Tell this machine's workers who is there, and whether to save a checkpoint and end, as others join."""
-        present = placement.told.present
+        present = placement.placements.present
         if present != self._present:
             write_present(uploads.run_dir, present)
         if set(self._present) - set(present):
             uploads.give_up()
         self._present = present
-        if placement.told.pauses:
+        if placement.placements.pauses:
             (uploads.run_dir / STOP_FILE).touch()
 
     def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
@@ -312,6 +329,7 @@ class Agent:
         return news
 
     def _read_lease(self) -> None:
+        """Read the lease, if there is one, and set the machine's timer where its end has moved, within its terms."""
         lease = Lease.of_json(self.objects.get(LEASE_OBJECT))
         if lease is None:
             return
@@ -448,7 +466,10 @@ class Checkpoints:
         return self.objects.put_over(LATEST_OBJECT, latest.model_dump_json().encode(), there.version if there else None)
 
     def _follow(self, *, ended: bool) -> bool:
-        """Send this machine's parts of the wanted checkpoint, and of the last; keep no older ones on its disk."""
+        """Send this machine's parts of the wanted checkpoint, or of the last; return whether none is left to send.
+
+        Older parts are removed from its disk.
+        """
         folders = self._partial_folders()
         if not folders:
             return True
@@ -469,7 +490,10 @@ class Checkpoints:
         return {match[1]: path for path in paths if (match := _FOLDER.fullmatch(path.name)) is not None}
 
     def _send_parts(self, checkpoint: str, parts: Iterable[Path]) -> bool:
-        """Send the files of one checkpoint; return whether all went well."""
+        """Send the files of one checkpoint; return whether all went well.
+
+        Files that were sent before are not sent again.
+        """
         well = True
         for path in sorted(path for path in parts if _PARTS.fullmatch(path.name)):
             name = f"ckpt/{checkpoint}/{path.name}"
@@ -494,7 +518,10 @@ class Checkpoints:
         return {name.decode() for name in _NAMED.findall(manifest)} <= there
 
     def _forget_older(self, named: str, before: str | None) -> None:
-        """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it."""
+        """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it.
+
+        ``before`` None: there was none. Newer ones stay, too.
+        """
         for name in self.objects.names("ckpt/step-") or ():
             step = checkpoint_name(name.split("/")[1])
             if step is not None and step not in (named, before) and _step(step) < _step(named):

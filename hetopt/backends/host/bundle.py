@@ -144,7 +144,10 @@ def _normal(name: str) -> str:
 
 
 def _requirements(folder: Path) -> frozenset[str]:
-    """Return the distributions that a folder's own requirements pin by hash; empty where any has no hash."""
+    """Return the distributions that a folder's own requirements pin by hash; empty where any has no hash.
+
+    Empty, too, where it has no such file.
+    """
     path = folder / REQUIREMENTS
     if not path.is_file():
         return frozenset()
@@ -154,7 +157,13 @@ def _requirements(folder: Path) -> frozenset[str]:
 
 
 def _imports(source: bytes, path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the modules that a file cannot do without, with the line; of relative ones the place below the folder."""
+    """Yield the absolute imports that a file cannot do without, each with its line.
+
+    Left out are imports in a ``try`` block or under TYPE_CHECKING, and relative ones, as a package travels whole.
+
+    Raises:
+        BadInput: the file is no Python that can be read.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -187,6 +196,7 @@ def _beside(folder: Path, module: str) -> list[Path]:
 
 
 def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]) -> None:
+    """Raise BadInput if a module is neither Python's, hetopt's nor of a distribution in ``provided``."""
     first = module.partition(".")[0]
     if first in sys.stdlib_module_names or first == "hetopt":
         return
@@ -255,10 +265,10 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
     if script:
         path = Path(script[0])
         arguments, given = carried(path, script[1:], rented=rented)
-        files |= _own(path, locks, rented=rented) | _in_folder(given)
+        files |= _user_files(path, locks, rented=rented) | _in_folder(given)
         script = (f"{TASK_FOLDER}/{path.resolve().relative_to(code_folder(path)).as_posix()}", *arguments)
     elif colon and where.endswith(".py"):
-        files |= _own(Path(where), locks, rented=rented)
+        files |= _user_files(Path(where), locks, rented=rented)
         task = f"{TASK_FOLDER}/{Path(where).name}:{attribute}"
     elif colon:
         raise BadInput(
@@ -268,7 +278,7 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
     return Bundle(data=_archive(files), task=task, script=tuple(script))
 
 
-def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> dict[str, bytes]:
+def _user_files(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> dict[str, bytes]:
     """Return a person's file and all that it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
     return _in_folder(user_code(file, provided=provided | {"torch"} if rented else None))
@@ -279,6 +289,7 @@ def _in_folder(files: Files) -> dict[str, bytes]:
 
 
 def _sources(name: str) -> Iterable[tuple[str, bytes]]:
+    """Yield path and content of a part of hetopt: of one file, or of all Python and TOML files below a folder."""
     if name.endswith(".py"):
         yield f"hetopt/{name}", (_HERE / name).read_bytes()
         return
@@ -294,7 +305,10 @@ def _locks() -> Iterable[tuple[str, bytes]]:
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
-    """Return files as a tar.gz without dates, owners or an order of its own."""
+    """Return files as a tar.gz without dates, owners or an order of its own.
+
+    The same files give the same bytes.
+    """
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=_LEVEL, mtime=0) as zipped,

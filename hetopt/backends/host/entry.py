@@ -64,7 +64,7 @@ def _say(what: dict[str, Any]) -> None:
 
 
 def _look(asked: dict[str, Any]) -> None:
-    """Report on this host, then answer the round."""
+    """Report on this host, listen for the others, and try the links to hosts that each later line of input names."""
     address, token = asked["address"] or _reached_as(), asked["token"].encode()
     facts = {**_facts(asked), "address": address, "port": None, "listen_trouble": None}
     try:
@@ -88,24 +88,29 @@ def _reached_as() -> str | None:
 
 
 def _serve(listener: socket.socket, token: bytes) -> None:
+    """Answer every connection, each in a thread, for as long as this process lives."""
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=_answer, args=(connection, token), daemon=True).start()
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Accept whoever knows the token; then receive, say how fast, and send as much."""
-    with connection, connection.makefile("rb") as heard, suppress(OSError):  # the other end says what was wrong
+    """Accept whoever knows the token; then receive, say how fast, and send as much.
+
+    Whoever does not know it is hung up on; a broken connection is no error here.
+    """
+    with connection, connection.makefile("rb") as stream, suppress(OSError):  # the other end says what was wrong
         connection.settimeout(MOST_WAITING_S)
-        if heard.read(len(token)) != token:
+        if stream.read(len(token)) != token:
             return
         connection.sendall(b"y")
-        if heard.read(1) == b"r":
-            connection.sendall(RATE.pack(_receive(heard)))
+        if stream.read(1) == b"r":
+            connection.sendall(RATE.pack(_receive(stream)))
             _send(connection)
 
 
 def _send(connection: socket.socket) -> None:
+    """Send chunks for `SEND_S` seconds, then a last one that begins with ``0``."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK)
     end = time.monotonic() + SEND_S
     chunk = b"1" + bytes(CHUNK - 1)
@@ -114,45 +119,56 @@ def _send(connection: socket.socket) -> None:
     connection.sendall(b"0" + bytes(CHUNK - 1))
 
 
-def _receive(heard: BinaryIO) -> int:
-    """Receive until the sender ends; return its rate, bits per second."""
-    chunk = heard.read(CHUNK)
+def _receive(stream: BinaryIO) -> int:
+    """Receive until the sender ends; return its rate, bits per second.
+
+    It waits as long as the stream does. A stream that breaks off counts as ended.
+    """
+    chunk = stream.read(CHUNK)
     begun, total = time.monotonic(), 0
     while chunk[:1] == b"1":
-        chunk = heard.read(CHUNK)
+        chunk = stream.read(CHUNK)
         total += len(chunk)
     return int(8 * total / max(1e-6, time.monotonic() - begun))
 
 
 def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
-    """Connect to every other host, all at once; measure the way to one of them, both directions."""
-    said: dict[str, Any] = {"reached": {}, "rates": {}}
+    """Return which of the ``others`` are reached and, of those in ``measure``, both directions' bits/s, by host name.
+
+    All are tried at once; it returns when the last is done. There must be another host.
+    """
+    outcome: dict[str, Any] = {"reached": {}, "rates": {}}
     with ThreadPoolExecutor(max_workers=len(wish["others"])) as pool:
         for name, address, port in wish["others"]:
-            pool.submit(_try_way, said, name, address, port, token, name in wish["measure"])
-    return said
+            pool.submit(_try_way, outcome, name, address, port, token, name in wish["measure"])
+    return outcome
 
 
-def _try_way(said: dict[str, Any], name: str, address: str, port: int, token: bytes, measures: bool) -> None:
+def _try_way(outcome: dict[str, Any], name: str, address: str, port: int, token: bytes, measures: bool) -> None:
+    """Write into ``outcome`` whether a host is reached, or why not, and, if ``measures``, both directions' bits/s.
+
+    Never raises on a connection that fails. Rates are there, then back.
+    """
     try:
         with (
             socket.create_connection((address, port), timeout=CONNECT_S) as connection,
-            connection.makefile("rb") as heard,
+            connection.makefile("rb") as stream,
         ):
             connection.settimeout(MOST_WAITING_S)
             connection.sendall(token)
-            said["reached"][name] = "yes" if heard.read(1) == b"y" else "somebody else answers"
+            outcome["reached"][name] = "yes" if stream.read(1) == b"y" else "somebody else answers"
             if measures:
                 connection.sendall(b"r")
                 _send(connection)
-                there = RATE.unpack(heard.read(RATE.size))[0]
-                said["rates"][name] = [there, _receive(heard)]
+                there = RATE.unpack(stream.read(RATE.size))[0]
+                outcome["rates"][name] = [there, _receive(stream)]
     except (OSError, struct.error) as error:
         trouble = "timed out" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
-        said["reached"].setdefault(name, trouble)
+        outcome["reached"].setdefault(name, trouble)
 
 
 def _facts(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what this host is and has: processors, memory, disk, packages, GPUs, and what earlier runs have left."""
     folder = os.path.expanduser(asked["folder"])
     there = folder
     while not os.path.exists(there) and there != os.path.dirname(there):
@@ -206,9 +222,9 @@ def identity() -> str:
 
 
 def _packages() -> dict[str, str | None]:
-    """Return the versions of packages that training needs, without importing any; null where one is not there."""
-    found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
-    return {name: None if there is None else there.version for name, there in found.items()}
+    """Return the versions of packages that training needs, without importing any; None where one is not there."""
+    installed = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
+    return {name: None if there is None else there.version for name, there in installed.items()}
 
 
 def _installs() -> str | None:
@@ -230,7 +246,10 @@ def _printed(*command: str) -> tuple[int | None, str]:
 
 
 def _gpus() -> list[list[str]] | str:
-    """Return name, MiB and driver of each GPU; a sentence where the driver does not answer; nothing without one."""
+    """Return name, MiB, driver and compute capability of each GPU; a sentence where the driver fails.
+
+    Empty without one.
+    """
     query = "--query-gpu=name,memory.total,driver_version,compute_cap"
     code, text = _printed("nvidia-smi", query, "--format=csv,noheader,nounits")
     if code is None:
@@ -247,11 +266,11 @@ def _torch_trouble() -> str | None:
 
 
 def _take_part(asked: dict[str, Any]) -> None:
-    """Take the code, say so, and become the node."""
+    """Take the code, say so, and become the node, in place of this program; or remove it again, and say why."""
     folder = os.path.abspath(os.path.expanduser(asked["folder"]))
     root = "/".join((folder, "runs", asked["run"], asked["host"]))
     try:
-        python = _made_ready(asked, folder, root)
+        python = _prepare(asked, folder, root)
     except subprocess.CalledProcessError as error:
         last = (error.stdout or b"").decode(errors="replace").strip().splitlines()[-1:]
         refused = f"its packages cannot be installed ({''.join(last)[:200]})"
@@ -266,7 +285,7 @@ def _take_part(asked: dict[str, Any]) -> None:
     _say({"refused": refused})
 
 
-def _made_ready(asked: dict[str, Any], folder: str, root: str) -> str:
+def _prepare(asked: dict[str, Any], folder: str, root: str) -> str:
     """Put all that the node needs into its folder; return its interpreter.
 
     Raises:
@@ -297,12 +316,14 @@ def _made_ready(asked: dict[str, Any], folder: str, root: str) -> str:
 
 
 def _installed(root: str, *, gpu: bool) -> str:
-    """Make an environment with the packages whose hashes the code names; return its interpreter.
+    """Make an environment with the packages that the code's locks and the task's own requirements pin by hash.
 
-    torch for CPUs has an index of its own. What pip keeps for another time would stay behind, so it keeps nothing.
+    It returns its interpreter. torch for CPUs comes from an index of its own. pip keeps nothing for another time, which
+    would stay behind.
 
     Raises:
-        CalledProcessError: that cannot be done; what was said last says why.
+        CalledProcessError: the environment or a package cannot be made; its output says why.
+        OSError: the folder cannot be written, or an earlier attempt has left its temporary folder.
     """
     python = f"{root}/venv/bin/python"
     temporary = f"{root}/tmp"
@@ -330,7 +351,10 @@ def _installed(root: str, *, gpu: bool) -> str:
 
 
 def _end_earlier(root: str) -> None:
-    """End the node of an earlier connection that does not know yet that it was cut off; its children end with it."""
+    """End the node of an earlier connection that does not know yet that it was cut off; its children end with it.
+
+    It waits until the node is gone, and kills one that does not end within `_GONE_S` seconds.
+    """
     pid, until_s = _node_of(root), time.monotonic() + _GONE_S
     if pid is not None:
         os.kill(pid, signal.SIGTERM)

@@ -123,16 +123,16 @@ class Placement:
 
     Attributes:
         node: host, address and meeting point of this machine.
-        told: the placements of all machines, as the renter wrote them.
+        placements: those of all machines, as the renter wrote them.
     """
 
     node: Node
-    told: Placements
+    placements: Placements
 
     @property
     def leads(self) -> bool:
         """True if the worker of rank 0 is on this machine."""
-        return self.told.spec.workers[0].host == self.node.host
+        return self.placements.spec.workers[0].host == self.node.host
 
 
 class Place(Record):
@@ -195,7 +195,7 @@ def placement_of(data: bytes | None, instance_id: str, spec_sha256: str | None =
     if mine.host not in host_names(placements.spec):
         return None
     node = Node(host=mine.host, address=mine.address, meeting=placements.meeting)
-    return Placement(node=node, told=placements)
+    return Placement(node=node, placements=placements)
 
 
 def spec_digest(spec: RunSpec) -> str:
@@ -224,9 +224,9 @@ class State(Record):
     reason: CleanText | None = None
 
 
-def checkpoint_name(found: object) -> str | None:
-    """Return ``found`` if it is the name of a checkpoint, such as ``step-120``; else None."""
-    return found if isinstance(found, str) and re.fullmatch(CHECKPOINT_PATTERN, found) else None
+def checkpoint_name(name: object) -> str | None:
+    """Return ``name`` if it is the name of a checkpoint, such as ``step-120``; else None."""
+    return name if isinstance(name, str) and re.fullmatch(CHECKPOINT_PATTERN, name) else None
 
 
 class Latest(Written):

@@ -121,7 +121,12 @@ class SlurmBackend(SshBackend):
         return prepared.answered(prepared.inventory.model_copy(update={"addresses": addresses}))
 
     def _nodes(self, prepared: OnHosts) -> Mapping[str, Node]:
-        """Return the nodes that there are, once Slurm has said that it would take the jobs."""
+        """Return the nodes that there are, once Slurm has said that it would take the jobs.
+
+        Raises:
+            BadInput: Slurm is not installed here, or would not take the jobs.
+            RunFailed: Slurm does not answer.
+        """
         options, nodes = Slurm(**json.loads(prepared.files[ORDER_FILE])), ask_nodes()
         SlurmLink(run="new", options=options).check(prepared.inventory.hosts, nodes)
         return nodes
@@ -194,7 +199,7 @@ def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: S
     Raises:
         RunFailed: Slurm takes no job.
     """
-    told, log = set[str](), EventLog(run_dir / EVENTS_FILE)
+    reported, log = set[str](), EventLog(run_dir / EVENTS_FILE)
     begun_s = first_s = time.monotonic()
     while stop_signal() is None:
         waits = dict[str, RunFailed]()
@@ -212,9 +217,9 @@ def gather(hosts: Sequence[Host], link: SlurmLink, run_dir: Path, stop_signal: S
             if all(link.job(host) is None for host in hosts):
                 raise next(iter(waits.values()))
             for name, reason in waits.items():
-                if name not in told:
+                if name not in reported:
                     log.write("condition_changed", host=name, dies=True, reason=reason.message.rstrip("."))
-                told.add(name)
+                reported.add(name)
         time.sleep(0.5)
     return []
 

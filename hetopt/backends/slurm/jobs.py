@@ -101,8 +101,8 @@ def read_nodes(text: str) -> dict[str, Node]:
     nodes = {}
     for line in (line for line in text.splitlines() if line.count("|") >= 6):
         name, cpus, memory, gres, address, state, reason = line.split("|", 6)
-        said = state if reason == "none" else f"{state}, {one_line(reason)}"
-        trouble = said if re.search(r"down|drain|fail|inval|unknown|\*$", state) else None
+        shown = state if reason == "none" else f"{state}, {one_line(reason)}"
+        trouble = shown if re.search(r"down|drain|fail|inval|unknown|\*$", state) else None
         nodes[name] = Node(name, int(cpus.rstrip("+")), int(memory.rstrip("+")), gres, address, trouble)
     return nodes
 
@@ -135,8 +135,8 @@ def device_of(kind: str) -> str | None:
     """
     words = re.split(r"[^A-Za-z0-9]+", kind)
     spans = [" ".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
-    found = [(len(span), gpu.name) for gpu in known_gpus() for span in spans if is_called(gpu, span)]
-    return max(found)[1] if found else None
+    matches = [(len(span), gpu.name) for gpu in known_gpus() for span in spans if is_called(gpu, span)]
+    return max(matches)[1] if matches else None
 
 
 def as_inventory(nodes: Iterable[Node]) -> str:
@@ -312,8 +312,8 @@ class SlurmLink(Link):
             raise BadInput(f"Slurm knows no node {', '.join(lacks)}.", hint="`hetopt hosts slurm` lists those it knows")
         troubles = {host.name: nodes[host.address].trouble for host in hosts}
         if all(troubles.values()):
-            said = "; ".join(f"{name} is {trouble}" for name, trouble in troubles.items())
-            raise BadInput(f"no node can be had: {said}.", hint="`sinfo --list-reasons` says since when")
+            listed = "; ".join(f"{name} is {trouble}" for name, trouble in troubles.items())
+            raise BadInput(f"no node can be had: {listed}.", hint="`sinfo --list-reasons` says since when")
         for host in (host for host in hosts if troubles[host.name] is None):
             refusal = self.refusal(host, ask=False)
             if refusal is not None:
@@ -323,6 +323,9 @@ class SlurmLink(Link):
         """Return a host's job, from `squeue` every 5 s at most; None: it has none.
 
         While Slurm does not answer, the job is as it was seen last.
+
+        Raises:
+            BadInput: Slurm is not installed here.
         """
         with self._lock:
             if self.clock() - self._looked_s >= LOOK_S:
@@ -344,8 +347,8 @@ class SlurmLink(Link):
         if job is None and refusal is not None:
             raise RunFailed(f"Slurm takes no job on {host.name}: {refusal}.", hint=_advice(refusal))
         if job is None or job.state != RUNNING:
-            said = "" if job is None else f" ({job.number}, {job.state.lower()}: {job.reason})"
-            raise RunFailed(f"{host.name} waits for its job in Slurm's queue{said}.", hint="see `squeue --start`")
+            where = "" if job is None else f" ({job.number}, {job.state.lower()}: {job.reason})"
+            raise RunFailed(f"{host.name} waits for its job in Slurm's queue{where}.", hint="see `squeue --start`")
         return job
 
     def argv(self, host: Host, command: str) -> list[str]:
@@ -374,12 +377,12 @@ class SlurmLink(Link):
         lost = self.why_lost(host, complaint)
         if never is None and lost is None:
             return None
-        said = lost or one_line(never[1] if never else "")[:200].rstrip(".")
-        return RunFailed(f"{host.name} is not reached: {said}.", hint="see what `squeue` and `sinfo` say")
+        reason = lost or one_line(never[1] if never else "")[:200].rstrip(".")
+        return RunFailed(f"{host.name} is not reached: {reason}.", hint="see what `squeue` and `sinfo` say")
 
-    def said(self, complaint: str) -> list[str]:
+    def host_lines(self, complaint: str) -> list[str]:
         """Return the lines of an error output (``complaint``) that are the program's on the host, not `srun`'s."""
-        lines = (line for line in super().said(complaint) if not line.startswith("srun: "))
+        lines = (line for line in super().host_lines(complaint) if not line.startswith("srun: "))
         return [re.sub(r"^slurmstepd\S*: error: ", "", line) for line in lines]
 
     def why_lost(self, host: Host, complaint: str) -> str | None:

@@ -182,8 +182,8 @@ def check_hosts(hosts: Sequence[Host], spec: RunSpec | None = None, link: Link =
     results = []
     for host, answer in zip(hosts, answers, strict=True):
         if isinstance(answer, HetoptError):
-            said = answer.message.rstrip(".").removeprefix(f"{host.name} ")
-            results.append(HostFound(name=host.name, troubles=(Trouble(said, answer.hint or ""),), rates={}))
+            text = answer.message.rstrip(".").removeprefix(f"{host.name} ")
+            results.append(HostFound(name=host.name, troubles=(Trouble(text, answer.hint or ""),), rates={}))
             continue
         rates = ways[host.name].rates if host.name in ways else {}
         troubles = [*alone(host, answer), *between[host.name]]
@@ -221,6 +221,10 @@ def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) 
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
+    """Return a host's report on itself, or the error of a host that gives none.
+
+    Blocks for at most `FACTS_WITHIN_S` seconds.
+    """
     host = talk.host
     is_gpu_used = CPU not in host.devices and not host.install  # what is installed for a run will be that of the lock
     about = {"address": host.private, "folder": host.folder, "install": host.install, "gpu": is_gpu_used}
@@ -241,6 +245,7 @@ def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
 
 
 def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
+    """Return which of the wished hosts a host reached, and how fast; None: it was to try none, or did not answer."""
     if wish is None or not wish["others"]:
         return None
     try:
@@ -297,6 +302,7 @@ def alone(host: Host, seen: Seen) -> Iterator[Trouble]:
 
 
 def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
+    """Yield what is wrong with a host's GPUs: no driver, too few, others than listed, unused, or unusable by torch."""
     wanted = [device for device in host.devices if device != CPU]
     if isinstance(seen.gpus, str):
         hint = "see `nvidia-smi` there; after an update it wants a reboot"
@@ -336,12 +342,12 @@ def _version(text: str) -> tuple[int, ...]:
 def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]) -> dict[str, list[Trouble]]:
     """Return the troubles between hosts by host name: two names of a machine, unequal torch, blocked links.
 
-    Hosts without such a trouble have an empty list.
+    Hosts without such a trouble have an empty list. torch counts where hetopt does not install it; it is no obstacle.
 
     Args:
-        hosts: in order.
-        seen: reports of those that answered, by name.
-        ways: links of those that tried them, by name.
+        hosts: in order; a single one has no links to be blocked.
+        seen: reports of the hosts that answered, by name.
+        ways: links of the hosts that tried them, by name.
     """
     troubles: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
     first: dict[str, str] = {}
@@ -357,17 +363,21 @@ def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str,
             )
         first.setdefault(report.identity, name)
         if name in torches and _version(torches[name]) != _version(torches[newest]):
-            said = f"it has torch {torches[name]}, and {newest} {torches[newest]}"
+            text = f"it has torch {torches[name]}, and {newest} {torches[newest]}"
             hint = "install the same there: results of two versions differ in their last digits"
-            troubles[name].append(Trouble(said, hint, "unknown"))
+            troubles[name].append(Trouble(text, hint, "unknown"))
         troubles[name] += _unreached(name, seen, ways.get(name)) if len(hosts) > 1 else ()
     return troubles
 
 
 def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterator[Trouble]:
+    """Yield a trouble if a host's workers cannot listen, and for the other hosts that it cannot reach.
+
+    ``way`` None: the host did not try.
+    """
     if seen[name].port is None:
-        said = f"its workers cannot listen on {seen[name].address or 'any address'} ({seen[name].listen_trouble})"
-        yield Trouble(said, 'say by which address the others reach it: private = "192.168.1.20"')
+        text = f"its workers cannot listen on {seen[name].address or 'any address'} ({seen[name].listen_trouble})"
+        yield Trouble(text, 'say by which address the others reach it: private = "192.168.1.20"')
     failed: dict[str, list[str]] = {}
     for other, how in way.reached.items() if way is not None else ():
         failed.setdefault(how, []).append(other)
@@ -381,9 +391,9 @@ def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterato
             )
 
 
-def in_words(found: HostFound) -> str:
+def in_words(host: HostFound) -> str:
     """Return '16 CPUs, 62 GB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2, ...' on a host; '' if unreached."""
-    seen = found.seen
+    seen = host.seen
     if seen is None:
         return ""
     names = [] if isinstance(seen.gpus, str) else [gpu[0] for gpu in seen.gpus]
@@ -393,7 +403,7 @@ def in_words(found: HostFound) -> str:
         *(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)),
         f"torch {seen.packages.get('torch') or 'none'}",
     )
-    rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
+    rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in host.rates.items()]
     return "; ".join([", ".join(parts), *rates])
 
 

@@ -132,10 +132,10 @@ class HostsConductor(Conductor):
         self.place()
 
     def _tell_absent(self, name: str, reason: str | None) -> None:
-        """Log that a host takes no part any more, and why, where that is known."""
+        """Log that a host takes no part any more, and why (None: not known)."""
         others = "; the run goes on without it" if self._links or self._coming else ""
-        said = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}{others}"
-        self.log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
+        text = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}{others}"
+        self.log.write("condition_changed", host=name, dies=True, **({} if text is None else {"reason": text}))
 
     def look(self) -> None:
         """Drop lost connections, add new ones, connect again where due, heed a wish to stop, and update `now`.
@@ -183,7 +183,7 @@ class HostsConductor(Conductor):
             self._there_s = now_s
 
     def _why_given_up(self, name: str) -> str | None:
-        """Count the placement that a host has ended; where that was one too many, return why it is given up.
+        """Count the placement that a host has ended; return why the host is given up now; None: it is not.
 
         Raises:
             RunFailed: all hosts are given up.
@@ -198,7 +198,7 @@ class HostsConductor(Conductor):
         return reason
 
     def _arrived(self, name: str) -> HetoptError | None:
-        """Take in a host that was connected to; return why it was not, if so."""
+        """Take in a host that was connected to, in this generation or the next; return why it was not; None: it was."""
         try:
             self._links[name] = self._coming.pop(name).result()
         except HetoptError as refusal:
@@ -293,6 +293,10 @@ class HostsConductor(Conductor):
                 self._coming[name] = self._pool.submit(self._connected, name)
 
     def _connected(self, name: str) -> Part:
+        """Connect to a host and begin its part of the run, whose requests are answered from then on.
+
+        Errors as of `Part`.
+        """
         folder = host_log_folder(self.run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
         part = Part(
@@ -317,7 +321,10 @@ class HostsConductor(Conductor):
         return part
 
     def _keep(self, host: str, name: str, data: bytes) -> None:
-        """Keep an object that a host has written: events and logs become those of the run; the lock is held."""
+        """Keep an object that a host has written: events and logs become those of the run; the lock is held.
+
+        HetoptError: the host's object is not what a host writes.
+        """
         first, _, rest = name.partition("/")
         if first == "events":
             with (self.run_dir / EVENTS_FILE).open("ab") as stream:
@@ -328,13 +335,13 @@ class HostsConductor(Conductor):
             write_atomically(path, data.decode("utf-8", errors="replace"))
             self._objects.delete(name)  # it is there now
         elif first == "state":
-            said = parse_from_peer(State, data, host)
+            sent = parse_from_peer(State, data, host)
             # Where the clock is set later, an event says so.
-            self._ahead_s.setdefault(host, said.time_s - time.time())
-            code = said.does.removeprefix("ended with ")
-            if code != said.does and said.generation == self._generation:
+            self._ahead_s.setdefault(host, sent.time_s - time.time())
+            code = sent.does.removeprefix("ended with ")
+            if code != sent.does and sent.generation == self._generation:
                 self.now.ended[host] = int(code)
-                self.reasons += [said.reason[:500]] if said.reason else []
+                self.reasons += [sent.reason[:500]] if sent.reason else []
 
     def finish(self, *, failed: bool) -> None:
         """Tell the hosts to end, and wait up to 20 s for their last uploads; not if the run has ``failed``."""

@@ -46,7 +46,8 @@ def _words(name: str) -> list[str]:
 def environment(devices: Sequence[str]) -> dict[str, str]:
     """Return CUDA's variables that number a host's GPUs as in ``devices``.
 
-    Empty: the devices are CPUs, no driver answers, or the host lacks such GPUs.
+    Empty: the devices are CPUs, no driver answers, or the host lacks such GPUs. In a Slurm job, whose own GPUs alone
+    are visible, only their order is set.
 
     Args:
         devices: names of GPUs as an inventory has them, one for each worker, or ``cpu``.

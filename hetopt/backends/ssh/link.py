@@ -144,16 +144,16 @@ def why_unreached(host: Host, complaint: str) -> RunFailed:
     typed = shlex.join(["ssh", *(str(w) for name, value in options.items() if value for w in (name, value)), who])
     lines = [line.strip("@ ") for line in complaint.splitlines() if re.search("[A-Za-z]", line)]
     through, hint = "", "see what `{typed}` says"
-    said = "; ".join(lines[-2:]) if lines else "ssh ended without saying why"
+    text = "; ".join(lines[-2:]) if lines else "ssh ended without saying why"
     if _JUMP.search("\n".join(lines[1:])):  # what is said of the jump host must not be taken for the host's own
-        through, said, hint = " through its jump host", lines[0], "see that `{typed}` logs in by itself"
+        through, text, hint = " through its jump host", lines[0], "see that `{typed}` logs in by itself"
     else:
         worded = (
             (line, advice) for pattern, advice in _ADVICE for line in lines if re.search(pattern, line, re.IGNORECASE)
         )
-        said, hint = next(worded, (said, hint))
-    said = one_line(said)[:200].removeprefix("ssh: ").rstrip(".")
-    return RunFailed(f"{host.name} is not reached{through}: {said}.", hint=hint.format(typed=typed, who=who))
+        text, hint = next(worded, (text, hint))
+    text = one_line(text)[:200].removeprefix("ssh: ").rstrip(".")
+    return RunFailed(f"{host.name} is not reached{through}: {text}.", hint=hint.format(typed=typed, who=who))
 
 
 _JUMP = re.compile(r"^(?:kex_exchange_identification|stdio forwarding failed)", re.MULTILINE)
@@ -214,7 +214,7 @@ class Link:
         reached = code != UNREACHED and not re.search("password", complaint, re.IGNORECASE)
         return None if reached else why_unreached(host, complaint)
 
-    def said(self, complaint: str) -> list[str]:
+    def host_lines(self, complaint: str) -> list[str]:
         """Return the lines of a standard error (``complaint``) that were written on the host."""
         return complaint.strip().splitlines()
 
@@ -293,7 +293,7 @@ class Conversation:
             raise BadInput(f"{argv[0]} cannot be started here: {error.strerror}.", hint=self.link.MISSING) from None
         assert isinstance(self.ssh.stdout, io.BufferedReader)
         self.incoming = self.ssh.stdout
-        self._words = self._said()
+        self._words = self._lines()
 
     def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
         """Send the program's code and a first question; return its answer, a ``kind``, within ``patience_s`` seconds.
@@ -362,7 +362,7 @@ class Conversation:
             self.ssh.kill()
             return self.ssh.wait()
 
-    def _said(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:
         """Yield each line that the program says, up to some megabytes; what its shell prints beside is kept."""
         left = _MOST_BYTES
         while left > 0 and (data := self.incoming.readline(left)):
@@ -379,6 +379,7 @@ class Conversation:
         return self._complaints.read(_MOST_BYTES).replace(b"\0", b"").decode(errors="replace")
 
     def _why_ended(self, *, is_late: bool) -> HetoptError:
+        """End the conversation; return the error that says why: not reached, too slow, or no program can be run."""
         code, complaint = self._let_go(), self.complaint()
         unreached = self.link.why_unreached(self.host, code, complaint)
         if unreached is not None:
@@ -388,9 +389,9 @@ class Conversation:
                 f"{self.host.name} has begun to answer and says nothing more.", hint="see whether it is overloaded"
             )
         # A shell that lets nobody in says so where others greet: nologin, for one.
-        said = self.link.said(complaint) or self._printed or [f"it ends with {code} and says nothing"]
+        complaints = self.link.host_lines(complaint) or self._printed or [f"it ends with {code} and says nothing"]
         return RunFailed(
-            f"{self.host.name} cannot run a program ({one_line(said[-1])[:200].rstrip('.')}).",
+            f"{self.host.name} cannot run a program ({one_line(complaints[-1])[:200].rstrip('.')}).",
             hint='see that its shell runs one, or name another interpreter there: python = "~/venv/bin/python"',
         )
 
@@ -454,6 +455,11 @@ class Part(Conversation):
         return not self._server.is_alive()
 
     def _serve(self) -> None:
+        """Answer the host's requests until the connection ends; cut it after a frame that cannot be read.
+
+        It cuts the connection, too, where the host cannot be answered.
+        """
+
         def read(count: int) -> bytes:
             """Read a number of bytes, fewer at the end; a part that comes over a slow line is heard while it does."""
             data = bytearray()
@@ -469,6 +475,10 @@ class Part(Conversation):
             self.cut()  # it is gone, or has a frame that is none
 
     def _answer(self, header: bytes, body: bytes) -> tuple[Answer, bytes]:
+        """Carry out a host's request, tell `wrote` of a whole object, and return answer and body.
+
+        A refusal is empty.
+        """
         try:
             request = parse_from_peer(Request, header, self.host.name)
             objects = self.objects if request.place == OBJECTS else self.models

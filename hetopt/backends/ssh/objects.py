@@ -116,6 +116,7 @@ class ObjectsInParts(Objects, ABC):
         )
 
     def _read_into(self, stream: BinaryIO, name: str) -> bool:
+        """Append an object to a stream, part by part; return whether it was read to its end."""
         while (read := self.part(name, stream.tell())) is not None:
             stream.write(read[0])
             if not read[0] or stream.tell() >= read[1]:
@@ -348,6 +349,7 @@ class Connection:
         return parse_from_peer(Answer, reply[0], "the machine that launched the run"), reply[1]
 
     def _read(self, count: int) -> bytes:
+        """Return ``count`` bytes; fewer where the connection ended, or brought nothing for ``silence_s`` seconds."""
         data = b""
         while len(data) < count:
             ready, _, _ = select.select([self.incoming], [], [], self.silence_s)

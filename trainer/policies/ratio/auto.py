@@ -225,7 +225,10 @@ class StepTimes(Record):
 
 
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
-    """Return measured over predicted time of compression and exchange; None where backward hides them."""
+    """Return measured over predicted time of compression and exchange; None where backward hides them.
+
+    None, too, where nothing is predicted.
+    """
     predicted_s = option.compress_s + exchange_s
     took_s = max(step_s - compute_s, 0.01 * step_s) * option.every_steps
     if option.buckets > 1:  # the inverse of `hetopt.core.comm.cost.pipelined_s`
@@ -374,11 +377,11 @@ class AutoRatio:
         if (ratio := outlook.worth_trying()) is not None:
             return state, replace(keep, try_ratio=ratio, look_after_steps=1)
         if chosen := outlook.trial(best):
-            return state, _changed(keep, now, chosen, _told(now, chosen, "tried out, it may be the best"))
+            return state, _changed(keep, now, chosen, _reason(now, chosen, "tried out, it may be the best"))
         saving = 1 - best.per_progress_s / now.per_progress_s
         if saving < LEAST_SAVING or not outlook.is_borne(best, now.per_progress_s - best.per_progress_s):
             return state, keep
-        return state, _changed(keep, now, best, _told(now, best, f"{100 * saving:.0f} % less time to the target"))
+        return state, _changed(keep, now, best, _reason(now, best, f"{100 * saving:.0f} % less time to the target"))
 
 
 @dataclass(frozen=True)
@@ -413,7 +416,11 @@ class Outlook:
         ]
 
     def keeps_enough(self, option: Option, gain: float) -> bool:
-        """Return whether an option that keeps the fraction ``gain`` of the gradient's energy may be used."""
+        """Return whether an option that keeps the fraction ``gain`` of the gradient's energy may be used.
+
+        No thinned option may once everything is to be sent; else averages may, and a ratio that a trial showed to be
+        harmless.
+        """
         state = self.state
         if option.gain is None and state.sends_all:
             return False
@@ -587,6 +594,10 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
 
 
 def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: str) -> RatioDecision:
+    """Return the decision to use ``chosen`` instead of ``now``, with a reason.
+
+    ``keep``, if both are the same option.
+    """
     if chosen.option.key == now.option.key:
         return keep
     reason = f"{way_in_words(chosen.option.key)} instead of {way_in_words(now.option.key)}: {why}"
@@ -595,7 +606,8 @@ def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: st
     return RatioDecision(ratio=ratio, option=name, reason=reason, look_after_steps=looks_after)
 
 
-def _told(now: RatedOption, chosen: RatedOption, why: str) -> str:
+def _reason(now: RatedOption, chosen: RatedOption, why: str) -> str:
+    """Return a sentence on a choice: what it keeps or progresses, its step time beside the present one, ``why``."""
     if chosen.option.averages:
         return (
             f"a local step makes about {100 * chosen.gain:.0f} % of the progress, "

@@ -60,6 +60,7 @@ class GainCurve:
         return tuple((ratio, self.gain(ratio)) for ratio in self.ratios)
 
     def _at(self, ratio: float, kept: Sequence[float], energy: float) -> float:
+        """Return the share of ``energy`` that a ratio keeps, interpolated; 1 where there is none."""
         if energy <= 0:
             return 1.0
         return interpolated(self.ratios, [min(1.0, part / energy) for part in kept], ratio)

@@ -209,7 +209,10 @@ class ThresholdRatio(ThresholdSettings):
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """Return the ratio if the workers' gains allow it, else dense exchange; unchanged without a measured gain."""
+        """Return the ratio if the workers' gains allow it, else dense exchange; unchanged without a measured gain.
+
+        The state stays as it is; a reason is given with a change alone.
+        """
         gains = observation.gains_at(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)
@@ -222,6 +225,10 @@ class ThresholdRatio(ThresholdSettings):
         return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
 
     def _compresses(self, gains: tuple[float, ...]) -> bool:
+        """Return whether the workers' gains, by mean, majority, any or all, lose at most ``delta``.
+
+        Never if that is 0.
+        """
         if self.delta == 0:
             return False
         least = 1 - self.delta - _ROUNDING
@@ -305,6 +312,7 @@ class Gravac(GravacSettings):
         )
 
     def _measured(self, state: GravacState, observation: RatioObservation) -> GravacState:
+        """Return the state with a period's throughput times gain added to the factor that most of its steps sent."""
         worth = dict(state.worth)
         sent = DENSE
         if observation.level_gains is not None:
@@ -316,6 +324,11 @@ class Gravac(GravacSettings):
         return state.model_copy(update={"worth": worth, "window_steps": state.window_steps + observation.steps})
 
     def _next_window(self, state: GravacState, gains: tuple[float, float] | None) -> GravacState:
+        """Return the state with the next candidate; or with the best factor, and the search done.
+
+        The floor rises to the candidate where that keeps about as much (``omega``); without both ``gains`` (None) it
+        stays.
+        """
         state = state.model_copy(update={"window_steps": 0})
         if gains is not None and gains[1] - gains[0] <= self.omega * gains[1]:
             state = state.model_copy(update={"floor": state.candidate})
@@ -385,7 +398,10 @@ class ScanRatio(ScanSettings):
     """The state before the first scan: no ratio was chosen."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Return a decision for the option of largest ratio, from which the gain of all others can be read."""
+        """Return a decision for the option of largest ratio, from which the gain of all others can be read.
+
+        ``network`` is not used.
+        """
         largest = max(self.options, key=lambda option: option.ratio)
         return RatioDecision(ratio=largest.ratio, option=largest.key, measure_gain=True)
 
@@ -417,6 +433,7 @@ class ScanRatio(ScanSettings):
         return state, RatioDecision(ratio=option.ratio, option=option.key, reason=reason, measure_gain=True)
 
     def _prospect(self, option: Option, observation: RatioObservation, network: Network) -> Prospect:
+        """Return an option's time of compression and exchange, and its gain; 1 where none is known or measured."""
         curve = observation.gain_curve
         gain = option.gain if option.gain is not None or curve is None else curve.gain(option.ratio)
         return Prospect(

@@ -29,6 +29,7 @@ from hetopt.core.errors import BadInput
 
 
 def _run(command: list[str]) -> bool:
+    """Run a command to its end; return whether it could be started and succeeded."""
     try:
         return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode == 0
     except OSError:

@@ -212,6 +212,8 @@ class Ec2Backend(Ec2Launcher):
 def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> RunSpec:
     """Return the run as rented machines read it: the task by its place in the bundle, and data from S3.
 
+    ``data`` None: the run reads no data folder, or the spec's, which is refused.
+
     Raises:
         BadInput: the data is on this machine only.
     """
@@ -323,6 +325,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     """
 
     def get(name: str) -> str:
+        """Return the text of an object of the run; BadInput: the bucket has none."""
         place = {"Bucket": bucket, "Key": f"runs/{run_dir.name}/{name}", "ExpectedBucketOwner": account_id}
         answer = if_there(edge, read("s3", "get_object", "what was ordered", **place))
         if answer is None:
@@ -426,7 +429,12 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
 
 
 def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: str) -> None:
-    """Fetch an object into a file, whole or not at all, where it is not there already in its size."""
+    """Fetch an object into a file, whole or not at all, where it is not there already in its size.
+
+    Raises:
+        BadInput: there is no room for it.
+        CloudRefused: it could not be read to its end; the file is removed.
+    """
     if path.is_file() and path.stat().st_size == size_bytes:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -343,6 +343,7 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
 
 
 def _template_call(order: Order, kind: str, group: str, generation: int, end_s: float) -> Request:
+    """Return the call that creates the launch template of one kind of boot image; see `template_calls`."""
     assert order.spec_sha256 is not None, "an order of a run says what its machines are to run (`Order.of_run`)"
     step = f"template-{kind}"
     name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")

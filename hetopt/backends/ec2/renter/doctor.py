@@ -123,6 +123,7 @@ def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
 
 
 def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
+    """Return a sentence on the subnets that machines would be in; CloudRefused: there are none."""
     listed = ordering.subnets_of(edge, subnets)
     if not listed:
         raise CloudRefused(f"{region} has no default subnet.", hint=ordering.MAKE_SUBNETS)
@@ -130,13 +131,14 @@ def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
 
 
 def _bucket(edge: Edge, bucket: str | None, account_id: str, region: str) -> str:
+    """Return a sentence that the bucket (None: the default one) is there; HetoptError: it is not, or is another's."""
     name = bucket or ordering.default_bucket(account_id, region)
     ordering.check_bucket(edge, name, account_id, region)
     return f"{name} is there, and this account's"
 
 
 def _profile(edge: Edge, instance_profile: str) -> str:
-    """Look an instance profile and its role up.
+    """Return a sentence that an instance profile is there.
 
     Raises:
         CloudRefused: there is no such profile, or it has no role.
@@ -178,6 +180,10 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
     yield from quota_checks(edge, orders.catalog, roles)
 
     def ordered() -> str:
+        """Return a sentence on the order that a launch would write, with its zones and cost.
+
+        Errors as of `Orders.of_plan`.
+        """
         order = kept["order"] = orders.of_plan(plan, run_id="doctor", bundle_sha256="0" * 64, now_s=now_s)
         check_prices(plan, order)
         expected, high = order.expected_usd(plan)
@@ -193,6 +199,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
 
 
 def _order_checks(edge: Edge, order: Order) -> Iterator[Check]:
+    """Yield checks of an order's objects and, by dry runs, of renting each of its types and fleets."""
     yield examined("objects of a run", _objects, edge, order)
     for role, name in ((each, name) for each in order.roles for name in each.instance_types):
         market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
@@ -241,7 +248,11 @@ def account_quotas(edge: Edge) -> dict[Bucket, int]:
 
 
 def _granted(edge: Edge, code: str) -> float:
-    """Return the vCPUs of a quota: what was granted, or what every account has that never asked for more."""
+    """Return the vCPUs of a quota: what was granted, or what every account has that never asked for more.
+
+    Raises:
+        ApiRefused: AWS does not tell it.
+    """
     request = read("service-quotas", "get_service_quota", "", ServiceCode="ec2", QuotaCode=code)
     try:
         return float(edge(request)["Quota"]["Value"])
@@ -252,6 +263,7 @@ def _granted(edge: Edge, code: str) -> float:
 
 
 def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
+    """Return a sentence that a quota has ``vcpus``; CloudRefused: fewer were granted, or AWS does not tell."""
     granted = _granted(edge, quota.code)
     if granted < vcpus:
         raise CloudRefused(
@@ -298,9 +310,9 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
 
 
 def _objects(edge: Edge, order: Order) -> str:
-    """Write and read an object that is not there, in the way of a run: S3 decides on both, and writes nothing.
+    """Return a sentence that a run's objects may be written and read, by trying both on an object that is not there.
 
-    A write over a version that is not there is refused after whatever policy would deny it.
+    A write over a version that is not there is refused after whatever policy would deny it; nothing is written.
 
     Raises:
         CloudRefused: one of both is denied.

@@ -236,7 +236,7 @@ class Loop(_Renter):
                 return before
             beats = {Path(name).stem: entry["LastModified"].timestamp() for name, entry in self._written("state")}
             machines = self._machines(before, beats) if before.alive else before.machines
-            heard = self._hear(before) if before.alive else before
+            updated = self._hear(before) if before.alive else before
             known = log_bytes(self.run_dir)
             # Events last: a run whose machines have ended has written all of them.
             self._fetch_events()
@@ -244,7 +244,7 @@ class Loop(_Renter):
             self._fetch_logs(BOOT_FOLDER)
             stepped = any(map(advances, last_events(self.run_dir, since=known)))
             served = {machine.id for machine in before.serving} if stepped else set()
-            seen = heard.model_copy(update={"time_s": self.clock(), "machines": machines})
+            seen = updated.model_copy(update={"time_s": self.clock(), "machines": machines})
             seen = seen.with_machines(served, has_stepped=True)
             return self.save(seen)
 
@@ -260,9 +260,9 @@ class Loop(_Renter):
         return self.save(seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})}))
 
     def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
-        """Return the states of a run's machines now, with those that nobody knows: whoever rented them was killed then.
+        """Return the states of a run's machines now, and of machines that EC2 lists and no record knows.
 
-        Such machines are paid for, and relieved.
+        The process that rented such machines was killed meanwhile. They are paid for, and relieved.
         """
         listed, now_s = instances_in(self.edge(calls.addresses_call(self.order))), self.clock()
         known, host = {machine.id for machine in before.machines}, self.order.workers[0].host
@@ -279,13 +279,13 @@ class Loop(_Renter):
         if written is None:
             return before
         lease, tag = written
-        heard: dict[str, object] = {
+        changes: dict[str, object] = {
             "lease_tag": tag,
             "lease_end_s": lease.end_s,
         }
         if lease.wishes_end and before.stop_wished_s is None:
-            heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
-        return before.model_copy(update=heard)
+            changes |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
+        return before.model_copy(update=changes)
 
     def _fetch_events(self) -> None:
         """Append new events to the log; each object is named by its offset in the log, and any other is none."""
@@ -366,14 +366,14 @@ class Loop(_Renter):
             CloudRefused: AWS refuses it.
         """
         state = action.state
-        said = action.say
+        reason = action.say
         if action.unbooted:
-            said = f"{why_failed(self.run_dir, action.unbooted)}. {action.say}"
-        if said is not None:
-            self.tell(said)
+            reason = f"{why_failed(self.run_dir, action.unbooted)}. {action.say}"
+        if reason is not None:
+            self.tell(reason)
         match action:
             case Clear():
-                return self.clear(state, reason=said)
+                return self.clear(state, reason=reason)
             case Rent():
                 return self._rent(action)
             case Extend():
@@ -389,9 +389,14 @@ class Loop(_Renter):
         return self.save(state)
 
     def _place(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
-        """Tell the machines that serve their generation and places; return the cluster state that was recorded.
+        """Write generation and places for the machines that serve; return the cluster state that was recorded.
 
         Workers are recorded as of the types that were granted, by which later plans learn from the run.
+
+        Args:
+            state: as it was seen last.
+            spec: of the run, on the hosts that serve.
+            pauses: whether workers are to save a checkpoint and wait for the next generation.
         """
         granted = {machine.host: {"type": machine.instance_type} for machine in state.serving}
         workers = (worker.model_copy(update=granted.get(worker.host, {})) for worker in spec.workers)
@@ -428,12 +433,13 @@ class Loop(_Renter):
         return self.save(self._outlive(state.model_copy(update=lease), end_s))
 
     def _outlive(self, state: ClusterState, lease_end_s: float) -> ClusterState:
-        """Have the account end machines with a place later than their lease: before that grows, after it has shrunk.
+        """Have the account end machines with a place later than their lease; return the state with the new ends.
 
-        Each move is a call for each machine, so that they are moved when half of the slack is used up.
+        It is called before the lease grows, and after it has shrunk. Each move is a call for each machine, so that they
+        are moved when half of the slack is used up. Without the account's role nothing is done.
 
         Raises:
-            CloudRefused: it may end them sooner, so that their lease must not grow.
+            CloudRefused: AWS refuses a move: it may end them sooner, so that their lease must not grow.
         """
         if self.order.end_role is None:
             return state
@@ -495,7 +501,9 @@ class Loop(_Renter):
         return state
 
     def _rent(self, action: Rent) -> ClusterState:
-        """Ask for machines, which end when the others do. Each time has tokens and templates of its own.
+        """Ask for machines, which end when the others do; return the recorded state with the granted ones.
+
+        Machines for which there is no capacity are missing, and told of. Each time has tokens and templates of its own.
 
         Raises:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
@@ -564,7 +572,10 @@ class Loop(_Renter):
         return str(groups[0]["GroupId"])
 
     def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
-        """Make launch templates for machines that end when the others do; return their ids by kind of machine."""
+        """Make launch templates for machines that end when the others do; return their ids by kind of machine.
+
+        ``end_s`` None: when the order ends.
+        """
         requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
         return {
             kind: str(self.edge(request)["LaunchTemplate"]["LaunchTemplateId"]) for kind, request in requests.items()
@@ -574,7 +585,11 @@ class Loop(_Renter):
         """Rent in the first zone that has all machines; where none has, and fewer may do, in the first with some.
 
         Returns:
-            the zone, the machines' ids by host, and the run on them.
+            The zone, the machines' ids by host, and the run on them.
+
+        Raises:
+            CloudRefused: no zone has all machines, and fewer do not do, or another refusal; what was granted is given
+                back.
         """
         reasons: dict[str, list[str]] = {}
         hint: str | None = None
@@ -613,7 +628,7 @@ class Loop(_Renter):
     ) -> tuple[dict[str, str], list[CloudRefused]]:
         """Rent roles in a zone; return the ids of the machines by host, and the refusals of the others.
 
-        Where only all of them together are of use, the first role that it has not ends the asking.
+        Where only all of them together are of use, the first role that is refused ends the asking.
         """
         ids: dict[str, str] = {}
         refused: list[CloudRefused] = []
@@ -628,7 +643,10 @@ class Loop(_Renter):
         return ids, refused
 
     def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[CloudRefused]) -> RunSpec | None:
-        """Return the run on the hosts that a zone has; None: they cannot hold its batch."""
+        """Return the run on the hosts that a zone has; None: they cannot hold its batch.
+
+        What was refused is told first.
+        """
         for error in refused:
             self.tell(error.message)
         try:
@@ -640,7 +658,9 @@ class Loop(_Renter):
     def _fleet(
         self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]
     ) -> tuple[list[str], CloudRefused | None]:
-        """Rent the machines of one role; return their ids, or why the zone has not all of them.
+        """Rent the machines of one role; return their ids and None, or no ids and why the zone has not all of them.
+
+        Machines that come nevertheless are given back.
 
         Raises:
             CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
@@ -659,7 +679,10 @@ class Loop(_Renter):
         return ids[:needed], None if needed else _why_short(request, answer, len(ids), role)
 
     def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> None:
-        """Have the account end machines that come to no place, if it has the role for that."""
+        """Have the account end machines that come to no place, if it has the role for that.
+
+        ``lease_end_s`` None: the run has no lease yet.
+        """
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
         for request in calls.end_calls(self.order, ids, at_s):
             self.edge(request)
@@ -676,6 +699,10 @@ class Loop(_Renter):
         machines: dict[str, Answer] = {}
 
         def have_addresses() -> bool:
+            """Return whether EC2 lists all machines with addresses; CloudRefused: a machine has ended.
+
+            Keeps the listed machines by host.
+            """
             listed = instances_in(self.edge(calls.addresses_call(self.order)))
             machines.clear()
             machines.update({host: listed[id_] for host, id_ in ids.items() if id_ in listed})
@@ -742,7 +769,17 @@ def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
 def _updated(
     machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float, lease_s: float
 ) -> MachineState:
-    """Return a machine's state now. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
+    """Return a machine's state now, by EC2's description and its own heartbeats; of an ended machine it is kept.
+
+    EC2 forgets machines an hour after their end, and knows new ones after seconds.
+
+    Args:
+        machine: as it was recorded last.
+        now: EC2's description; None: EC2 does not list it, so that it is new, or ended an hour ago at least.
+        beats: when machines last said that they live, epoch seconds by id.
+        now_s: seconds since the epoch.
+        lease_s: latest moment at which a machine that EC2 has forgotten can have ended.
+    """
     if not machine.alive:
         return machine
     said_s = beats.get(machine.id, machine.heartbeat_s)

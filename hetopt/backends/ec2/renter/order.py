@@ -879,11 +879,11 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
         machines: that failed, at least one.
     """
     named = ", ".join(dict.fromkeys(f"{machine.host} ({machine.instance_type})" for machine in machines))
-    said = f"EC2 says: {_reason(machines) or 'nothing'}"
+    state_reason = f"EC2 says: {_reason(machines) or 'nothing'}"
     if all(machine.heartbeat_s is not None for machine in machines):
-        return f"{named} ended before a step was done; {last_log_line(run_dir, machines[-1].host) or said}"
+        return f"{named} ended before a step was done; {last_log_line(run_dir, machines[-1].host) or state_reason}"
     words = last_words(run_dir)
-    return f"{named} ended before it had booted; {f'the newest boot log ends: {words}' if words else said}"
+    return f"{named} ended before it had booted; {f'the newest boot log ends: {words}' if words else state_reason}"
 
 
 def _reason(machines: Sequence[MachineState]) -> str | None:

@@ -55,22 +55,22 @@ IMAGES = {
 """Public parameter that holds the id of the newest image, by kind of machine."""
 
 
-def image_kind(found: InstanceType) -> str:
+def image_kind(rented: InstanceType) -> str:
     """Return the kind of boot image of an instance type, such as ``x86_64-gpu``.
 
     Raises:
         BadInput: the type cannot train: its accelerator is not one that torch or the image drives, or its architecture
             is not known.
     """
-    objection = "architecture is not known" if found.architecture is None else pinned().objection(found)
-    if found.accelerator is not None and not found.accelerator.is_cuda:
-        objection = f"{found.accelerator.name} is one that hetopt cannot train on"
+    objection = "architecture is not known" if rented.architecture is None else pinned().objection(rented)
+    if rented.accelerator is not None and not rented.accelerator.is_cuda:
+        objection = f"{rented.accelerator.name} is one that hetopt cannot train on"
     if objection is not None:
         raise BadInput(
-            f"{found.name} cannot be trained on: its {objection}.",
-            hint=f"plan without it: `hetopt recommend PROFILE --exclude {found.name}`",
+            f"{rented.name} cannot be trained on: its {objection}.",
+            hint=f"plan without it: `hetopt recommend PROFILE --exclude {rented.name}`",
         )
-    return f"{found.architecture}-{'gpu' if found.cuda_devices else 'cpu'}"
+    return f"{rented.architecture}-{'gpu' if rented.cuda_devices else 'cpu'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +270,11 @@ def zones_for(
 
 
 def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:
+    """Return a type's prices in a zone, with extras; ``spot`` None: it is on demand, or nothing is known of its spot.
+
+    Raises:
+        BadInput: the on-demand price is not known.
+    """
     on_demand = catalog.price(name, "on-demand")
     if on_demand is None:
         raise BadInput(
@@ -455,7 +460,7 @@ def roles_of(plan: Plan, catalog: Catalog) -> tuple[Role, ...]:
 def budget_of(plan: Plan, wished_usd: float | None) -> float:
     """Return the budget in USD of a launch: ``wished_usd``, or else the plan's.
 
-    Refused is a budget below the plan's high cost, unless the plan says how likely its own budget is enough, and the
+    A budget below the plan's high cost is refused, unless the plan says how likely its own budget is enough, and the
     budget is no lower than that.
 
     Args:
@@ -551,7 +556,7 @@ class Orders:
             BudgetStop: the plan may cost more than the budget, or that does not last until the cluster has booted.
             BadInput: the plan cannot be rented as it is, or an option names what does not fit.
         """
-        said = plan.chosen.prediction
+        prediction = plan.chosen.prediction
         order = self.of_job(
             roles=roles_of(plan, self.catalog),
             budget_usd=budget_of(plan, self.options.budget_usd),
@@ -563,10 +568,12 @@ class Orders:
             life=life,
             deadline_s=plan.goal.deadline_s,
             # Who brings the data set to the region has paid for that out of the same budget.
-            spent_usd=spent_usd + said.data_transfer_usd,
-            may_cost_usd=said.cost_usd.high - said.data_transfer_usd,
+            spent_usd=spent_usd + prediction.data_transfer_usd,
+            may_cost_usd=prediction.cost_usd.high - prediction.data_transfer_usd,
             # Machines that are waited for are not paid.
-            may_take_s=(said.total_s.value - said.unavailable_s) * said.training_s.high / said.training_s.value,
+            may_take_s=(prediction.total_s.value - prediction.unavailable_s)
+            * prediction.training_s.high
+            / prediction.training_s.value,
         )
         return order.of_run(plan.run)
 

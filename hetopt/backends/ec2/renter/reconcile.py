@@ -265,7 +265,10 @@ def _with(state: ClusterState, **changes: Any) -> ClusterState:
 
 
 def _end_relieved(state: ClusterState, now_s: float) -> End | None:
-    """Return the action that ends machines without a place, once the others were seen after they were told theirs."""
+    """Return the action that ends machines without a place, once the others were seen after they were told theirs.
+
+    Else None.
+    """
     ids = tuple(
         machine.id
         for machine in state.alive
@@ -277,7 +280,11 @@ def _end_relieved(state: ClusterState, now_s: float) -> End | None:
 
 
 def _change(order: Order, observed: Observed, now_s: float) -> Action | None:
-    """Return the next action towards the wanted cluster; None: none can be taken now."""
+    """Return the next action towards the wanted cluster; None: none can be taken now.
+
+    Raises:
+        CloudRefused: the hosts that are left cannot hold the batch.
+    """
     state = observed.state
     there = {machine.host for machine in state.serving}
     lost = [host for host in host_names(observed.spec) if host not in there]
@@ -316,9 +323,9 @@ def _unbooted(order: Order, state: ClusterState, hosts: Collection[str]) -> tupl
 
 
 def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
-    """Return the hosts to rent machines for now: those without a living machine; none within 5 minutes of the last ask.
+    """Return the hosts to rent machines for now, which have no living one; none within 5 minutes of the last ask.
 
-    Where all that trained are lost at once, those that wait go on without them first.
+    Where all machines that trained are lost at once, waiting ones go on without them first.
 
     Args:
         order: of the run.
@@ -337,7 +344,7 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
 
 
 def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float) -> Rent | None:
-    """Return the action that asks for machines for these hosts, as planned."""
+    """Return the action that asks for machines for these hosts, as planned; None: no role has any of them."""
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
     market = {"market": "on-demand"} if state.on_demand else {}
     roles = [
@@ -370,10 +377,13 @@ def goes_on_from_memory(observed: Observed, lost: Collection[str], now_s: float)
 
 
 def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
-    """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost."""
-    said = f"lost {', '.join(lost)}; the others go on without"
+    """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost.
+
+    None: nothing is due in that wait.
+    """
+    news = f"lost {', '.join(lost)}; the others go on without"
     try:
-        return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=said)
+        return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=news)
     except CloudRefused as refused:
         return _wait_for(order, observed, lost, refused, now_s)
 
@@ -381,7 +391,11 @@ def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s:
 def _wait_for(
     order: Order, observed: Observed, lost: Sequence[str], refused: CloudRefused, now_s: float
 ) -> Action | None:
-    """Return the next action to replace lost machines of a run that cannot go on without them; None: none is due."""
+    """Return the next action to replace lost machines of a run that cannot go on without them; None: none is due.
+
+    Raises:
+        CloudRefused: even with waiting machines the hosts cannot hold the batch.
+    """
     state = observed.state
     if given_up := [host for host in lost if host in state.given_up]:
         return Clear(state=state, say=refused.message, unbooted=_unbooted(order, state, given_up))
@@ -419,12 +433,14 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
         return None
     # Those that were to join or to relieve others who were all lost have nobody to wait for.
     after = with_places(_with(state, asked_s=None) if all_are_lost else state, new)
-    said = f"all that trained are lost; {named} goes on" if all_are_lost else f"{named} joins"
-    return _place(order, after, observed.spec, now_s, say=said)
+    news = f"all that trained are lost; {named} goes on" if all_are_lost else f"{named} joins"
+    return _place(order, after, observed.spec, now_s, say=news)
 
 
 def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:
     """Return the placement of the hosts that serve, who share the batch in proportion to what each began with.
+
+    ``say`` None: nothing is told.
 
     Raises:
         CloudRefused: they cannot hold the batch.

@@ -87,11 +87,11 @@ class Survey:
     """The resources found in a region.
 
     Attributes:
-        found: those that could be listed.
+        resources: all that could be listed.
         unseen: refusal of each kind that could not be listed.
     """
 
-    found: tuple[TaggedResource, ...]
+    resources: tuple[TaggedResource, ...]
     unseen: Mapping[Kind, CloudRefused]
 
     def check(self) -> tuple[TaggedResource, ...]:
@@ -105,7 +105,7 @@ class Survey:
             raise CloudRefused(
                 f"the {kinds} were not looked at, so some may be left: {first.message.rstrip('.')}.", hint=first.hint
             )
-        return self.found
+        return self.resources
 
 
 def _alive(edge: Edge, purpose: str, filters: list[dict[str, object]]) -> dict[str, Answer]:
@@ -120,7 +120,7 @@ def _alive(edge: Edge, purpose: str, filters: list[dict[str, object]]) -> dict[s
 
 def _instances(edge: Edge, run_id: str | None) -> list[TaggedResource]:
     return [
-        _found(
+        _resource(
             "instance",
             id_,
             machine,
@@ -132,19 +132,22 @@ def _instances(edge: Edge, run_id: str | None) -> list[TaggedResource]:
 
 
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[TaggedResource]:
-    """Return the schedule groups. Whoever may not list them has made none; they cost nothing, and go by themselves."""
+    """Return the schedule groups of a run (None: all). Whoever may not list them has made none.
+
+    They cost nothing, and go by themselves.
+    """
     prefix = NAMED if run_id is None else prefix_of(run_id)
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
     listed = if_there(edge, request, (f"{facts.DENIED}Exception",)) or {"ScheduleGroups": ()}
     tags = partial(read, "scheduler", "list_tags_for_resource", "whose schedules they are")
     return [
-        _found("schedule-group", group["Name"], edge(tags(ResourceArn=group["Arn"])))
+        _resource("schedule-group", group["Name"], edge(tags(ResourceArn=group["Arn"])))
         for group in listed["ScheduleGroups"]
         if group["State"] != facts.SCHEDULES_GO
     ]
 
 
-def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> TaggedResource:
+def _resource(kind: Kind, id_: str, answer: Answer, detail: str = "") -> TaggedResource:
     values = {tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())}
     return TaggedResource(
         kind=kind,
@@ -201,7 +204,7 @@ class Remover:
         def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[TaggedResource]:
             request = read("ec2", operation, f"the {kind}s that are left", Filters=order.filters(run_id))
             return [
-                _found(kind, resource[id_], resource)
+                _resource(kind, resource[id_], resource)
                 for resource in self.edge(request)[key]
                 if resource.get("State") != "deleting"
             ]
@@ -217,27 +220,27 @@ class Remover:
                 resources += list_()
             except CloudRefused as refused:
                 unseen[kind] = refused
-        return Survey(found=tuple(resources), unseen=unseen)
+        return Survey(resources=tuple(resources), unseen=unseen)
 
-    def remove(self, found: Sequence[TaggedResource]) -> None:
+    def remove(self, resources: Sequence[TaggedResource]) -> None:
         """Remove resources, machines first, waiting up to 10 minutes for their end; go on after a refusal.
 
         What is gone already is no error.
 
         Args:
-            found: resources to remove.
+            resources: to remove.
 
         Raises:
             CloudRefused: something stayed; the first refusal is raised at the end.
         """
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
-        instances = [resource.id for resource in found if resource.kind == "instance"]
+        instances = [resource.id for resource in resources if resource.kind == "instance"]
         attempt(partial(self.end_machines, instances))
         if instances and not refused:
             attempt(partial(self._wait_for_end, instances))
         for kind, service, operation, key in _DELETED:
-            for resource in found:
+            for resource in resources:
                 # Disks go with their machines: the next look finds what did not.
                 if resource.kind == kind and not (kind == "volume" and instances):
                     attempt(partial(self._until_known, [resource.id], partial(self._delete, service, operation, key)))
@@ -260,9 +263,9 @@ class Remover:
         settled = not self.made.hanging and not refused
         for _ in range(_ROUNDS):
             survey = self.look(run_id)
-            if survey.found:
+            if survey.resources:
                 refused.clear()  # it is tried again now
-                attempt(partial(self.remove, survey.found))
+                attempt(partial(self.remove, survey.resources))
             elif settled:
                 break
             else:
@@ -301,7 +304,7 @@ class Remover:
     def _terminate(self, ids: Sequence[str]) -> list[str]:
         """End machines, and return the ids that EC2 does not know.
 
-        One that it does not know spares all others of a call: then each goes by itself.
+        Where one is unknown, EC2 ends none of a call: then each is ended by a call of its own.
         """
         request = Request(
             step="terminate",
@@ -417,14 +420,14 @@ SILENT_S = 5 * HEARTBEAT_S
 _ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
-def is_of(found: TaggedResource, who: Identity) -> bool:
+def is_of(resource: TaggedResource, who: Identity) -> bool:
     """Return whether a resource's owner is this caller of AWS, in any session.
 
     Args:
-        found: the resource.
+        resource: that one.
         who: caller of AWS.
     """
-    return found.owner in (who.owner, who.user_id) or (found.owner or "").partition(":")[0] == who.owner
+    return resource.owner in (who.owner, who.user_id) or (resource.owner or "").partition(":")[0] == who.owner
 
 
 def owner_named(things: Iterable[TaggedResource]) -> str:
@@ -436,7 +439,7 @@ def owner_named(things: Iterable[TaggedResource]) -> str:
 def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[TaggedResource], now_s: float) -> str | None:
     """Ask S3 whether the run of ``things`` goes on; return a sentence on why to leave them alone, None if it is over.
 
-    A run whose state cannot be read is left alone.
+    A run whose state cannot be read is left alone. One whose name, or whose bucket's, hetopt cannot have given is over.
 
     Args:
         edge: makes calls in the run's region.

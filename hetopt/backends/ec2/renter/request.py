@@ -157,6 +157,7 @@ class ApiRefused(CloudRefused):
     """
 
     def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
+        """Say what the error code means in a sentence, with the hint of who denied it, where its text tells."""
         row = meaning_of(code)
         words = _words(request, code, text, endpoint)
         hint = next((denier["hint"] for denier in _READ["denier"] if denier["text"] in text), row.hint)
@@ -194,6 +195,7 @@ def instances_in(answer: Answer) -> dict[str, Answer]:
 
 
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
+    """Return the words that the sentences on refusals have places for, from a call and AWS's code and text."""
     types = instance_types_of(request)
     target = request.parameters.get("TargetCapacitySpecification", {})
     market: Market = "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
@@ -338,7 +340,10 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the ``begun`` entries of calls whose end nobody knows: the process died, or no answer came."""
+    """Return the ``begun`` entries of calls whose end nobody knows: the process died, or no answer came.
+
+    In their order; entries of retries that no answer came to leave a call open.
+    """
     open_: dict[int, Entry] = {}
     for entry in entries:
         if entry.event == "begun":
@@ -485,6 +490,7 @@ class BotoEdge:
         return answer
 
     def _client(self, service: str) -> Any:
+        """Return the boto3 client of a service, made once; BotoCoreError: the configuration of AWS cannot be read."""
         from botocore.config import Config
 
         if service not in self._clients:
@@ -530,6 +536,9 @@ class Retrying:
 
     def __call__(self, request: Request) -> Answer:
         """Make the call, several times if need be; return its answer, empty where the refusal is one that it tolerates.
+
+        Attempts are repeated while the refusal passes by itself, or may mean that nothing was done; it sleeps between
+        them.
 
         Raises:
             ApiRefused: the refusal of the last attempt.
