@@ -79,6 +79,18 @@ def test_a_framework_takes_on_unequal_shares_the_steps_of_equal_ones(
     assert torch.allclose(steps["shares"][0], steps["plain"][0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["with_accelerate", "with_lightning", "with_transformers"])
+def test_a_framework_takes_on_two_workers_as_many_steps_as_on_one(name: str, tmp_path: Path) -> None:
+    """With the arguments that it was profiled with: each epoch is of all samples, in steps of the plan's batch."""
+    pytest.importorskip(name.removeprefix("with_"))
+    more = () if name == "with_accelerate" else ("--output", str(tmp_path / "output"))
+    asked = ("--batch-size", "24", "--epochs", "2", *more)
+    [one], _ = trained(tmp_path / "one", "plain", EXAMPLES / f"{name}.py", *asked, ranks=1)
+    plan = {"SHARES": "a:32,b:16", "BATCHES": "2"}
+    two, _ = trained(tmp_path / "two", "shares", EXAMPLES / f"{name}.py", *asked, **plan)
+    assert len(two[0]) == len(one)
+
+
 @cache
 def plain(batches: str) -> Tensor:
     """Steps of the loop with DDP by itself, which are those of each way to run it that reads the same batches."""

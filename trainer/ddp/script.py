@@ -168,6 +168,8 @@ class UnequalBatches(Sampler[list[int]]):
         if self._size == self._per_rank * workers:
             return batches
         samples = batches * self._per_rank * workers
+        with suppress(AttributeError, TypeError):  # of a sampler's rank the last batch may be smaller
+            samples = samples if self._drops_last else min(samples, len(self._batches.sampler) * workers)
         return samples // self._size if self._drops_last else -(-samples // self._size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -260,6 +262,11 @@ class DdpRun:
         self.can_audit = True
 
     # Shares (see `hetopt.trainer.ddp.script`).
+
+    @property
+    def trains_model(self) -> bool:
+        """True from where the script has wrapped or sharded a model on; of a single worker from its first step on."""
+        return bool(self._modules)
 
     @property
     def is_training(self) -> bool:
@@ -731,7 +738,14 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         Stopped: the run was asked to end; raised again once the model is written.
     """
     runs: list[DdpRun] = []
+    workers = len(spec.workers)
     meshes: list[DeviceMesh] = []
+
+    def begun() -> DdpRun:
+        """Return the script's run; begin it where it has not begun."""
+        if not runs:
+            runs.append(DdpRun(spec, run_dir, dist.get_rank(), workers, as_one=as_one))
+        return runs[0]
 
     def ask_trainer() -> None:
         """Have the Trainer of transformers, once it is imported, say how it divides its losses.
@@ -748,10 +762,8 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     def attached(init: Any, self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         """Make a DDP module; attach it to the run, which the first one begins, if all workers, of several, share it."""
         init(self, *args, **options)
-        if dist.get_world_size(self.process_group) == len(spec.workers) > 1:
-            if not runs:
-                runs.append(DdpRun(spec, run_dir, dist.get_rank(), dist.get_world_size(), as_one=as_one))
-            runs[0].attach(self)
+        if dist.get_world_size(self.process_group) == workers > 1:
+            begun().attach(self)
         ask_trainer()
 
     def sharded(shard: Any, module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
@@ -760,7 +772,6 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         Raises:
             BadInput: ``mesh`` has some of the workers only.
         """
-        workers = len(spec.workers)
         if not dist.is_initialized() or dist.get_world_size() != workers or workers == 1:
             return shard(module, *args, **({} if mesh is None else {"mesh": mesh}), **options)
         if mesh is not None and mesh.size() != workers:
@@ -778,10 +789,8 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
                 meshes.append(replica_mesh([worker.host for worker in spec.workers], kind))
             mesh = meshes[0][SHARD]
         done = shard(module, *args, mesh=mesh, **options)
-        if not runs:
-            runs.append(DdpRun(spec, run_dir, dist.get_rank(), workers, as_one=as_one))
         for part in module if isinstance(module, list | tuple) else [module]:
-            runs[0].attach_sharded(part, meshes[0][REPLICA].get_group() if mesh.ndim == 1 else None)
+            begun().attach_sharded(part, meshes[0][REPLICA].get_group() if mesh.ndim == 1 else None)
             part.register_forward_pre_hook(runs[0].before_forward, with_kwargs=True)
         ask_trainer()
         return done
@@ -799,10 +808,11 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     def index_sampler(self: DataLoader[Any]) -> Any:
         """Return the sampler of a loader's batches: in unequal shares where the rank that it draws for is known."""
         sampler = vars(self).get("_hetopt_batches")
-        if sampler is None and runs and self.batch_sampler is not None and isinstance(_size_of(self), int):
-            holder = rank_holder(self.batch_sampler, runs[0].world_size)
-            if holder is not None:
-                sampler = UnequalBatches(self.batch_sampler, _size_of(self), *holder, runs[0])
+        is_met = bool(runs) or (dist.is_initialized() and dist.get_world_size() == workers and REGISTRY.begun == 0)
+        if sampler is None and is_met and self.batch_sampler is not None and isinstance(_size_of(self), int):
+            holder = rank_holder(self.batch_sampler, workers)
+            if holder is not None:  # whose length frameworks ask for before they wrap the model
+                sampler = UnequalBatches(self.batch_sampler, _size_of(self), *holder, begun())
                 object.__setattr__(self, "_hetopt_batches", sampler)
         return sampler or of_loader.fget(self)
 
@@ -827,11 +837,11 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
         """Count an optimizer's step; of a script of one worker begin the run; BadInput: another way of sharding."""
-        if not runs and len(spec.workers) == 1 and REGISTRY.begun == 0:
+        if not runs and workers == 1 and REGISTRY.begun == 0:
             runs.append(LoneRun(spec, run_dir, 0, 1))
-        if runs:
+        if runs and (workers == 1 or runs[0].trains_model):
             runs[0].stepped(optimizer)
-        elif len(spec.workers) > 1 and not REGISTRY.open:
+        elif workers > 1 and not REGISTRY.open:
             _refuse_other_ways(optimizer)
 
     def joined(
@@ -870,7 +880,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         hook = register_optimizer_step_post_hook(stepped)
         undo.callback(hook.remove)
         try:
-            yield lambda: runs[0] if runs else None
+            yield lambda: runs[0] if runs and runs[0].trains_model else None
         except Stopped:
             for run in runs:
                 run.close(stopped=True)
