@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, parse_hosts, placeable, read_hosts
 from hetopt.core.interruption import usable_processors
-from hetopt.core.profile import Profile
 from hetopt.core.run_folder import RunFolders
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec, host_names
@@ -104,7 +103,7 @@ class _OnThisMachine(_Led):
             spec=_restarted(spec, options),
             prediction=here.prediction,
             machine=now,
-            notes=(*_remarks(wanted.profile), *here.notes),
+            notes=here.notes,
         )
         return Prepared(launch=launch)
 
@@ -191,10 +190,6 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
     return launch
 
 
-WORTH_SAYING = 0.15
-"""Part by which contention must lengthen computing for a remark about it."""
-
-
 def with_contention(plan: Plan, now: MachineReading) -> Plan:
     """Return the plan with its profile at this machine's present contention, where that is worse than the profile's.
 
@@ -207,15 +202,6 @@ def with_contention(plan: Plan, now: MachineReading) -> Plan:
     then = plan.profile
     busy = then.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
     return plan.model_copy(update={"profile": max(then, busy, key=contention_reach)})
-
-
-def _remarks(profile: Profile) -> Iterator[str]:
-    reach = contention_reach(profile)
-    if reach >= 1 + WORTH_SAYING:
-        yield (
-            f"Other programs use this machine's processors: computing takes up to {reach:.1f} times as long as alone, "
-            "and the interval reaches as far."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +248,20 @@ class SshBackend(_Led):
             )
         return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
 
+    def mapped(self, plan: Plan, options: Any) -> tuple[PlacedRun, tuple[Host, ...]]:
+        """Return a plan's run on the hosts of launch options, with its prediction and their cost, and these hosts.
+
+        Args:
+            plan: as it is to be run.
+            options: of the launch.
+
+        Raises:
+            BadInput: the hosts cannot be read, or the plan cannot run on them.
+        """
+        placed, hosts = _mapped(plan, self.hosts_of(options))
+        prediction, costs = _priced(placed.prediction, hosts)
+        return PlacedRun(run=placed.run, prediction=prediction, notes=(*placed.notes, *costs)), hosts
+
     def asked(self, prepared: OnHosts) -> OnHosts:
         """Ask the hosts over ssh; return the launch with their addresses, and why some hosts are left out.
 
@@ -269,7 +269,7 @@ class SshBackend(_Led):
             RunFailed: no host can take part.
             BadInput: ssh is not installed here.
         """
-        return prepared.answered(ready(prepared.inventory, prepared.launch.spec))
+        return prepared.answered(ready(prepared.inventory))
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> OnHosts:
         """Map the plan ``wanted`` onto the hosts of the options and predict it; no host is asked anything yet.
@@ -284,11 +284,10 @@ class SshBackend(_Led):
         Raises:
             BadInput: the hosts cannot be read, the plan cannot run on them, or its code or data cannot be sent.
         """
-        mapped, hosts = _mapped(wanted, self.hosts_of(options))
+        mapped, hosts = self.mapped(wanted, options)
         run = mapped.run
         bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
         inventory = Inventory(hosts=hosts, bundle_sha256=bundle.sha256)
-        prediction, costs = _priced(mapped.prediction, hosts)
         launch = Launch(
             created="",
             started_s=0.0,
@@ -296,11 +295,11 @@ class SshBackend(_Led):
             on=self.name,
             plan=made,
             spec=spec_on(run, inventory, bundle, options.data),
-            prediction=prediction,
-            notes=(*mapped.notes, *costs),
+            prediction=mapped.prediction,
+            notes=mapped.notes,
         )
         return OnHosts(
-            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=_told(inventory)
+            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=self.told(inventory)
         )
 
     def prepare_resumed(self, folder: Path, options: Any) -> OnHosts:
@@ -313,7 +312,11 @@ class SshBackend(_Led):
         """
         launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
-        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_told(inventory))
+        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=self.told(inventory))
+
+    def told(self, inventory: Inventory) -> tuple[str, ...]:
+        """Return sentences on the machines that a launch goes to, for whoever says yes to it."""
+        return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
 
     def check_ready(self, prepared: Prepared) -> None:
         """Do nothing: only the hosts know whether they can begin, and `submit` asks them."""
@@ -407,23 +410,22 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
     Raises:
         BadInput: the plan cannot run on them, or ssh is not installed here.
     """
-    if plan is None:
-        return check_hosts(hosts)
-    return check_hosts(hosts, _mapped(plan, hosts)[0].run)
+    if plan is not None:
+        _mapped(plan, hosts)
+    return check_hosts(hosts)
 
 
-def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -> Inventory:
+def ready(inventory: Inventory, link: Link = SSH) -> Inventory:
     """Ask an inventory's hosts; return it with each reached host's address, and the reason why others are left out.
 
     Args:
         inventory: of the hosts to ask.
-        spec: of the run that they are to take part in; None: they are only to be measured.
         link: the way to them.
 
     Raises:
         RunFailed: no host can take part; the sentence says why the first cannot.
     """
-    checked = check_hosts(inventory.hosts, spec, link)
+    checked = check_hosts(inventory.hosts, link)
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",
@@ -439,10 +441,6 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
     reached = {host.name: host.seen.address for host in checked if host.seen is not None and host.seen.address}
     left_out = {name: trouble.message for name, trouble in troubles.items()}
     return inventory.model_copy(update={"addresses": reached, "left_out": left_out})
-
-
-def _told(inventory: Inventory) -> tuple[str, ...]:
-    return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
 
 
 def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | None) -> RunSpec:
