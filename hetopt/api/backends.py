@@ -51,7 +51,7 @@ BACKENDS: dict[str, tuple[type[Machines], Make]] = {
     Local.PLACE: (Local, _later("hetopt.backends.on_this_machine", "LocalBackend")),
     Rehearsal.PLACE: (Rehearsal, _later("hetopt.backends.on_this_machine", "RehearsalBackend")),
     Ssh.PLACE: (Ssh, _later("hetopt.backends.on_this_machine", "SshBackend")),
-    Slurm.PLACE: (Slurm, _later("hetopt.backends.slurm.backend", "SlurmBackend")),
+    Slurm.PLACE: (Slurm, _later("hetopt.backends.slurm.jobs", "SlurmBackend")),
     Ec2.PLACE: (Ec2, _ec2),
 }
 """Backends by name: the class of the launch options, and the function that makes the backend from a reporter.
