@@ -54,7 +54,7 @@ class Launch(Artifact):
 
         Machines that are rented, or rehearsed, cost what the plan says.
         """
-        if self.on in ("ec2", "rehearsal"):
+        if self.on not in ("local", *OWN_PLACES):
             return self.plan.chosen.usd_per_hour
         said = self.prediction
         working_s = said.total_s.value - said.closed_s - said.unavailable_s

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hetopt.backends.backend import Prepared, RunHandle
-from hetopt.backends.on_this_machine import OnHosts, SshBackend, ready
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.on_this_machine import Led, OnHosts, SshBackend, ready
 from hetopt.backends.options import Machines
 from hetopt.backends.processes import Program, conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
@@ -45,6 +45,8 @@ exit 0
 """The script of a machine's own job. The first process of the run must be there within 40 quarters of a minute."""
 GATHER_S = 30.0
 """Seconds that a run waits for other machines once the first is there; a host whose machine comes later joins."""
+ASK_AGAIN_S = 30.0
+"""Seconds between two requests for a machine in the place of one that has ended or was refused."""
 LOOK_S = 5.0
 """Seconds for which what was seen of a machine counts."""
 
@@ -98,6 +100,9 @@ class AskedBackend(SshBackend, ABC):
 
     OPTIONS: ClassVar[type[Machines]]
 
+    asked = Led.asked
+    """The launch as it was prepared, once it was checked: machines are asked for by the run's process."""
+
     @abstractmethod
     def source(self, run_dir: Path, options: Any) -> Source:
         """Return the source of a run's machines; ask for none.
@@ -137,15 +142,7 @@ class AskedBackend(SshBackend, ABC):
         fields = (name for name, option in options_of(self.OPTIONS).items() if not option.is_fixed)
         given = {name: value for name in fields if (value := getattr(options, name)) is not None}
         order = json.dumps({**before, **given}).encode()
-        return replace(prepared, files={**prepared.files, ORDER_FILE: order})
-
-    def options_in(self, prepared: Prepared) -> Any:
-        """Return the options of a prepared launch that may change in a run, earlier ones where none are given.
-
-        Raises:
-            BadInput: an option cannot be used.
-        """
-        return self.OPTIONS(**json.loads(prepared.files[ORDER_FILE]))
+        return replace(prepared, files={**prepared.answered(prepared.inventory).files, ORDER_FILE: order})
 
     def stop(self, handle: RunHandle) -> None:
         """End a run as `ProcessLauncher.stop` does, then give its machines back.

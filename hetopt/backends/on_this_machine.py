@@ -41,7 +41,7 @@ from hetopt.optimizer.step_time.model import contention_reach
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Led(ProcessLauncher):
+class Led(ProcessLauncher):
     """The base of backends whose runs are led by a process of this machine.
 
     Attributes:
@@ -50,9 +50,21 @@ class _Led(ProcessLauncher):
 
     name: Place
 
-    @abstractmethod
-    def asked(self, prepared: Any) -> Prepared:
-        """Return the prepared launch as it can begin now; raise if it cannot."""
+    def asked(self, prepared: Any) -> Any:
+        """Return the prepared launch as it can begin now, here unchanged.
+
+        Raises:
+            HetoptError: it cannot begin.
+        """
+        self.check_ready(prepared)
+        return prepared
+
+    def check_ready(self, prepared: Any) -> None:  # only hosts know whether they can begin
+        """Raise if a prepared launch could not begin now, as far as this machine knows.
+
+        Raises:
+            HetoptError: it could not.
+        """
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Look again whether a launch can begin, record it in the run's folder, and start it; do not wait for training.
@@ -76,7 +88,7 @@ class _Led(ProcessLauncher):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OnThisMachine(_Led):
+class _OnThisMachine(Led):
     """A launcher of runs that rent nothing, and are processes of this machine."""
 
     @abstractmethod
@@ -112,11 +124,6 @@ class _OnThisMachine(_Led):
         launch = resumable(self, folder, self.name)
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
         return Prepared(launch=launch, folder=folder)
-
-    def asked(self, prepared: Prepared) -> Prepared:
-        """Return the launch unchanged, once it was checked again."""
-        self.check_ready(prepared)
-        return prepared
 
     def check_ready(self, prepared: Prepared) -> None:
         """Raise BadInput if torch or the task is missing here, or no cluster can be emulated for a rehearsal.
@@ -160,8 +167,12 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
 def _read_as_worker() -> MachineReading:
     """Read this machine's contention in a session of its own, as workers are started: a scheduler may share
     processors out by sessions first."""
-    command = [sys.executable, "-m", "hetopt.core.calibration_benchmark"]
-    read = subprocess.run(command, start_new_session=True, stdout=subprocess.PIPE, check=True)
+    read = subprocess.run(
+        [sys.executable, "-m", "hetopt.core.calibration_benchmark"],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     return MachineReading.model_validate_json(read.stdout)
 
 
@@ -220,7 +231,7 @@ class OnHosts(Prepared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshBackend(_Led):
+class SshBackend(Led):
     """The backend of hosts of an inventory, reached by ssh; a process on this machine leads each run.
 
     That process ends with the launching process.
@@ -317,9 +328,6 @@ class SshBackend(_Led):
     def told(self, inventory: Inventory) -> tuple[str, ...]:
         """Return sentences on the machines that a launch goes to, for whoever says yes to it."""
         return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
-
-    def check_ready(self, prepared: Prepared) -> None:
-        """Do nothing: only the hosts know whether they can begin, and `submit` asks them."""
 
 
 @dataclass(frozen=True, kw_only=True)

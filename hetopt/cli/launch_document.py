@@ -169,8 +169,8 @@ def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
 def _here(prepared: Prepared) -> Iterator[Block]:
     """Yield each worker's host, slowdown and local batch size, and the predicted time and cost."""
     record = prepared.launch
-    spec, said, is_own = record.spec, record.prediction, record.on in ("ssh", "slurm")
-    where = "on your hosts" if is_own else "on this machine"
+    spec, said, is_own, rented = record.spec, record.prediction, bool(prepared.connects_to), prepared.spends_usd
+    where = "on this machine" if not is_own else "on your hosts" if rented is None else "on rented machines"
     if spec.miniature is not None:
         where = f"on {formatting.counted(len(spec.miniature.hosts), 'host')}, rehearsed here"
     computing = "" if spec.precision == "fp32" else f", computing in {spec.precision}"
@@ -200,7 +200,7 @@ def _here(prepared: Prepared) -> Iterator[Block]:
         f"  predicted {'there' if is_own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
         f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
         f"{formatting.counted(said.steps.value, 'step')} of {formatting.duration(said.step_time_s.value)}. "
-        f"Nothing is rented: total {usd}."
+        f"{'Nothing is rented' if rented is None else 'Rented'}: total {usd}."
     )
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from hetopt.backends.asked import LOOK_S, AskedBackend, Source, holder
+from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, ORDER_FILE, AskedBackend, Source, holder
 from hetopt.backends.on_this_machine import OnHosts
 from hetopt.backends.options import Machines, Slurm
 from hetopt.backends.ssh.checking import Inventory
@@ -38,8 +38,6 @@ from hetopt.optimizer.market.catalog_filter import is_called
 from hetopt.optimizer.market.instance_type import known_gpus
 from hetopt.optimizer.plan import Plan
 
-ASK_AGAIN_S = 30.0
-"""Seconds between two jobs that are asked for in the place of one that has ended."""
 NOTICE_S = 90.0
 """Seconds before its time limit at which a job is left: time for a look and a checkpoint."""
 ANSWER_WITHIN_S = 60.0
@@ -191,9 +189,6 @@ def left_of(text: str) -> float:
     return 86_400.0 * days + 3600 * hours + 60 * minutes + seconds
 
 
-JOB_OPTIONS = ("slurm_partition", "account", "qos", "constraint")
-"""Options of a launch that are `sbatch`'s own."""
-
 _ADVICE = (
     ("account|qos", "`sacctmgr show assoc user=$USER` lists yours: `account` and `qos`"),
     ("partition", "`sinfo` lists the partitions: `slurm_partition`"),
@@ -259,7 +254,8 @@ class SlurmLink(Source):
             "nodes": 1, "ntasks": 1, "cpus-per-task": host.cpus,
             "mem": host.memory_gib and f"{math.floor(1024 * host.memory_gib)}M",
             "gres": None if CPU in host.devices else f"gpu:{len(host.devices)}",
-            **{name.removeprefix("slurm_"): getattr(self.options, name) for name in JOB_OPTIONS},
+            "partition": self.options.slurm_partition, "account": self.options.account,
+            "qos": self.options.qos, "constraint": self.options.constraint,
             "time": self.options.time_limit and math.ceil(self.options.time_limit / 60),
             "output": "/dev/null", "chdir": "/",
         }  # fmt: skip
@@ -480,7 +476,8 @@ class SlurmBackend(AskedBackend):
             BadInput: Slurm would refuse a job or has no usable node, or there is no Slurm here.
             RunFailed: Slurm does not answer.
         """
-        SlurmLink(run="new", options=self.options_in(prepared)).check(prepared.inventory.hosts, ask_nodes())
+        options = Slurm(**json.loads(prepared.files[ORDER_FILE]))
+        SlurmLink(run="new", options=options).check(prepared.inventory.hosts, ask_nodes())
 
 
 if __name__ == "__main__":
