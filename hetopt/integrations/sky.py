@@ -33,6 +33,7 @@ from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import ssh_argv
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.formatting import listed, usd
 from hetopt.core.hosts import CPU, Host
 from hetopt.core.plain_text import one_line
@@ -50,7 +51,8 @@ MACHINE: Mapping[str, Any] = {"python": "~/.cache/hetopt-python/bin/python", "in
 """Settings of each machine: packages are installed for the run, by an interpreter that `SETUP` has brought."""
 SETUP = f"~/.local/bin/uv venv --seed --allow-existing --python {PYTHON} ~/.cache/hetopt-python"
 """SkyPilot has put uv there (`sky/skylet/constants.py`)."""
-ENDS = {"idle_minutes": 5, "down": True, "wait_for": "jobs"}
+ENDS: Mapping[str, Any] = {"idle_minutes": 5, "down": True, "wait_for": "jobs"}
+"""When SkyPilot takes a cluster down: minutes after its job has ended, which the budget pays for, too."""
 
 
 def client() -> Any:
@@ -143,6 +145,8 @@ class SkyLink(Source):
             RunFailed: the cluster is waited for, or cannot be had.
             BudgetStop: the budget is used up.
         """
+        if self.left_s <= NOTICE_S:
+            raise BudgetStop("the budget of the run is used up.", hint="resume it with a higher `budget_usd`")
         if self._begun_s is None:
             self._begin()
         seen, ask = self._seen.get(host.name, NEVER), self._asks.get(host.name)
@@ -158,13 +162,21 @@ class SkyLink(Source):
 
     def _begin(self) -> None:
         """Set the end that the budget makes, all of which counts as spent unless the machines are given back before."""
-        if self.limit_s <= NOTICE_S:
-            raise BudgetStop("the budget of the run is used up.", hint="resume it with a higher `budget_usd`")
         (self.run_dir / SPENT_FILE).write_text(str(self.spent_s + self.limit_s), encoding="ascii")
         self._begun_s, self._pool = self.clock(), ThreadPoolExecutor(max_workers=len(self.hosts))
-        timer = threading.Timer(self.limit_s - NOTICE_S, (self.run_dir / STOP_FILE).touch)
+        timer = threading.Timer(self.limit_s - NOTICE_S, self._stop)
         timer.daemon = True
         timer.start()
+
+    def _stop(self) -> None:
+        log = EventLog(self.run_dir / EVENTS_FILE)
+        log.write("condition_changed", host=self.hosts[0].name, notice=True, reason="the budget is used up")
+        (self.run_dir / STOP_FILE).touch()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds from now on that the budget pays for all machines."""
+        return self.limit_s - (0.0 if self._begun_s is None else self.clock() - self._begun_s)
 
     def _look(self, host: Host) -> Seen:
         """Wait until a host's cluster is up, which is launched where it is not, or refused; return what was seen."""
@@ -186,8 +198,8 @@ class SkyLink(Source):
 
     def task(self, host: Host) -> dict[str, Any]:
         """Return the task of a host's cluster, as SkyPilot's YAML has it: it holds the machine for the run."""
-        hold = ["timeout", str(math.ceil(self.limit_s)), "sh", "-c", holder(self.run_dir.name, host.name)]
-        resources = {**self.resources[host.name], "autostop": ENDS}
+        hold = ["timeout", str(math.ceil(self.left_s)), "sh", "-c", holder(self.run_dir.name, host.name)]
+        resources = {**self.resources[host.name], "autostop": dict(ENDS)}
         return {"name": "hetopt", "resources": resources, "setup": SETUP, "run": shlex.join(hold)}
 
     def is_awaited(self, host: Host) -> bool:
@@ -231,7 +243,7 @@ class SkyLink(Source):
             except Exception as refused:
                 left.append(f"{cluster}: {one_line(str(refused))[:200]}")
         if self._begun_s is not None:
-            rented_s = self.spent_s + min(self.limit_s, self.clock() - self._begun_s)
+            rented_s = self.spent_s + self.limit_s - max(0.0, self.left_s)
             (self.run_dir / SPENT_FILE).write_text(str(rented_s), encoding="ascii")
         if left:
             raise RunFailed(f"SkyPilot may have left machines ({'; '.join(left)}).", hint="`sky status`, `sky down`")
@@ -258,7 +270,7 @@ class SkyBackend(AskedBackend):
             run_dir=run_dir,
             hosts=Inventory.load(run_dir / INVENTORY_FILE).hosts,
             resources=machines(plan),
-            limit_s=lasts_s - spent_s,
+            limit_s=lasts_s - spent_s - 60 * ENDS["idle_minutes"],
             spent_s=spent_s,
         )
 

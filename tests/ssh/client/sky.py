@@ -1,64 +1,42 @@
 """SkyPilot's Python API as far as hetopt calls it (0.14.1), over ssh servers of a test in the place of clouds.
 
-A cluster is a file with the name of the server that it is; its ssh entry is written where SkyPilot's would be included.
+A machine is a file with its address, which has the cluster's name while it is rented.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 FOLDER = Path(os.environ["SKY_OF_TEST"])
 Task = SimpleNamespace(from_yaml_config=lambda config: config)
-StatusRefreshMode = Enum("StatusRefreshMode", ["NONE", "AUTO", "FORCE"])
-ClusterStatus = Enum("ClusterStatus", {"UP": "UP"})
+StatusRefreshMode = SimpleNamespace(NONE="NONE", FORCE="FORCE")
 
 
-class ResourcesUnavailableError(Exception):
-    """As SkyPilot raises it where nothing can be had."""
-
-
-def get(request: Any) -> Any:
+def get(request):
     return request()
 
 
-def api_cancel(request_ids: list[Any]) -> Any:
-    return lambda: None
+def api_cancel(request_ids):
+    return lambda: request_ids
 
 
-def status(cluster_names: list[str] | None = None, refresh: StatusRefreshMode = StatusRefreshMode.NONE) -> Any:
-    names = [name for name in cluster_names or () if (FOLDER / f"{name}.cluster").exists()]
-    return lambda: [{"name": name, "status": ClusterStatus.UP, "handle": _handle(name)} for name in names]
+def status(cluster_names=(), refresh=StatusRefreshMode.NONE):
+    there = [name for name in cluster_names if (FOLDER / name).exists()]
+    return lambda: [{"name": one, "status": SimpleNamespace(value="UP"), "handle": _handle(one)} for one in there]
 
 
-def launch(task: dict[str, Any], cluster_name: str, retry_until_up: bool = False) -> Any:
-    with (FOLDER / "launched.jsonl").open("a") as log:
-        log.write(json.dumps({"cluster": cluster_name, "task": task}) + "\n")
-    return lambda: (1, _rented(cluster_name))
+def launch(task, cluster_name, retry_until_up=False):
+    with (FOLDER / "tasks.jsonl").open("a") as log:
+        log.write(json.dumps(task) + "\n")
+    return lambda: (1, _handle((FOLDER / f"box{cluster_name[-1]}").rename(FOLDER / cluster_name).name))
 
 
-def down(cluster_name: str) -> Any:
-    return lambda: (FOLDER / f"{cluster_name}.cluster").rename(_handle(cluster_name).free)
+def down(cluster_name):
+    return lambda: (FOLDER / cluster_name).rename(FOLDER / f"box{cluster_name[-1]}")
 
 
-def _rented(cluster: str) -> SimpleNamespace:
-    free = sorted(FOLDER.glob("*.free"))
-    if not free:
-        raise ResourcesUnavailableError("Failed to provision all possible launchable resources.")
-    shutil.move(free[0], FOLDER / f"{cluster}.cluster")
-    handle = _handle(cluster)
-    with (FOLDER / "client").open("a") as entries:
-        entries.write(f"Host {cluster}\n  StrictHostKeyChecking no\n{handle.entry}")
-    return handle
-
-
-def _handle(cluster: str) -> SimpleNamespace:
-    box = json.loads((FOLDER / f"{cluster}.cluster").read_text())
-    return SimpleNamespace(
-        cached_internal_ips=[box["address"]], entry=box["entry"], free=FOLDER / f"{box['name']}.free"
-    )
+def _handle(cluster):
+    return SimpleNamespace(cached_internal_ips=[(FOLDER / cluster).read_text()])
