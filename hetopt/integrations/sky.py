@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +37,7 @@ from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.formatting import listed, usd
 from hetopt.core.hosts import CPU, Host
+from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
 from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import host_names
@@ -69,6 +71,21 @@ def client() -> Any:
             hint=f"{install_command('sky')}, then `sky check`",
         ) from None
     return sky
+
+
+def answered(ask: Callable[[Any], Any]) -> Any:
+    """Return SkyPilot's answer to what ``ask`` requests of its Python API; wait for it.
+
+    Raises:
+        RunFailed: SkyPilot refuses, or does not answer.
+        BadInput: SkyPilot is not installed.
+    """
+    sky = client()
+    try:
+        return sky.get(ask(sky))
+    except Exception as refused:  # its errors have no base of their own
+        said = one_line(str(refused) or type(refused).__name__)[:300].rstrip(".")
+        raise RunFailed(f"SkyPilot refuses: {said}.", hint="see `sky check` and `sky status`") from None
 
 
 def machines(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -180,20 +197,23 @@ class SkyLink(Source):
 
     def _look(self, host: Host) -> Seen:
         """Wait until a host's cluster is up, which is launched where it is not, or refused; return what was seen."""
-        sky, cluster = client(), host.address
+        cluster = host.address
+
+        def launched(sky: Any) -> Any:
+            task = sky.Task.from_yaml_config(self.task(host))
+            self._requests[cluster] = sky.launch(task, cluster_name=cluster, retry_until_up=True)
+            return self._requests[cluster]
+
         try:
-            found = sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))
+            found = answered(lambda sky: sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))
             handle = next((record["handle"] for record in found if record["status"].value == "UP"), None)
             if handle is None:
                 self._seen.pop(host.name, None)
                 self._keys(host).unlink(missing_ok=True)  # another machine has another key
-                task = sky.Task.from_yaml_config(self.task(host))
-                self._requests[cluster] = sky.launch(task, cluster_name=cluster, retry_until_up=True)
-                _, handle = sky.get(self._requests[cluster])
-        except Exception as refused:
-            said = one_line(str(refused) or type(refused).__name__)[:300].rstrip(".")
-            why = f"SkyPilot brings no machine for {host.name}: {said}."
-            return Seen(self.clock(), None, RunFailed(why, hint=f"see `sky check`, and `sky status {cluster}`"))
+                _, handle = answered(launched)
+        except RunFailed as refused:
+            why = f"there is no machine for {host.name}: {refused.message}"
+            return Seen(self.clock(), None, RunFailed(why, hint=refused.hint))
         return Seen(self.clock(), next(iter(handle.cached_internal_ips or ()), None), None)
 
     def task(self, host: Host) -> dict[str, Any]:
@@ -223,7 +243,7 @@ class SkyLink(Source):
         return ssh_argv(host, command, options=keys)
 
     def _keys(self, host: Host) -> Path:
-        return self.run_dir / f"known_hosts-{host.name}"
+        return inside(self.run_dir, f"known_hosts-{host.name}", what="file of host keys")
 
     def give_back(self) -> None:
         """Take all clusters of the run down, and withdraw what is still asked for. Idempotent.
@@ -232,16 +252,16 @@ class SkyLink(Source):
             RunFailed: some may be left; they end by themselves when the budget is used up.
             BadInput: SkyPilot is not installed.
         """
-        sky, left = client(), list[str]()
-        for request in self._requests.values():
-            with suppress(Exception):  # it is over
-                sky.get(sky.api_cancel([request]))
+        left = list[str]()
+        with suppress(RunFailed):  # they are over
+            if self._requests:  # of none, all of this user's may be meant
+                answered(methodcaller("api_cancel", [*self._requests.values()]))
         for cluster in (host.address for host in self.hosts):
             try:
-                if sky.get(sky.status([cluster])):
-                    sky.get(sky.down(cluster))
-            except Exception as refused:
-                left.append(f"{cluster}: {one_line(str(refused))[:200]}")
+                if answered(methodcaller("status", [cluster])):
+                    answered(methodcaller("down", cluster))
+            except RunFailed as refused:
+                left.append(f"{cluster}: {refused.message}")
         if self._begun_s is not None:
             rented_s = self.spent_s + self.limit_s - max(0.0, self.left_s)
             (self.run_dir / SPENT_FILE).write_text(str(rented_s), encoding="ascii")
@@ -349,13 +369,7 @@ class SkyBackend(AskedBackend):
             BadInput: SkyPilot is not installed.
             RunFailed: it does not answer.
         """
-        sky = client()
-        try:
-            sky.get(sky.status())
-        except Exception as refused:
-            raise RunFailed(
-                f"SkyPilot does not answer: {one_line(str(refused))[:300].rstrip('.')}.", hint="see `sky api info`"
-            ) from None
+        answered(methodcaller("status"))
         return prepared
 
 
