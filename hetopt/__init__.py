@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Ec2 as Ec2,
         Local as Local,
         Rehearsal as Rehearsal,
+        Sky as Sky,
         Slurm as Slurm,
         Ssh as Ssh,
     )
@@ -53,6 +54,7 @@ _HOMES = {
     "Report": "hetopt.reports.report",
     "Reporter": "hetopt.core.interruption",
     "Run": "hetopt.api.run",
+    "Sky": "hetopt.backends.options",
     "Slurm": "hetopt.backends.options",
     "Ssh": "hetopt.backends.options",
     "Target": "hetopt.trainer.task",

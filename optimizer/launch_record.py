@@ -54,7 +54,7 @@ class Launch(Artifact):
 
         On the user's own machines it is the predicted cost over the predicted working time, which on this machine is 0.
         """
-        if self.on in ("ec2", "rehearsal"):
+        if self.on not in ("local", *OWN_PLACES):
             return self.plan.chosen.usd_per_hour
         prediction = self.prediction
         working_s = prediction.total_s.value - prediction.closed_s - prediction.unavailable_s

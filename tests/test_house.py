@@ -138,6 +138,7 @@ WRITES_COMMAND_LINES = {
     "hetopt/api/exactness.py": "the command line of torchrun",
     "hetopt/backends/ssh/gpus.py": "the command line of nvidia-smi",
     "hetopt/backends/slurm/jobs.py": "the command lines of Slurm",
+    "hetopt/integrations/sky.py": "the command lines of uv, and of a machine's own job",
     "hetopt/backends/host/entry.py": "the command lines of nvidia-smi and pip",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
     "hetopt/reports/exports.py": "files for torchrun, SkyPilot, dstack and Kubernetes",

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetopt.backends.options import Ec2, Local, Machines, Rehearsal, Slurm, Ssh
+from hetopt.backends.options import Ec2, Local, Machines, Rehearsal, Sky, Slurm, Ssh
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.interruption import Reporter
 from hetopt.core.option import options_of
@@ -20,6 +20,7 @@ __all__ = [
     "Local",
     "Machines",
     "Rehearsal",
+    "Sky",
     "Slurm",
     "Ssh",
     "backend",
@@ -52,7 +53,8 @@ BACKENDS: dict[str, tuple[type[Machines], Make]] = {
     Local.PLACE: (Local, _later("hetopt.backends.on_this_machine", "LocalBackend")),
     Rehearsal.PLACE: (Rehearsal, _later("hetopt.backends.on_this_machine", "RehearsalBackend")),
     Ssh.PLACE: (Ssh, _later("hetopt.backends.on_this_machine", "SshBackend")),
-    Slurm.PLACE: (Slurm, _later("hetopt.backends.slurm.backend", "SlurmBackend")),
+    Slurm.PLACE: (Slurm, _later("hetopt.backends.slurm.jobs", "SlurmBackend")),
+    Sky.PLACE: (Sky, _later("hetopt.integrations.sky", "SkyBackend")),
     Ec2.PLACE: (Ec2, _ec2),
 }
 """Backends by name: the class of the launch options, and the function that makes the backend from a reporter.

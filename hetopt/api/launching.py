@@ -36,15 +36,16 @@ AS_PLANNED = Changes()
 def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter | None = None, **options: Any) -> Run:
     """Start a plan, with ``options`` changed, and return before it trains (renting takes minutes); `Run.wait` follows.
 
-    What costs money is never a default: nothing is rented unless ``on`` is `Ec2`, and then no more is spent than the
-    budget of the plan, or ``Ec2(budget_usd=...)``. A new folder of the run is made in the user's home folder of hetopt.
+    What costs money is never a default: nothing is rented unless ``on`` is `Ec2` or `Sky`, and then no more is spent
+    than the budget of the plan, or ``Ec2(budget_usd=...)``. A new folder of the run is made in the user's home folder
+    of hetopt.
 
     Args:
         plan: made by `recommend`, or its file.
         on: place to run with its options, such as ``Ec2(zone="us-east-1a")``, or its name where all are usual:
             ``"local"``: real processes on this machine; ``"rehearsal"``: a scaled emulation of the cluster on this
             machine, with a network of its own (it needs root); ``"ssh"``: hosts of your own; ``"slurm"``: nodes of a
-            Slurm cluster; ``"ec2"``: the plan's machines are rented.
+            Slurm cluster; ``"ec2"`` and ``"sky"``: the plan's machines are rented, on EC2 or by SkyPilot.
         reporter: receives progress and remarks; None: nothing is reported.
         **options: what this launch changes in its plan.
 
@@ -53,7 +54,7 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
         NoFeasiblePlan: ec2: the plan is likely to break its limits, and ``accept_risk`` was not given.
         CloudRefused: ec2: AWS refuses the machines. Nothing is left there.
         BudgetStop: ec2: at present prices the run may cost more than its budget. Nothing is left there.
-        RunFailed: ssh, slurm: no host can take part.
+        RunFailed: ssh, slurm, sky: no host can take part.
     """
     changes, reporter = Changes(**options), reporter or Reporter()
     place = options_at(on, {}) if isinstance(on, str) else on
@@ -79,7 +80,7 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     """
     on = place.PLACE
     policy, batch_settings = changes.batch_policy or (None, None)
-    if changes.stream is not None and on in ("ssh", "slurm", "ec2"):
+    if changes.stream is not None and on not in ("local", "rehearsal"):
         raise BadInput(
             '`stream` is for `on="local"` and `on="rehearsal"`.', hint='leave it out, or choose `on="local"`'
         )

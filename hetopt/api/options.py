@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hetopt.backends.options import Ec2, Local, Rehearsal, Slurm, Ssh, ids, pairs, path
+from hetopt.backends.options import Ec2, Local, Rehearsal, Sky, Slurm, Ssh, ids, pairs, path
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import COUNT, DURATION, FRACTION, NUMBER, SIZE, WHOLE, Unit, arguments, fields, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, within, zone
@@ -33,6 +33,7 @@ __all__ = [
     "Measurement",
     "Rehearsal",
     "Search",
+    "Sky",
     "Slurm",
     "Sought",
     "Ssh",
@@ -780,5 +781,5 @@ class Gpus(Options):
     catalog: Annotated[Path | None, CATALOG] = None
 
 
-RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Slurm, Ec2)
+RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Slurm, Sky, Ec2)
 """All option records: command lines, signatures and docs are derived from them."""

@@ -101,6 +101,7 @@ class Prepared:
         launch: record of the launch, with the prediction of what the run takes there.
         folder: of the run that is resumed; None: a new run begins.
         connects_to: sentences on the machines that it goes to, which a person reads before saying yes; empty: this one.
+        spends_usd: most that it may cost, to which a person has to agree; None: nothing, or what a `Rental` says.
         files: contents of the new run's folder, by name, such as the code; a run that is resumed has most of them
             there.
     """
@@ -108,6 +109,7 @@ class Prepared:
     launch: Launch
     folder: Path | None = None
     connects_to: tuple[str, ...] = ()
+    spends_usd: float | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:

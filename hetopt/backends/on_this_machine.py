@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, parse_hosts, placeable, read_hosts
 from hetopt.core.interruption import usable_processors
-from hetopt.core.profile import Profile
 from hetopt.core.run_folder import RunFolders
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec, host_names
@@ -42,7 +41,7 @@ from hetopt.optimizer.step_time.model import contention_reach
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Led(ProcessLauncher):
+class Led(ProcessLauncher):
     """The base of backends whose runs are led by a process of this machine.
 
     Attributes:
@@ -51,9 +50,21 @@ class _Led(ProcessLauncher):
 
     name: Place
 
-    @abstractmethod
-    def asked(self, prepared: Any) -> Prepared:
-        """Return the prepared launch as it can begin now; raise if it cannot."""
+    def asked(self, prepared: Any) -> Any:
+        """Return the prepared launch as it can begin now, here unchanged.
+
+        Raises:
+            HetoptError: it cannot begin.
+        """
+        self.check_ready(prepared)
+        return prepared
+
+    def check_ready(self, prepared: Any) -> None:  # only hosts know whether they can begin
+        """Raise if a prepared launch could not begin now, as far as this machine knows.
+
+        Raises:
+            HetoptError: it could not.
+        """
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Look again whether a launch can begin, record it in the run's folder, and start it; do not wait for training.
@@ -77,7 +88,7 @@ class _Led(ProcessLauncher):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OnThisMachine(_Led):
+class _OnThisMachine(Led):
     """A launcher of runs that rent nothing, and are processes of this machine."""
 
     @abstractmethod
@@ -115,7 +126,7 @@ class _OnThisMachine(_Led):
             spec=_restarted(spec, options),
             prediction=here.prediction,
             machine=now,
-            notes=(*_remarks(wanted.profile), *here.notes),
+            notes=here.notes,
         )
         return Prepared(launch=launch)
 
@@ -128,11 +139,6 @@ class _OnThisMachine(_Led):
         launch = resumable(self, folder, self.name)
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
         return Prepared(launch=launch, folder=folder)
-
-    def asked(self, prepared: Prepared) -> Prepared:
-        """Return the launch unchanged, once it was checked again."""
-        self.check_ready(prepared)
-        return prepared
 
     def check_ready(self, prepared: Prepared) -> None:
         """Raise BadInput if torch or the task is missing here, or no cluster can be emulated for a rehearsal.
@@ -209,10 +215,6 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
     return launch
 
 
-WORTH_SAYING = 0.15
-"""Part by which contention must lengthen computing for a remark about it."""
-
-
 def with_contention(plan: Plan, now: MachineReading) -> Plan:
     """Return the plan with its profile at this machine's present contention, where that is worse than the profile's.
 
@@ -225,16 +227,6 @@ def with_contention(plan: Plan, now: MachineReading) -> Plan:
     then = plan.profile
     busy = then.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
     return plan.model_copy(update={"profile": max(then, busy, key=contention_reach)})
-
-
-def _remarks(profile: Profile) -> Iterator[str]:
-    """Yield a sentence on this machine's contention, if it is worth one."""
-    reach = contention_reach(profile)
-    if reach >= 1 + WORTH_SAYING:
-        yield (
-            f"Other programs use this machine's processors: computing takes up to {reach:.1f} times as long as alone, "
-            "and the interval reaches as far."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +245,7 @@ class OnHosts(Prepared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshBackend(_Led):
+class SshBackend(Led):
     """The backend of hosts of an inventory, reached by ssh; a process on this machine leads each run.
 
     That process ends with the launching process.
@@ -281,6 +273,20 @@ class SshBackend(_Led):
             )
         return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
 
+    def mapped(self, plan: Plan, options: Any) -> tuple[PlacedRun, tuple[Host, ...]]:
+        """Return a plan's run on the hosts of launch options, with its prediction and their cost, and these hosts.
+
+        Args:
+            plan: as it is to be run.
+            options: of the launch.
+
+        Raises:
+            BadInput: the hosts cannot be read, or the plan cannot run on them.
+        """
+        placed, hosts = _mapped(plan, self.hosts_of(options))
+        prediction, costs = _priced(placed.prediction, hosts)
+        return PlacedRun(run=placed.run, prediction=prediction, notes=(*placed.notes, *costs)), hosts
+
     def asked(self, prepared: OnHosts) -> OnHosts:
         """Ask the hosts over ssh; return the launch with their addresses, and why some hosts are left out.
 
@@ -288,7 +294,7 @@ class SshBackend(_Led):
             RunFailed: no host can take part.
             BadInput: ssh is not installed here.
         """
-        return prepared.answered(ready(prepared.inventory, prepared.launch.spec))
+        return prepared.answered(ready(prepared.inventory))
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> OnHosts:
         """Map the plan ``wanted`` onto the hosts of the options and predict it; no host is asked anything yet.
@@ -303,11 +309,10 @@ class SshBackend(_Led):
         Raises:
             BadInput: the hosts cannot be read, the plan cannot run on them, or its code or data cannot be sent.
         """
-        mapped, hosts = _mapped(wanted, self.hosts_of(options))
+        mapped, hosts = self.mapped(wanted, options)
         run = mapped.run
         bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
         inventory = Inventory(hosts=hosts, bundle_sha256=bundle.sha256)
-        prediction, costs = _priced(mapped.prediction, hosts)
         launch = Launch(
             created="",
             started_s=0.0,
@@ -315,11 +320,11 @@ class SshBackend(_Led):
             on=self.name,
             plan=made,
             spec=spec_on(run, inventory, bundle, options.data),
-            prediction=prediction,
-            notes=(*mapped.notes, *costs),
+            prediction=mapped.prediction,
+            notes=mapped.notes,
         )
         return OnHosts(
-            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=_connections(inventory)
+            launch=launch, inventory=inventory, files={BUNDLE_FILE: bundle.data}, connects_to=self.told(inventory)
         )
 
     def prepare_resumed(self, folder: Path, options: Any) -> OnHosts:
@@ -332,10 +337,11 @@ class SshBackend(_Led):
         """
         launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
-        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_connections(inventory))
+        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=self.told(inventory))
 
-    def check_ready(self, prepared: Prepared) -> None:
-        """Do nothing: only the hosts know whether they can begin, and `submit` asks them."""
+    def told(self, inventory: Inventory) -> tuple[str, ...]:
+        """Return sentences on the machines that a launch goes to, for whoever says yes to it."""
+        return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,24 +433,23 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
     Raises:
         BadInput: the plan cannot run on them, or ssh is not installed here.
     """
-    if plan is None:
-        return check_hosts(hosts)
-    return check_hosts(hosts, _mapped(plan, hosts)[0].run)
+    if plan is not None:
+        _mapped(plan, hosts)
+    return check_hosts(hosts)
 
 
-def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -> Inventory:
+def ready(inventory: Inventory, link: Link = SSH) -> Inventory:
     """Ask an inventory's hosts; return it with each reached host's address, and the reason why others are left out.
 
     Args:
         inventory: of the hosts to ask.
-        spec: of the run that they are to take part in; None: they are only to be measured.
         link: the way to them.
 
     Raises:
         RunFailed: no host can take part; the sentence says why the first cannot.
         BadInput: the command that reaches hosts (ssh) cannot be started here.
     """
-    checked = check_hosts(inventory.hosts, spec, link)
+    checked = check_hosts(inventory.hosts, link)
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",
@@ -460,10 +465,6 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, link: Link = SSH) -
     reached = {host.name: host.seen.address for host in checked if host.seen is not None and host.seen.address}
     left_out = {name: trouble.message for name, trouble in troubles.items()}
     return inventory.model_copy(update={"addresses": reached, "left_out": left_out})
-
-
-def _connections(inventory: Inventory) -> tuple[str, ...]:
-    return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
 
 
 def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | None) -> RunSpec:

@@ -290,10 +290,8 @@ class Slurm(OnHosts):
 
 
 @options
-class Ec2(Machines):
-    """Launch options of the plan's machines, rented on EC2 in one zone within a budget that is a hard stop."""
-
-    PLACE: ClassVar[str] = "ec2"
+class Rented(Machines):
+    """Launch options of both backends that rent the plan's machines: on EC2, and by SkyPilot."""
 
     budget_usd: Annotated[
         float | None,
@@ -303,6 +301,21 @@ class Ec2(Machines):
             read=partial(positive, unit="USD"),
         ),
     ] = None
+
+
+@options
+class Sky(Rented):
+    """Launch options of the plan's machines, rented by SkyPilot on any of its clouds, within a budget."""
+
+    PLACE: ClassVar[str] = "sky"
+
+
+@options
+class Ec2(Rented):
+    """Launch options of the plan's machines, rented on EC2 in one zone within a budget that is a hard stop."""
+
+    PLACE: ClassVar[str] = "ec2"
+
     bucket: Annotated[
         str | None, Option(help="Where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION.")
     ] = None

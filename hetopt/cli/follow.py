@@ -173,7 +173,9 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
         from hetopt.api.account import rental_of
 
         return _rented(rental_of(prepared), yes=yes)
-    if prepared.connects_to and not yes and is_attended() and not typer.confirm("Start?", default=True, err=True):
+    if prepared.spends_usd is not None and not yes:
+        agree_to_spend(prepared.spends_usd)
+    elif prepared.connects_to and not yes and is_attended() and not typer.confirm("Start?", default=True, err=True):
         raise typer.Exit(0)
     return prepared
 
@@ -186,7 +188,6 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
         BadInput: nobody is there to say yes.
         Exit: a person declines (code 0).
     """
-    budget = f"${rental.order.budget_usd:.2f}"
     if rental.risk is not None and (yes or not is_attended()):
         raise NoFeasiblePlan(
             f"The plan is a risk: {rental.risk}.",
@@ -196,29 +197,28 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
         return rental
     if rental.risk is not None:
         render.note(f"RISK: {rental.risk}; else it is stopped unfinished")
-    agree_to_spend(
-        f"Rent it, for at most {budget}?", f"renting costs up to {budget}", hint="or look first with --dry-run"
-    )
+    agree_to_spend(rental.order.budget_usd)
     return replace(rental, risk=None)
 
 
-def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> None:
+def agree_to_spend(most_usd: float, what: str = "it", *, hint: str = "or look first with --dry-run") -> None:
     """Ask for consent to spend money (default: no); return where it is given.
 
     Args:
-        question: words of the question.
-        costs: words on what would be spent, for the error.
-        hint: further way out than --yes, for the error; None: there is none.
+        most_usd: most that is spent.
+        what: is rented, for the question.
+        hint: further way out than --yes, for the error.
 
     Raises:
         BadInput: nobody is there to answer.
         Exit: a person declines (code 0).
     """
+    most = f"${most_usd:.2f}"
     if not is_attended():
         raise BadInput(
-            f"{costs}, and nobody is there to say yes.", hint=f"say so with --yes{f', {hint}' if hint else ''}"
+            f"renting {what} costs up to {most}, and nobody is there to say yes.", hint=f"say so with --yes, {hint}"
         )
-    if not typer.confirm(question, default=False, err=True):
+    if not typer.confirm(f"Rent {what}, for at most {most}?", default=False, err=True):
         raise typer.Exit(0)
 
 

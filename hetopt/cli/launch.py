@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hetopt
-from hetopt.api.options import Changes, Ec2, Local, Rehearsal, Slurm, Ssh
+from hetopt.api.options import Changes, Ec2, Local, Rehearsal, Sky, Slurm, Ssh
 from hetopt.cli import parse, render
 from hetopt.cli.options import one_of, with_options
 from hetopt.core.errors import BadInput
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hetopt.optimizer.launch_record import Place
 
 
-@with_options(Changes, Local, Rehearsal, Ssh, Slurm, Ec2, leave_out=("script", "accept_fewer"))
+@with_options(Changes, Local, Rehearsal, Ssh, Slurm, Sky, Ec2, leave_out=("script", "accept_fewer"))
 def launch(
     plan: Annotated[
         Path | None, typer.Argument(help="Plan made by `hetopt recommend`. Left out with --resume.")
@@ -40,7 +40,7 @@ def launch(
             autocompletion=one_of("hetopt.api.backends:BACKENDS"),
             help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; "
             "'rehearsal' emulates the cluster on this machine, network included; 'ssh' is hosts of your own; 'slurm' "
-            "is nodes of a Slurm cluster. Asked for where it is left out.",
+            "is nodes of a Slurm cluster; 'sky' rents by SkyPilot. Asked for where it is left out.",
         ),
     ] = None,
     allow_partial: Annotated[
@@ -68,7 +68,7 @@ def launch(
     ] = False,
     **typed: Any,
 ) -> None:
-    """Run a plan: on this machine, in a rehearsal, or on machines that are rented. Without --on ec2 nothing is.
+    """Run a plan: on this machine, in a rehearsal, or on machines that are rented. Without --on ec2 or sky nothing is.
 
     \b
       hetopt launch plan.json --on local --slowdown 1,2
@@ -91,6 +91,8 @@ def launch(
 
     On 'slurm' each machine of the plan is a node of --inventory, reached inside a job of its own. The jobs end with the
     run.
+
+    On 'sky' SkyPilot rents the plan's machines, a cluster each, on the plan's cloud. They are taken down with the run.
 
     On 'ec2' the plan's machines are rented, all in one zone, and given back when the run ends, fails, is stopped or
     comes near its budget. --dry-run prints every call that would be made, with its cost. Interrupting the command ends
@@ -193,14 +195,13 @@ def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:
     if resume is None and plan is not None:
         hetopt.Plan.load(plan).refuse_if_estimated()
     begun = None if resume is None else Run.find(resume).launch
-    if begun is not None and begun.on != "ec2":
+    if begun is not None and begun.on not in (Ec2.PLACE, Sky.PLACE):
         return begun.on
     if not parse.is_attended():
         raise BadInput(
             "say where to launch: nothing is rented unless it is ordered.",
             hint="--on local and --on rehearsal stay on this machine and cost nothing, --on ec2 rents"
             if begun is None
-            else f"the run was on rented machines: `hetopt launch --on ec2 --resume {resume}` rents again",
+            else f"the run was on rented machines: `hetopt launch --on {begun.on} --resume {resume}` rents again",
         )
-    asked: str = typer.prompt("Where? local and rehearsal cost nothing, ec2 rents", default="local", err=True)
-    return asked
+    return str(typer.prompt("Where? local and rehearsal cost nothing, ec2 and sky rent", default="local", err=True))

@@ -175,8 +175,8 @@ def _here(prepared: Prepared) -> Iterator[Block]:
     Of a resumed run the rest that is predicted, in their place.
     """
     record = prepared.launch
-    spec, prediction, is_own = record.spec, record.prediction, record.on in ("ssh", "slurm")
-    where = "on your hosts" if is_own else "on this machine"
+    spec, prediction, is_own, rented = record.spec, record.prediction, bool(prepared.connects_to), prepared.spends_usd
+    where = "on this machine" if not is_own else "on your hosts" if rented is None else "on rented machines"
     if spec.miniature is not None:
         where = f"on {formatting.counted(len(spec.miniature.hosts), 'host')}, rehearsed here"
     computing = "" if spec.precision == "fp32" else f", computing in {spec.precision}"
@@ -207,7 +207,7 @@ def _here(prepared: Prepared) -> Iterator[Block]:
         f"{formatting.with_startup(prediction.total_s.value, prediction.startup_s)} "
         f"({formatting.duration(prediction.total_s.low)} – {formatting.duration(prediction.total_s.high)}), "
         f"{formatting.counted(prediction.steps.value, 'step')} of {formatting.duration(prediction.step_time_s.value)}. "
-        f"Nothing is rented: total {usd}."
+        f"{'Nothing is rented' if rented is None else 'Rented'}: total {usd}."
     )
 
 

@@ -135,8 +135,7 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
     asked = Measurement(**typed)
     check_place(task, asked)
     if asked.explore_on == "ec2" and not yes:
-        most = f"${asked.probe_budget_usd:.2f}"
-        follow.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")
+        follow.agree_to_spend(asked.probe_budget_usd or 0.0, "machines for probes", hint="or leave --explore out")
 
 
 def read_file(source: Path) -> tuple[StepSample, ...]:

@@ -242,7 +242,7 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
         home: folder of imported files.
 
     Raises:
-        BadInput: there is no such cloud, or a price file cannot be used or has no machine with a known GPU.
+        BadInput: there is no such cloud beside AWS, or a price file cannot be used or has no machine with a known GPU.
     """
     files = clouds(home)
     names = [*files, AWS, ANY_CLOUD]
@@ -250,7 +250,7 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
         f"choose one of: {', '.join(names)}; or bring its prices, a vms.csv of SkyPilot's catalogues: "
         f"`hetopt catalog import FILE --cloud {cloud}`"
     )
-    chosen = sorted(files) if cloud == ANY_CLOUD else [known(cloud, names, "cloud", hint=hint)]
+    chosen = sorted(files) if cloud == ANY_CLOUD else [known(cloud, [*files, ANY_CLOUD], "cloud", hint=hint)]
     return tuple(catalog for name in chosen for catalog in _read(name, files[name], base)[0])
 
 

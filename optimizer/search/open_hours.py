@@ -75,7 +75,7 @@ def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Arra
     slots = np.asarray(slots_s, dtype=np.float64)
     speed = np.broadcast_to(speed, (*work.shape, len(slots)))
     done = np.cumsum(speed * slots, axis=-1)
-    day = done[..., -1]
+    day = np.maximum(done[..., -1], 1e-9)  # where no host is ever open, an end that nobody lives to see
     days = np.maximum(np.ceil(work / day) - 1, 0.0)
     rest = work - days * day
     # The first slot in which the rest is done, up to rounding.

@@ -136,6 +136,7 @@ DONE_ELSEWHERE = {
     r"profile \S+ --explore .*--on ssh": "tests/ssh/test_backend.py::test_hosts_are_measured",
     r"launch .*--on ssh": "tests/ssh/test_backend.py::test_a_run_ends_and_nothing",
     r"launch .*--on slurm": "tests/slurm/test_slurm.py::test_a_node_whose_job_is_cancelled",
+    r"launch .*--on sky": "tests/ssh/test_sky.py::test_a_machine_that_is_taken",
     r"hosts slurm": "tests/slurm/test_slurm.py::test_the_nodes_of_a_cluster_are_an_inventory",
     r"gc --on slurm": "tests/slurm/test_slurm.py::test_jobs_of_a_run_whose_conductor",
     r"hosts check": "tests/ssh/test_checking.py::test_the_command_says_a_line_for_each",

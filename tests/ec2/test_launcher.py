@@ -31,49 +31,19 @@ from hetopt.backends.ec2.renter.order import (
     worst_usd_per_hour,
 )
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Edge, Request, known_regions
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Edge, Request
 from hetopt.backends.host.bundle import Bundle
-from hetopt.backends.host.protocol import Lease, placement_of, without
+from hetopt.backends.host.protocol import Lease, without
 from hetopt.core.budget_law import LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import REGION, Patience, be_unkind, leftovers, ordered, plan_of, start_over
+from tests.ec2.conftest import Patience, be_unkind, leftovers, ordered, plan_of, start_over
 from tests.ec2.faults import Fault, Faulty, Killed
 from tests.ec2.followed import Followed, Priced, end_machines, event, latest, placement_now, put
-
-
-def test_a_run_is_started_followed_and_stopped(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience, tmp_path: Path
-) -> None:
-    handle = launcher.start(plan.run, run_dir, {})
-    assert known_regions(tmp_path) == [REGION]
-    assert launcher.poll(handle).state is RunState.STARTING
-    body = cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"]
-    machines = ClusterState.load(run_dir / SEEN_FILE).machines
-    places = [placement_of(body, machine.id) for machine in machines]
-    assert sum(place is not None and place.leads for place in places) == 1
-    # What the machines write arrives in the folder, in pieces, once.
-    first, second = event("run_started"), event("training_started", step=0)
-    put(cloud, order, f"events/{0:015d}.jsonl", first)
-    patience.now_s += 60
-    launcher.poll(handle)
-    put(cloud, order, f"events/{len(first):015d}.jsonl", second)
-    put(cloud, order, "log/h0/worker.log", "hello\n")
-    patience.now_s += 60
-    assert launcher.poll(handle).state is RunState.RUNNING
-    assert (run_dir / EVENTS_FILE).read_text() == first + second
-    assert (run_dir / "log" / "h0" / "worker.log").read_text() == "hello\n"
-    launcher.stop(handle)
-    lease = Lease.of_json(cloud(calls.get_object(order, f"{order.prefix}/lease.json"))["Body"])
-    assert lease is not None
-    assert lease.stop_training_s == 0, "the machines were asked to save a checkpoint first"
-    assert leftovers(cloud) == []
-    assert launcher.poll(handle).state is RunState.STOPPED
 
 
 def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_budget(

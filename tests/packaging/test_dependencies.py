@@ -29,7 +29,7 @@ from hetopt.backends.host.bundle import NEEDED, make_bundle
 from tests.docs.shown import assert_shown
 from tests.sources import REPOSITORY, modules
 
-PACKAGES = {"sklearn": "scikit-learn", "botocore": "boto3", "pydantic_core": "pydantic"}
+PACKAGES = {"sklearn": "scikit-learn", "botocore": "boto3", "pydantic_core": "pydantic", "sky": "skypilot"}
 """Packages by what is imported of them, where that is called otherwise."""
 
 NO_PACKAGES = {"hetopt", "_typeshed"}
@@ -61,7 +61,7 @@ def test_what_is_imported_is_declared_and_has_a_row() -> None:
     extras = project["optional-dependencies"]
     needed = [
         *project["dependencies"],
-        *(one for extra in ("train", "aws") for one in extras[extra]),
+        *(one for extra in ("train", "aws", "sky") for one in extras[extra]),
     ]
     declared = {Requirement(one).name for one in needed}
     assert set(imported()) == declared

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from hetopt.backends.backend import RunHandle
 from hetopt.backends.emulation.conductor import NETWORK_FILE, RehearsalLauncher, ask_for_change, check_change
 from hetopt.backends.emulation.namespaces import find_leftovers, find_networks, host_address
 from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_hosts
-from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import conditions_in
@@ -87,47 +85,6 @@ def has_hosts(run_dir: Path, count: int) -> bool:
 
 def nothing_is_left(run_dir: Path) -> bool:
     return not processes_of(run_dir) and not network_of(run_dir)
-
-
-def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, tmp_path: Path) -> None:
-    spec = rehearsed(
-        "speed=4,rate=200mbit; speed=2,rate=100mbit,workers=2; speed=1,rate=50mbit",
-        schedule="step 20 h1 speed=1\nstep 30 * rate=10mbit\nstep 60 h2 dies",
-        declared=DeclaredTime(fixed_s=0.002, per_sample_s=0.02),
-    )
-    launcher = RehearsalLauncher()
-    handle = launcher.start(spec, tmp_path, {})
-    try:
-        assert launcher.poll(handle) == RunStatus(state=RunState.STARTING)
-        with pytest.raises(BadInput, match="is alive"):
-            launcher.start(spec, tmp_path, {})
-        wait_for(lambda: events(tmp_path, "step"), tmp_path)
-        assert len(network_of(tmp_path)) == 1
-        # Any terminal can look, and ask for a change.
-        assert LocalLauncher().poll(RunHandle(run_dir=tmp_path)).state == RunState.RUNNING
-        ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0", "h1", "h2"]))
-        status = over(launcher, tmp_path)
-    finally:
-        launcher.stop(handle)
-    assert status == RunStatus(
-        state=RunState.FAILED,
-        reason=events(tmp_path, "run_failed")[0]["reason"],
-    )
-    assert re.fullmatch(r"host h2 died at step 6\d, as scheduled", status.reason or "")
-    [started] = events(tmp_path, "run_started")
-    assert [worker["host"] for worker in started["workers"]] == ["h0", "h1", "h1", "h2"]  # ranked as described
-    changed: dict[str, list[tuple[float, float, bool]]] = {"h0": [], "h1": [], "h2": []}
-    for event in events(tmp_path, "condition_changed"):
-        changed[event["host"]].append((event["speed"], event["rate_bits_per_s"], event["dies"]))
-    # A change asked by hand falls before or after a scheduled one of step 20 or 30, as the machine is busy.
-    assert len(changed["h0"]) == 2
-    assert changed["h0"][-1] == (8, 1e7, False)
-    assert changed["h1"] == [(1, 1e8, False), (1, 1e7, False)]
-    assert changed["h2"] == [(1, 1e7, False), (1, 1e7, True)]
-    assert conditions_in(tmp_path)().speed_factors == {"h0": 2, "h1": 0.5}
-    assert nothing_is_left(tmp_path)
-    with pytest.raises(BadInput, match="is over"):
-        ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0"]))
 
 
 def test_what_does_not_fit_slows_the_whole_miniature_and_the_run_finishes(box: None, tmp_path: Path) -> None:

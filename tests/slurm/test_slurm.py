@@ -18,6 +18,7 @@ from hypothesis import given, strategies as st
 
 import hetopt
 from hetopt.api.hosts import of_slurm, runs_left_in_slurm
+from hetopt.backends.asked import holder
 from hetopt.backends.options import Slurm
 from hetopt.backends.slurm.jobs import (
     SlurmLink,
@@ -188,7 +189,7 @@ def test_a_job_ends_a_while_after_the_last_process_of_its_run(tmp_path: Path) ->
     """Its program, with a `sleep` that is short: it goes on as long as a process of the run is there."""
     command(tmp_path / "sleep", stdout="")
     (tmp_path / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.01\n")
-    (tmp_path / "hold").write_text(SlurmLink(run="r", options=Slurm()).holder(FAST))
+    (tmp_path / "hold").write_text(holder("r", FAST.name))
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     node = subprocess.Popen([sys.executable, "-c", "input()", f"{tmp_path}/runs/r/fast"], stdin=subprocess.PIPE)
     held = subprocess.Popen(["sh", tmp_path / "hold"], env=environment)

@@ -33,7 +33,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.clouds import owned
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.model import sampled_machines
-from tests.api.test_backends import RECORDED, Stories, goes_on, plan, until_step
+from tests.api.test_backends import RECORDED, Stories, plan, until_step
 from tests.face.conftest import until
 from tests.strangers import SAID, put_strangers, script_among_strangers
 
@@ -127,24 +127,6 @@ def test_no_stranger_of_a_host_or_beside_a_script_is_imported_for_ours(
     assert [one.verdict for one in check_hosts(read_hosts(inventory))] != ["bad", "bad"]
 
 
-def test_a_plan_for_hosts_that_are_alike_takes_as_many_of_them(inventory: Path) -> None:
-    """One kind, of which there are two."""
-    inventory.write_text("cpus = 2\nnetwork_mbit = 100000\n" + inventory.read_text())
-    plan = hetopt.recommend(
-        RECORDED,
-        budget_usd=5,
-        epochs=200,
-        objective="fastest",
-        inventory=inventory,
-        types="c7i.large",
-        batch_size=1024,
-        trials=0,
-    )
-    assert [(group.instance_type, group.machines, group.terms) for group in plan.chosen.groups] == [
-        ("box0", 2, "your own")
-    ]
-
-
 LARGE = """
 from torch import nn
 from hetopt.trainer.task import Target
@@ -173,26 +155,6 @@ def test_a_run_that_is_stopped_keeps_its_last_step_over_a_slow_line(
     assert run.stop().state is RunState.STOPPED
     assert checkpoint_step(run.folder) == run.record().progress.step
     assert run.model is not None
-
-
-def happens(run: hetopt.Run, fate: str) -> None:
-    """Wait until a host meets that."""
-    until(lambda: f'"{fate}": true' in (run.folder / EVENTS_FILE).read_text(), lambda: goes_on(run))
-
-
-@pytest.mark.slow
-def test_a_host_is_lost_and_returns(plan: Plan, inventory: Path, two_machines: EmulatedNetwork, tmp_path: Path) -> None:
-    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=100_000)
-    until_step(run, 20)
-    two_machines.kill(1)  # as one that loses power
-    until(lambda: started_with(run) == [2, 1, 2], lambda: goes_on(run))
-    until_step(run, run.record().progress.step + 10)
-    assert run.stop().state is RunState.STOPPED
-    events = [json.loads(line) for line in (run.folder / EVENTS_FILE).read_text().splitlines()]
-    changes = [event for event in events if event["event"] == "workers_changed"]
-    assert [(change["workers"], change["from"]) for change in changes] == [([0], "memory"), ([0, 1], "memory")]
-    steps = [event["step"] for event in events if event["event"] == "step"]
-    assert steps == sorted(set(steps)), "nothing is done again"
 
 
 @pytest.mark.slow

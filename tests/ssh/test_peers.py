@@ -73,7 +73,7 @@ ODD = ("crowd", "long")
 
 @pytest.fixture
 def they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = json.dumps(HEALTHY | {"identity": "another", "gpus": [], "port": None, "cpus": 3217})
+    facts = json.dumps(HEALTHY | {"gpus": [], "port": None, "cpus": 3217})
     program = tmp_path / "says.py"
     program.write_text(f"FACTS = {facts!r}\n{SAYS}")
     monkeypatch.setenv("HETOPT_SSH", shlex.join([sys.executable, "-S", str(program)]))

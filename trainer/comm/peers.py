@@ -113,13 +113,13 @@ def hung(store: Store | None, rank: int, members: Sequence[int]) -> HungPeer:
         rank: of this worker, among all of the run.
         members: ranks of the workers in the group, likewise.
     """
-    missing, deadline = [other for other in members if other != rank], time.monotonic() + ROLL_CALL_S
+    who, missing, deadline = "the workers did not all come", sorted({*members} - {rank}), time.monotonic() + ROLL_CALL_S
     if store is not None:
         store.set(_lost(rank), "here")
-    while store is not None and missing and time.monotonic() < deadline:
-        missing = [other for other in missing if not store.check([_lost(other)])]
-        time.sleep(_LOOKS_EVERY_S)
-    who = f"{workers(missing)} did not come" if missing and store is not None else "the workers did not all come"
+        while missing and time.monotonic() < deadline:
+            missing = [other for other in missing if not store.check([_lost(other)])]
+            time.sleep(_LOOKS_EVERY_S)
+        who = f"{workers(missing)} did not come" if missing else who
     return HungPeer(f"{who} to an exchange in time.", hint="see that worker's log, and whether its machine is up")
 
 

@@ -92,16 +92,14 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
         """
         check_size(len(hosts))
         network = cls(secrets.token_hex(2), hosts)
-        try:
+        with contextlib.ExitStack() as undo:
             with delay_signals():  # a signal in the middle of it would leave a namespace that nobody knows of
                 run("ip", ["netns", "add", _switch(network.id)])
+                undo.callback(network.remove)
                 network._lock = file_of(_switch(network.id)).open("rb")
                 fcntl.flock(network._lock, fcntl.LOCK_EX)  # somebody who looks for leftovers may have it for a moment
             network._build()
-        except BaseException:
-            if network._lock is not None:
-                network.remove()
-            raise
+            undo.pop_all()
         return network
 
     def __exit__(self, *error: object) -> None:

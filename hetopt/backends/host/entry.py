@@ -177,7 +177,6 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
     return {
         "python": list(sys.version_info[:2]),
         "executable": sys.executable,
-        "identity": identity(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "writable": os.access(there, os.W_OK | os.X_OK),
@@ -207,18 +206,6 @@ def _node_of(root: str) -> int | None:
     except (OSError, ValueError):
         return None
     return pid if b"hetopt.backends.ssh.node" in words and root.encode() in words else None
-
-
-def identity() -> str:
-    """Return text that tells machines apart: this one's kernel boot and network namespace, else its host name.
-
-    Two names of one machine give the same text.
-    """
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def _packages() -> dict[str, str | None]:

@@ -1,4 +1,7 @@
-"""Slurm's commands: the nodes of a cluster, a job for each node of a run, and how a command runs inside a job.
+"""A Slurm cluster: its nodes, a job for each node of a run, how a command runs inside a job, and the backend.
+
+``python -m hetopt.backends.slurm.jobs RUN_DIR PARENT_PID`` asks for the jobs, conducts the run as on any hosts, and
+gives the jobs back.
 
 One job a node, so that the loss of one ends no other. A job's own program only holds the node: it ends a while after
 the last process of the run there, so that nothing stays where nobody is left to give it back. What the launching
@@ -9,45 +12,37 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
-from hetopt.backends.options import Slurm
-from hetopt.backends.ssh.link import Link
-from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.hosts import CPU, Host
-from hetopt.core.paths import RUN_PATTERN, is_name, shown
+from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, ORDER_FILE, AskedBackend, Source, holder
+from hetopt.backends.on_this_machine import OnHosts
+from hetopt.backends.options import Machines, Slurm
+from hetopt.backends.ssh.checking import Inventory
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.formatting import duration, listed
+from hetopt.core.hosts import CPU, Host, read_hosts
 from hetopt.core.plain_text import one_line
+from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.market.catalog_filter import is_called
 from hetopt.optimizer.market.instance_type import known_gpus
+from hetopt.optimizer.plan import Plan
 
-LOOK_S = 5.0
-"""Seconds between two looks at the queue."""
-ASK_AGAIN_S = 30.0
-"""Seconds between two jobs that are asked for in the place of one that has ended."""
 NOTICE_S = 90.0
 """Seconds before its time limit at which a job is left: time for a look and a checkpoint."""
 ANSWER_WITHIN_S = 60.0
 JOB_PREFIX = "hetopt-"
 RUNNING = "RUNNING"
-
-HOLDER = """#!/bin/sh
-# Holds this node for a run of hetopt. It ends three minutes after the last process of the run here.
-left={turns}
-while [ $left -gt 0 ]; do
-    sleep 15
-    left=$((left - 1))
-    grep -qsa '/[r]uns/{run}/{host}' /proc/[0-9]*/cmdline && left=12
-done
-exit 0
-"""
-TURNS = 40
-"""Quarters of a minute within which the first process of a run must be on the node."""
 
 
 def slurm(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -194,9 +189,6 @@ def left_of(text: str) -> float:
     return 86_400.0 * days + 3600 * hours + 60 * minutes + seconds
 
 
-JOB_OPTIONS = ("slurm_partition", "account", "qos", "constraint")
-"""Options of a launch that are `sbatch`'s own."""
-
 _ADVICE = (
     ("account|qos", "`sacctmgr show assoc user=$USER` lists yours: `account` and `qos`"),
     ("partition", "`sinfo` lists the partitions: `slurm_partition`"),
@@ -233,7 +225,7 @@ _WHY_ENDED = {
 
 
 @dataclass(kw_only=True)
-class SlurmLink(Link):
+class SlurmLink(Source):
     """The way to run commands on a node: as steps of the run's job there, which is submitted if there is none.
 
     Attributes:
@@ -252,6 +244,7 @@ class SlurmLink(Link):
     _looked_s: float = -math.inf
     _is_silent: bool = False
     _asked: dict[str, tuple[float, str | None]] = field(default_factory=dict)
+    _addresses: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def words(self, host: Host) -> list[str]:
@@ -261,24 +254,14 @@ class SlurmLink(Link):
             "nodes": 1, "ntasks": 1, "cpus-per-task": host.cpus,
             "mem": host.memory_gib and f"{math.floor(1024 * host.memory_gib)}M",
             "gres": None if CPU in host.devices else f"gpu:{len(host.devices)}",
-            **{name.removeprefix("slurm_"): getattr(self.options, name) for name in JOB_OPTIONS},
+            "partition": self.options.slurm_partition, "account": self.options.account,
+            "qos": self.options.qos, "constraint": self.options.constraint,
             "time": self.options.time_limit and math.ceil(self.options.time_limit / 60),
             "output": "/dev/null", "chdir": "/",
         }  # fmt: skip
         alone = [] if host.cpus is not None else ["--exclusive"]
         given = [f"--{name}={value}" for name, value in asked.items() if value is not None]
         return ["sbatch", "--parsable", "--requeue", *alone, *given]
-
-    def holder(self, host: Host) -> str:
-        """Return the shell script of a host's job, which only holds the node while processes of the run are there.
-
-        Raises:
-            BadInput: the run's name has other characters than letters, digits, ``_`` and ``-``, which a shell would
-                read.
-        """
-        if not is_name(RUN_PATTERN, self.run):
-            raise BadInput(f"a run has a name of letters, digits, _ and -, not {shown(self.run)}.", hint="rename it")
-        return HOLDER.format(run=self.run, host=host.name, turns=TURNS)
 
     def refusal(self, host: Host, *, ask: bool) -> str | None:
         """Submit a host's job, or only test whether Slurm would take it; return why it does not, or None.
@@ -292,7 +275,7 @@ class SlurmLink(Link):
         """
         test = [] if ask else ["--test-only"]
         sbatch, *words = self.words(host)
-        done = slurm(sbatch, *test, *words, text=self.holder(host))
+        done = slurm(sbatch, *test, *words, text=f"#!/bin/sh\n{holder(self.run, host.name)}")
         return None if done.returncode == 0 else _last(done.stderr)
 
     def check(self, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> None:
@@ -334,7 +317,7 @@ class SlurmLink(Link):
                 self._jobs = self._jobs if self._is_silent else read_jobs(asked.stdout)
             return self._jobs.get(host.name)
 
-    def running(self, host: Host) -> Job:
+    def bring(self, host: Host) -> Job:
         """Return the running job of a host; where there is no job, submit one, every 30 s at most.
 
         Raises:
@@ -351,6 +334,25 @@ class SlurmLink(Link):
             raise RunFailed(f"{host.name} waits for its job in Slurm's queue{where}.", hint="see `squeue --start`")
         return job
 
+    def is_awaited(self, host: Host) -> bool:
+        """Return whether a host has a job, running or not."""
+        return self.job(host) is not None
+
+    def address(self, host: Host) -> str | None:
+        """Return a node's IP address, by the inventory or by Slurm, which is asked once; None: it cannot be found."""
+        if host.name not in self._addresses:
+            with suppress(OSError, HetoptError, KeyError):
+                self._addresses[host.name] = host.private or socket.gethostbyname(ask_nodes()[host.address].address)
+        return self._addresses.get(host.name)
+
+    def give_back(self) -> None:
+        """Cancel all Slurm jobs of the run; do not report a refusal.
+
+        Raises:
+            BadInput: Slurm is not installed here.
+        """
+        give_back(self.run)
+
     def argv(self, host: Host, command: str) -> list[str]:
         """Return the `srun` command line that runs a shell command on a host, inside its job; start nothing.
 
@@ -361,7 +363,7 @@ class SlurmLink(Link):
         """
         cpus = [] if host.cpus is None else [f"--cpus-per-task={host.cpus}"]
         return [
-            "srun", "--quiet", f"--jobid={self.running(host).number}", "--overlap", "--nodes=1", "--ntasks=1", *cpus,
+            "srun", "--quiet", f"--jobid={self.bring(host).number}", "--overlap", "--nodes=1", "--ntasks=1", *cpus,
             f"--nodelist={host.address}", "--unbuffered", "--mpi=none", "--chdir=/", "sh", "-c", command,
         ]  # fmt: skip
 
@@ -413,3 +415,76 @@ def runs_with_jobs() -> list[str]:
         raise RunFailed(f"Slurm lists no jobs: {_last(done.stderr)}.", hint="see what `squeue --me` says")
     names = set(done.stdout.split())
     return sorted(name.removeprefix(JOB_PREFIX) for name in names if name.startswith(JOB_PREFIX))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmBackend(AskedBackend):
+    """The backend of an inventory's nodes in a Slurm cluster, reached inside a job of the run on each.
+
+    Attributes:
+        name: of the backend.
+    """
+
+    OPTIONS: ClassVar[type[Machines]] = Slurm
+
+    name: Place = Slurm.PLACE
+
+    def source(self, run_dir: Path, options: Slurm) -> SlurmLink:
+        """Return the way to the jobs of the run in a folder; submit none."""
+        return SlurmLink(run=run_dir.name, options=options)
+
+    def hosts_of(self, options: Slurm) -> tuple[Host, ...]:
+        """Return the hosts of the inventory file that launch options name.
+
+        Raises:
+            BadInput: the options name no inventory, or it cannot be read.
+        """
+        if options.inventory is None:
+            raise BadInput(
+                "a launch on Slurm needs to know which nodes: `inventory`.",
+                hint="`hetopt hosts slurm -o nodes.toml` writes it",
+            )
+        return read_hosts(options.inventory)
+
+    def prepare(self, made: Plan, wanted: Plan, options: Slurm) -> OnHosts:
+        """Map the plan ``wanted`` onto the inventory's nodes and predict it; Slurm is not asked yet.
+
+        Args:
+            made: the plan as it was made, for the record.
+            wanted: the plan as it is to be run.
+            options: launch options, with an inventory.
+
+        Raises:
+            BadInput: as of `SshBackend.prepare`, or the jobs' time limit is shorter than a run that saves no checkpoint
+                may take.
+        """
+        prepared = super().prepare(made, wanted, options)
+        takes_s, limit_s = prepared.launch.prediction.total_s.high, options.time_limit
+        if limit_s is not None and limit_s < takes_s and not prepared.launch.spec.resumes:
+            raise BadInput(
+                f"the run may take {duration(takes_s)}, and a job {duration(limit_s)} at most; "
+                "it saves no checkpoint to go on from.",
+                hint="give a longer `time_limit`",
+            )
+        return prepared
+
+    def told(self, inventory: Inventory) -> tuple[str, ...]:
+        """Return a sentence on the jobs that a launch on an inventory's nodes asks for."""
+        return (f"Asks Slurm for a job on each of {listed([host.name for host in inventory.hosts])}.",)
+
+    def check_ready(self, prepared: Any) -> None:
+        """Refuse a launch whose jobs Slurm would not take now; submit none.
+
+        Raises:
+            BadInput: Slurm would refuse a job or has no usable node, or there is no Slurm here.
+            RunFailed: Slurm does not answer.
+        """
+        options = Slurm(**json.loads(prepared.files[ORDER_FILE]))
+        SlurmLink(run="new", options=options).check(prepared.inventory.hosts, ask_nodes())
+
+
+if __name__ == "__main__":
+    # Inside a job of somebody's own, its variables would be taken for what is asked for here.
+    for name in [name for name in os.environ if name.startswith("SLURM_") and not name.startswith("SLURM_CONF")]:
+        del os.environ[name]
+    sys.exit(SlurmBackend().lead(sys.argv))

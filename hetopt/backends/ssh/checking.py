@@ -25,15 +25,11 @@ from hetopt.core.artifact import Artifact, CleanText, HostName, Record
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.formatting import bit_rate, bytes_, listed
 from hetopt.core.hosts import CPU, MOST_HOSTS, AddressAmongHosts, Host, Port
-from hetopt.core.memory import Precision
 from hetopt.core.plain_text import known, one_line, typed
-from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import requirement
 
 FACTS_WITHIN_S = 40.0
 WAYS_WITHIN_S = 60.0
-AMPERE = (8, 0)
-"""Compute capability of the first GPUs with units for bf16 and TF32 (CUDA programming guide, compute capabilities)."""
 CPU_PACKAGES_BYTES, GPU_PACKAGES_BYTES = 1.5e9, 8e9
 """Of the locked packages once they are installed; `catalogs/aws/provisioning.json` has what was measured of each."""
 LEAST_FREE_BYTES = 2e9
@@ -53,7 +49,6 @@ class Seen(Record):
     Attributes:
         python: major and minor version of its interpreter.
         executable: path of the interpreter.
-        identity: text that all names of the machine share.
         cpus: processors that its processes may use.
         memory_bytes: of the machine; None: not known.
         writable: whether its folder can be written.
@@ -71,7 +66,6 @@ class Seen(Record):
 
     python: tuple[Count, Count]
     executable: CleanText
-    identity: CleanText
     cpus: int = Field(ge=1, le=4096)
     memory_bytes: Count | None
     writable: bool
@@ -154,14 +148,13 @@ class HostFound:
         return self.troubles[0].verdict if self.troubles else "good"
 
 
-def check_hosts(hosts: Sequence[Host], spec: RunSpec | None = None, link: Link = SSH) -> tuple[HostFound, ...]:
+def check_hosts(hosts: Sequence[Host], link: Link = SSH) -> tuple[HostFound, ...]:
     """Ask all hosts at once about themselves and their links to each other; return a result for each, in order.
 
     Nothing is written on them. A host that cannot be reached has that as its trouble.
 
     Args:
         hosts: to ask, at least one.
-        spec: of the run that they are to take part in, whose precision their GPUs must have; None: none yet.
         link: the way to them.
 
     Raises:
@@ -187,8 +180,6 @@ def check_hosts(hosts: Sequence[Host], spec: RunSpec | None = None, link: Link =
             continue
         rates = ways[host.name].rates if host.name in ways else {}
         troubles = [*alone(host, answer), *between[host.name]]
-        if spec is not None:
-            troubles += _units(host, answer, spec.precision)
         results.append(
             HostFound(
                 name=host.name,
@@ -317,21 +308,9 @@ def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
         )
     elif places(wanted, names) is None:
         yield Trouble(f"its GPUs are {there}, and not {', '.join(wanted)}", f"correct it: {listed_}")
-    elif not wanted and names:
-        yield Trouble(f"it has {there}, which nobody uses", listed_, "unknown")
     elif seen.torch_trouble is not None and seen.packages.get("torch") is not None:
         hint = "install a torch that was built for its NVIDIA driver (https://pytorch.org), or a newer driver"
         yield Trouble(f"its torch cannot use its GPUs ({one_line(seen.torch_trouble).rstrip('.')})", hint)
-
-
-def _units(host: Host, seen: Seen, precision: Precision) -> Iterator[Trouble]:
-    """Yield a trouble for GPUs that would compute in a precision without units for it, as much slower as that is."""
-    rows = [] if isinstance(seen.gpus, str) else seen.gpus
-    taken = None if CPU in host.devices else places(host.devices, [row[0] for row in rows])
-    lacking = [rows[at][0] for at in taken or () if len(rows[at]) > 3 and (_version(rows[at][3]) or AMPERE) < AMPERE]
-    if precision in ("bf16", "tf32") and lacking:
-        hint = 'plan without it: `precision="fp16"`, or `precision="fp32"`'
-        yield Trouble(f"its {lacking[0]} has no units for {precision}", hint)
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -340,7 +319,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]) -> dict[str, list[Trouble]]:
-    """Return the troubles between hosts by host name: two names of a machine, unequal torch, blocked links.
+    """Return the troubles between hosts by host name: unequal torch, blocked links.
 
     Hosts without such a trouble have an empty list. torch counts where hetopt does not install it; it is no obstacle.
 
@@ -350,18 +329,12 @@ def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str,
         ways: links of the hosts that tried them, by name.
     """
     troubles: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
-    first: dict[str, str] = {}
     unmanaged = {host.name for host in hosts if not host.install}
     torches = {
         name: torch for name, report in seen.items() if name in unmanaged and (torch := report.packages.get("torch"))
     }
     newest = max(torches, key=lambda name: _version(torches[name]), default="")
-    for name, report in seen.items():
-        if report.identity in first:
-            troubles[name].append(
-                Trouble(f"it is the same machine as {first[report.identity]}", "leave one of them out")
-            )
-        first.setdefault(report.identity, name)
+    for name in seen:
         if name in torches and _version(torches[name]) != _version(torches[newest]):
             text = f"it has torch {torches[name]}, and {newest} {torches[newest]}"
             hint = "install the same there: results of two versions differ in their last digits"

@@ -272,7 +272,12 @@ class HostsConductor(Conductor):
     def _announce(self) -> None:
         """Tell the members their places in this generation; the lock is held."""
         latest = Latest.of_json(self._objects.get(LATEST_OBJECT))
-        places = {self._id(name): Place(host=name, address=self.inventory.address(name)) for name in self.now.members}
+        places = {
+            self._id(name): Place(
+                host=name, address=self.link.address(self.inventory.host(name)) or self.inventory.address(name)
+            )
+            for name in self.now.members
+        }
         data = placement_json(
             self._placed,
             places,

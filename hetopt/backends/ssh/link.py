@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 from hetopt.backends.host import entry
@@ -71,7 +72,9 @@ _OPTIONS = {
 }
 
 
-def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+def ssh_argv(
+    host: Host, command: str, environment: Mapping[str, str] = os.environ, *, options: Mapping[str, str] | None = None
+) -> list[str]:
     """Return the ssh command line that runs ``command`` in a shell on a host, by its jump hosts and without a prompt.
 
     It has the same options at each host on the way: of ssh's own ``-J`` they would hold for the last alone.
@@ -80,6 +83,7 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
         host: of which no field can be an option of ssh.
         command: for the user's shell there.
         environment: of this process, which may name another command than ``ssh``.
+        options: of ssh, in the place of the usual ones or beside them; None: none.
 
     Raises:
         BadInput: the home folder of the private key is not known.
@@ -90,13 +94,15 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
         # splits it once.
         words = [word.replace("%", "%%") for word in [*_words(hop, way, environment), "--", hop.address]]
         way = ["-o", f"ProxyCommand={shlex.join([*words[:-2], '-W', '[%h]:%p', *words[-2:]])}"]
-    return [*_words(host, way, environment), "--", host.address, command]
+    return [*_words(host, way, environment, options or {}), "--", host.address, command]
 
 
-def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def _words(
+    host: Host, way: Sequence[str], environment: Mapping[str, str], options: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return ssh and its options for a host, with the way to it: the command line up to the host itself."""
     words = shlex.split(environment.get(SSH_VARIABLE) or "ssh")
-    for name, value in _OPTIONS.items():
+    for name, value in {**_OPTIONS, **options}.items():
         words += ["-o", f"{name}={value}"]
     if host.port is not None:
         words += ["-p", str(host.port)]
@@ -220,6 +226,10 @@ class Link:
 
     def why_lost(self, host: Host, complaint: str) -> str | None:
         """Return why a connection ended, by its standard error (``complaint``); None: not known, as ever by ssh."""
+        return None
+
+    def address(self, host: Host) -> str | None:
+        """Return a host's IP address among the others, where the way to it tells; None: as ever by ssh."""
         return None
 
     def may_be_used(self, host: Host) -> bool:

@@ -1,0 +1,1 @@
+"""What joins hetopt to programs of others that only some have installed."""
