@@ -86,9 +86,11 @@ SKYPILOT_GRADE = 8.06
 """Of the page of SkyPilot 0.14.1 on PyPI, by the function below, on 2026-11-27."""
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/index.md", "docs/quickstart.md"])
-def test_the_first_pages_are_read_as_easily_as_those_of_others(path: str) -> None:
-    assert reading_grade((REPOSITORY / path).read_text(encoding="utf-8")) < SKYPILOT_GRADE
+@pytest.mark.parametrize("path", ["README.md", *(f"docs/{one.name}" for one in REPOSITORY.glob("docs/*.md"))])
+def test_pages_are_read_as_easily_as_those_of_others(path: str) -> None:
+    """The first pages as that one, all others by whoever has been at school for nine years."""
+    grade = reading_grade((REPOSITORY / path).read_text(encoding="utf-8"))
+    assert grade < (SKYPILOT_GRADE if path in ("README.md", "docs/index.md", "docs/quickstart.md") else 9.0)
 
 
 def reading_grade(markdown: str) -> float:
