@@ -327,7 +327,7 @@ def conversion() -> str:
     return "\n".join(
         [
             f"A whole script, `examples/script/{names[0]}`, and the {count} lines that `{names[1]}` adds or changes",
-            "(those that only move to the right aside):",
+            "(lines that only move to the right aside):",
             "",
             "```diff",
             *(line.rstrip() for line in lines),

@@ -19,10 +19,9 @@ import pytest
 
 from hetopt.core.errors import HetoptError
 from tests.browser import WIDTHS, browser
-from tests.sources import modules
+from tests.sources import REPOSITORY, modules
 from tests.thinned import running
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 
 
