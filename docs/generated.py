@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -368,50 +369,53 @@ KNOWN = (
 )
 
 
-def gallery() -> str:
-    """Return the table of known models, in three ways each, and the commands that ask.
+def gallery() -> dict[Path, str]:
+    """Return the page of GPUs with a table of known models and the commands that ask, and each model's plan as a page.
 
     What an account may rent, and prices that were refreshed, are those of nobody.
     """
-    rows = ["| model | trained on | cheapest | balanced | on one A10G |", "|---|---|---|---|---|"]
-    commands = []
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["HETOPT_HOME"], before = home, os.environ.get("HETOPT_HOME", "")
+    from hetopt.reports import html, plan_document
+
+    rows = ["| model | trained on | cheapest | balanced | on one A10G | plan |", "|---|---|---|---|---|---|"]
+    commands, plans = [], {}
+    with tempfile.TemporaryDirectory() as home, patch.dict(os.environ, {"HETOPT_HOME": home}):
         for known in KNOWN:
-            ways = [
-                _way(known, "cheapest"),
-                _way(known, "balanced"),
-                _way(known, "cheapest", gpus="A10G", max_workers=1),
-            ]
-            rows.append(f"| {known.name} | {known.training} | {' | '.join(ways)} |")
+            made, alone = _estimated(known), _estimated(known, gpus="A10G", max_workers=1)
+            ways = [_way(made, "cheapest"), _way(made, "balanced"), _way(alone, "cheapest")]
+            page = f"gallery/{known.config}.html"
+            rows.append(f"| {known.name} | {known.training} | {' | '.join(ways)} | [page]({page}) |")
+            made_today = f", {made.plan.created[:10]}. Searched"
+            plans[DOCS / page] = html.page(plan_document.page(made.plan)).replace(made_today, ". Searched")
             words = [f"--config examples/models/{known.config}.json --samples {known.samples}"]
             words += [f"--tokens {known.tokens}"] * (known.tokens is not None)
             words += [f"--method {known.method}"] * (known.method != "full")
             commands.append(f"$ hetopt estimate {' '.join(words)}")
-        os.environ["HETOPT_HOME"] = before
-    return "\n".join([*rows, "", "```console", *commands, "```"])
+    gpus = DOCS / "which-gpu.md"
+    return {**plans, gpus: _filled(gpus, "gallery", "\n".join([*rows, "", "```console", *commands, "```"]))}
 
 
-def _way(known: Known, name: str, **narrowed: Any) -> str:
-    """Return GPUs, median time and cost of the way that has a name, else of the last; a remark where nothing fits."""
+def _estimated(known: Known, **narrowed: Any) -> Any:
+    """Return the estimate of a known model's training."""
     import hetopt
+
+    return hetopt.estimate(
+        config=MODELS / f"{known.config}.json",
+        samples=known.samples,
+        tokens=known.tokens,
+        method=known.method,
+        **narrowed,
+    )
+
+
+def _way(made: Any, name: str) -> str:
+    """Return GPUs, median time and cost of the way that has a name, else of the last."""
     from hetopt.core import formatting
 
-    try:
-        made = hetopt.estimate(
-            config=MODELS / f"{known.config}.json",
-            samples=known.samples,
-            tokens=known.tokens,
-            method=known.method,
-            **narrowed,
-        )
-    except hetopt.HetoptError:
-        return "does not fit"
     way = next((choice for choice in made.plan.choices if name in choice.names), made.plan.choices[-1])
     (group,) = way.candidate.groups
     gpus = f"{group.hardware.gpus * group.machines:g} × {group.hardware.gpu}, {group.market}"
-    figures_ = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
-    return f"{gpus}: {figures_}".replace(" ", "\u00a0").replace(":\u00a0", ": ")
+    took = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
+    return f"{gpus}: {took}".replace(" ", "\u00a0").replace(":\u00a0", ": ")
 
 
 def picture() -> dict[Path, str]:
@@ -433,14 +437,14 @@ def picture() -> dict[Path, str]:
 
 def pages() -> dict[Path, str]:
     """Return the text of every page that is wholly or partly generated, by path."""
-    your_code, gpus = DOCS / "your-own-code.md", DOCS / "which-gpu.md"
+    your_code = DOCS / "your-own-code.md"
     return {
         DOCS / "commands.md": commands(),
         DOCS / "reference.md": library(),
         DOCS / "measured.md": measured(),
         **{page: methods(page) for page in (DOCS / "methods.md", *METHOD_PAGES.glob("*.md"))},
         **picture(),
-        gpus: _filled(gpus, "gallery", gallery()),
+        **gallery(),
         your_code: _filled(your_code, "conversion", conversion()),
         README: _filled(README, "measured", front()),
     }
@@ -454,5 +458,6 @@ def _filled(page: Path, name: str, words: str) -> str:
 
 
 if __name__ == "__main__":
+    (DOCS / "gallery").mkdir(exist_ok=True)
     for page, words in pages().items():
         page.write_text(words, encoding="utf-8")
