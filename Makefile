@@ -28,7 +28,7 @@ BATCH ?= 256
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types bench claims smoke docs pins locks sbom clean
+.PHONY: help setup demo test check types bench claims smoke docs dist pins locks sbom clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make smoke   benchmarks in their shortest form, to see that they still run"
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
 	@echo "make docs    the documentation as plain files: site/index.html"
+	@echo "make dist    wheel and source distribution, with an index from which pip installs them by name"
 	@echo "make pins    write the versions in $(VENV) to $(PINS)"
 	@echo "make locks   write the packages and hashes that rented machines install to hetopt/backends/ec2/node/locks"
 	@echo "make sbom    write what is installed, and what rented machines install, as CycloneDX files: sbom*.json"
@@ -116,6 +117,13 @@ docs: $(READY)
 	$(BIN)/python docs/plots.py
 	$(BIN)/zensical build --strict --clean
 	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
+
+dist: $(READY)
+	@rm -rf dist build
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null && rm -rf build
+	@mkdir -p dist/simple/hetopt && cd dist && for file in hetopt-*; do \
+	    echo "<a href=\"../../$$file#sha256=$$(sha256sum $$file | cut -d' ' -f1)\">$$file</a><br>"; done > simple/hetopt/index.html
+	@echo "install by name: pip install --extra-index-url file://$(CURDIR)/dist/simple 'hetopt[train]'"
 
 pins: $(READY)
 	$(BIN)/python requirements/freeze.py > $(PINS).new && mv $(PINS).new $(PINS)

@@ -13,19 +13,25 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.claims import CLAIMS, figures
+from docs.recording import COLUMNS, COMMANDS, PICTURE, SAID, SCREEN, draw
 
 DOCS = Path(__file__).resolve().parent
 README = DOCS.parent / "README.md"
 SCRIPT = DOCS.parent / "examples" / "script"
+MODELS = DOCS.parent / "examples" / "models"
 WIDTH = 100
 
 
@@ -37,41 +43,60 @@ def commands() -> str:
 
     from hetopt.cli.main import app
 
-    parts = [
-        "# Commands",
-        "",
-        "Made from `hetopt COMMAND --help`, without its examples; `--help-all` shows every option.",
-        "",
-    ]
+    parts: list[str] = []
+    without_json: list[str] = []
 
     def add(command: click.Command, path: list[str], parent: click.Context | None) -> None:
         context = click.Context(
             command, info_name=path[-1], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
         )
-        if len(path) > 1:
-            parts.extend([f"{'#' * len(path)} {' '.join(path)}", ""])
-        lines = [line.rstrip() for line in command.get_help(context).splitlines()]
-        lines = [line for line in lines if not line.startswith(("    hetopt ", "  --help "))]
-        text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
-        parts.extend(["```text", text, "```", ""])
+        text = command.get_help(context)
+        if not hasattr(command, "commands") and not any("--json" in each.opts for each in command.params):
+            without_json.append(" ".join(path[1:]))
+        text = SAID_ONCE.sub("", text).replace("Usage: ", "", 1).replace(" [OPTIONS]", "", 1)
+        text = re.sub(r"^(Arguments|Options):\n+(?! )", "", TYPE.sub(_blank, text) + "\n", flags=re.MULTILINE)
+        text = re.sub(r" +$", "", text, flags=re.MULTILINE)
+        if parent is not None:
+            text = re.sub(r"\n{3,}", "\n\n", text).rstrip()
+            usage, _, text = text.partition("\n")
+            parts.extend([f"{'#' * len(path)} {usage}", "", "```text", text.strip("\n"), "```", ""])
         for name, below in getattr(command, "commands", {}).items():
             if not below.hidden:
                 add(below, [*path, name], context)
 
     add(typer.main.get_command(app), ["hetopt"], None)
-    return "\n".join(parts)
+    about = ABOUT_COMMANDS.format(without=", ".join(f"`{name}`" for name in sorted(without_json)))
+    return "\n".join(["# Commands", "", _wrapped(about), "", *parts])
+
+
+ABOUT_COMMANDS = (
+    "Made from `hetopt COMMAND --help`, which has examples; `--help-all` shows every option. Every command but "
+    "{without} prints JSON with `--json`. RUN is a run's name, or a part of it that no other run has; left out, it is "
+    "the newest run."
+)
+SAID_ONCE = re.compile(
+    r"^(    hetopt .*|  --help .*|  --help-all .*|  --json .*(\n {10,}.*)*|  run <str> .*Default: the newest\."
+    r"|Commands:\n( .*\n*)*)\n?",
+    re.MULTILINE,
+)
+"""Lines of help that many commands share, and examples, which the pages show."""
+
+TYPE = re.compile(r"(?<=[\w.]) <[\w \[\]]+>")
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Return as many blanks as a match has letters, so that columns stay."""
+    return " " * len(match[0])
 
 
 ABOUT_CLAIMS = (
     "What hetopt promises in numbers: each a sentence, a picture, and the command that measures it. `make claims` "
-    "measures again whatever is not of today's code, and `make docs` writes this page. A figure whose commit is not in "
-    "the history, or whose code was rewritten since (more than half of the lines that run), is taken off until then: a "
-    "test refuses it. Raw figures, goals and baselines are in `benchmarks/results/`.",
-    "Predictions are held against public measurements, which need no machine of their own. What trains here runs on "
-    "two cores, with links of network namespaces, and workers that wait until the machine they stand for would be "
-    "done. **Nothing was ever rented:** how long a real machine takes to boot, the capacity of real pools, the links "
-    "and GPUs of rented machines, and an invoice were never seen. Prices and interruption bands are published figures "
-    "with dates.",
+    "measures again whatever is not of today's code. A figure whose code was rewritten since (more than half of the "
+    "lines that run) is taken off until then: a test refuses it. `benchmarks/results/` has raw figures, goals, "
+    "baselines and machines.",
+    "Predictions are held against public measurements. What trains here runs on two cores, with emulated links, and "
+    "workers that wait until the machine they stand for would be done. **Nothing was ever rented:** boot times, "
+    "capacity, links and GPUs of rented machines, and an invoice were never seen.",
 )
 
 
@@ -87,7 +112,6 @@ def measured() -> str:
             continue
         verdict = f"{_count_missed(result)} of its {len(result['goals'])} goals are missed"
         source = f"`{_command(result)}`, {result['date']}, commit {result['commit']}"
-        source += f", {result['machine']}" if "machine" in result else ""
         parts += [f"## {claim.title}", "", f"![{claim.plot.title}](images/{claim.benchmark}.svg)", ""]
         parts += [_wrapped(_filled_in(claim.sentence, result)), "", _wrapped(f"{source}; {verdict}."), ""]
     if missing:
@@ -181,10 +205,9 @@ def _facts(kind: str, names: Sequence[str]) -> list[str]:
     from hetopt.core.comm.composition import METHODS
     from hetopt.core.run_spec import BATCH_SETTINGS, RATIO_SETTINGS
 
-    about = registries()[kind]
     if kind == "compressor":
-        return [f"- `{name}`: {about[name]}. {_company(METHODS[name])}{_weight(name)}" for name in names]
-    rows = [f"- `--{OPTIONS[kind]} {name}`: {about[name]}." for name in names]
+        return [f"- `{name}`: {_company(METHODS[name])}{_weight(name)}" for name in names]
+    rows = [f"`--{OPTIONS[kind]}` " + ", ".join(f"`{name}`" for name in names) + "."]
     for name in names:
         if settings := {"batch": BATCH_SETTINGS, "ratio": RATIO_SETTINGS}.get(kind, {}).get(name):
             rows += ["", f"| setting of `{name}` | default | meaning |", "|---|---|---|"]
@@ -198,7 +221,7 @@ def _facts(kind: str, names: Sequence[str]) -> list[str]:
 def _company(method: Any) -> str:
     """Return the collectives and residuals that a compressor combines with; the first of each is the default."""
     by, kept = (", ".join(f"`{name}`" for name in names) for names in (method.collectives, method.memories))
-    return f"Combined by {by}; residual {kept}. "
+    return f"combined by {by}; residual {kept}. "
 
 
 def _weight(name: str) -> str:
@@ -222,10 +245,13 @@ def _attributes(record: type) -> dict[str, str]:
 
 
 ABOUT_LIBRARY = (
-    "Made from the signatures of `hetopt` and the opening of each docstring; `help(hetopt.recommend)` shows all of it. "
+    "Made from signatures and the opening of each docstring; `help(hetopt.recommend)` shows all of it. "
     "[The library](library.md) shows how the parts go together, [Errors](errors.md) has what may be raised, and "
-    "[options of the command line](commands.md) mean the same here."
+    "[options](commands.md) mean the same here. Plans, profiles and reports have `save` and `load`, `to_json` and "
+    "`from_json`; their fields are in the [schemas](files.md)."
 )
+ARTIFACT = ("from_json", "load", "save", "to_json")
+"""Methods that all records in files share."""
 
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$", re.MULTILINE)
 
@@ -248,13 +274,12 @@ def _described(name: str, thing: Any) -> list[str]:
     is_made = not is_record and not inspect.isabstract(thing)
     parts = [f"## {name}", "", *(["```python", _signature(name, thing), "```", ""] if is_made else [])]
     parts += [_opening(thing), ""]
-    if is_record:
-        parts += ["Its fields are in the [schemas](files.md).", ""]
     if inspect.isclass(thing) and not issubclass(thing, Exception):
         methods = [
             " ".join(f"- `{method_name}`: {_opening(method).partition(chr(10) * 2)[0]}".split())
             for method_name, method in inspect.getmembers(thing, inspect.isroutine)
             if not method_name.startswith(("_", "model_"))
+            and method_name not in ARTIFACT
             and method_name not in inspect.signature(thing).parameters
             and (called := getattr(method, "__func__", method)).__module__.startswith("hetopt")
             and called.__doc__
@@ -303,13 +328,111 @@ def conversion() -> str:
     return "\n".join(
         [
             f"A whole script, `examples/script/{names[0]}`, and the {count} lines that `{names[1]}` adds or changes",
-            "(those that only move to the right aside):",
+            "(lines that only move to the right aside):",
             "",
             "```diff",
             *(line.rstrip() for line in lines),
             "```",
         ]
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A training that people know, described as `hetopt estimate` is told.
+
+    Attributes:
+        name: the model, as people call it.
+        training: what it is trained on, in words.
+        config: its file in ``examples/models``.
+        samples: trained on, epochs included.
+        tokens: of a sample; None: images.
+        method: ``full`` or ``lora``.
+    """
+
+    name: str
+    training: str
+    config: str
+    samples: str
+    tokens: int | None = None
+    method: str = "full"
+
+
+KNOWN = (
+    Known(name="BERT-base", training="3 epochs of MNLI", config="bert-base", samples="1.2M", tokens=128),
+    Known(name="ViT-B/16", training="300 epochs of ImageNet", config="vit-base", samples="384M"),
+    Known(name="ResNet-50, as in detectors", training="90 epochs of ImageNet", config="resnet-50", samples="115M"),
+    Known(
+        name="Llama 7 B, LoRA", training="50,000 texts", config="llama-7b", samples="50k", tokens=2048, method="lora"
+    ),
+    Known(name="GPT-2, as nanoGPT", training="9 billion tokens", config="gpt2", samples="9M", tokens=1024),
+)
+
+
+def gallery() -> dict[Path, str]:
+    """Return the page of GPUs with a table of known models and the commands that ask, and each model's plan as a page.
+
+    What an account may rent, and prices that were refreshed, are those of nobody.
+    """
+    from hetopt.reports import html, plan_document
+
+    rows = ["| model | trained on | cheapest | balanced | on one A10G | plan |", "|---|---|---|---|---|---|"]
+    commands, plans = [], {}
+    with tempfile.TemporaryDirectory() as home, patch.dict(os.environ, {"HETOPT_HOME": home}):
+        for known in KNOWN:
+            made, alone = _estimated(known), _estimated(known, gpus="A10G", max_workers=1)
+            ways = [_way(made, "cheapest"), _way(made, "balanced"), _way(alone, "cheapest")]
+            page = f"gallery/{known.config}.html"
+            rows.append(f"| {known.name} | {known.training} | {' | '.join(ways)} | [page]({page}) |")
+            made_today = f", {made.plan.created[:10]}. Searched"
+            plans[DOCS / page] = html.page(plan_document.page(made.plan)).replace(made_today, ". Searched")
+            words = [f"--config examples/models/{known.config}.json --samples {known.samples}"]
+            words += [f"--tokens {known.tokens}"] * (known.tokens is not None)
+            words += [f"--method {known.method}"] * (known.method != "full")
+            commands.append(f"$ hetopt estimate {' '.join(words)}")
+    gpus = DOCS / "which-gpu.md"
+    return {**plans, gpus: _filled(gpus, "gallery", "\n".join([*rows, "", "```console", *commands, "```"]))}
+
+
+def _estimated(known: Known, **narrowed: Any) -> Any:
+    """Return the estimate of a known model's training."""
+    import hetopt
+
+    return hetopt.estimate(
+        config=MODELS / f"{known.config}.json",
+        samples=known.samples,
+        tokens=known.tokens,
+        method=known.method,
+        **narrowed,
+    )
+
+
+def _way(made: Any, name: str) -> str:
+    """Return GPUs, median time and cost of the way that has a name, else of the last."""
+    from hetopt.core import formatting
+
+    way = next((choice for choice in made.plan.choices if name in choice.names), made.plan.choices[-1])
+    (group,) = way.candidate.groups
+    gpus = f"{group.hardware.gpus * group.machines:g} × {group.hardware.gpu}, {group.market}"
+    took = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
+    return f"{gpus}: {took}".replace(" ", "\u00a0").replace(":\u00a0", ": ")
+
+
+def picture() -> dict[Path, str]:
+    """Return the front page's picture and its text, with today's answer of its first command, the same anywhere."""
+    _, _, rest = SAID.read_text(encoding="utf-8").partition(SCREEN)
+    with tempfile.TemporaryDirectory() as home:
+        answer = subprocess.run(
+            [sys.executable, "-m", "hetopt.cli.main", *COMMANDS[0].split()[1:]],
+            env={**os.environ, "HETOPT_HOME": home, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"},
+            cwd=DOCS.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    rows = [line.rstrip() for line in answer.stdout.strip("\n").splitlines()]
+    said = "\n".join([f"$ {COMMANDS[0]}", *rows, SCREEN]) + rest
+    return {SAID: said, PICTURE: draw(said)}
 
 
 def pages() -> dict[Path, str]:
@@ -320,6 +443,8 @@ def pages() -> dict[Path, str]:
         DOCS / "reference.md": library(),
         DOCS / "measured.md": measured(),
         **{page: methods(page) for page in (DOCS / "methods.md", *METHOD_PAGES.glob("*.md"))},
+        **picture(),
+        **gallery(),
         your_code: _filled(your_code, "conversion", conversion()),
         README: _filled(README, "measured", front()),
     }
@@ -333,5 +458,6 @@ def _filled(page: Path, name: str, words: str) -> str:
 
 
 if __name__ == "__main__":
+    (DOCS / "gallery").mkdir(exist_ok=True)
     for page, words in pages().items():
         page.write_text(words, encoding="utf-8")

@@ -340,15 +340,12 @@ def _run(command: Sequence[str], script: Path, more: Mapping[str, str], *, patie
             f"{script} did not do three steps in {patience_s:.0f} s.", hint="give it arguments with which it is short"
         ) from None
     if done.returncode != 0:
-        cause = _cause(done.stderr.decode(errors="replace"))
+        printed = done.stderr.decode(errors="replace")
+        # Torchrun's own last line says nothing; an exception of hetopt's is told by its sentence.
+        raised = _RAISED.findall(printed) or [line for line in printed.splitlines() if line.strip()] or [""]
+        cause = _OURS.sub("", raised[-1])
         raise RunFailed(
             f"{script} failed{': ' + one_line(cause)[:300].rstrip('.') if cause else ''}.",
             hint=f"see that it runs {'by itself' if 'torchrun' not in command[2] else 'under torchrun on two workers'} "
             "with these arguments",
         )
-
-
-def _cause(printed: str) -> str:
-    """Return the last exception printed (of hetopt's own its sentence), else the last line; torchrun's says nothing."""
-    raised = _RAISED.findall(printed) or [line for line in printed.splitlines() if line.strip()] or [""]
-    return _OURS.sub("", raised[-1])

@@ -247,7 +247,14 @@ def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) ->
     path = Path(given)
     if not path.exists() and not path.suffix and path.name == str(given):
         shipped = {file.stem: file for file in PROFILES.glob("*.json")}
-        path = shipped[known(path.name, shipped, "profile", hint="make one with `hetopt profile TASK -o FILE`")]
+        path = shipped[
+            known(
+                path.name,
+                shipped,
+                "profile",
+                hint=f"{' and '.join(shipped)} ships; make your own with `hetopt profile TASK -o FILE`",
+            )
+        ]
         (reporter or Reporter()).note(f"{given} ships with hetopt; `here` is where it was measured.")
     if kind_in(path) == StepSamples.KIND:
         raise BadInput(
@@ -766,7 +773,11 @@ def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple
     if config is not None:
         from hetopt.optimizer.model_families import of_config
 
-        model = of_config(_config(config), tokens, whole=asked.method == "full")
+        hint = "name the config.json of a model"
+        read = read_json(config, most_bytes=CONFIG_BYTES, hint=hint)
+        if not isinstance(read, dict):
+            raise BadInput(f"{config} is no configuration: it holds no fields.", hint=hint)
+        model = of_config(read, tokens, whole=asked.method == "full")
         assumed += [f"{model.sample} a sample (`tokens`)"] * (tokens is None and "tokens" in model.sample)
         assumed += ["images are loaded as fast as they are computed"] * model.sample.startswith("an image")
     else:
@@ -794,18 +805,6 @@ def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple
             hint="for example `samples=3M`",
         )
     return model, max(1, math.ceil(count))
-
-
-def _config(path: Path) -> dict[str, object]:
-    """Read the fields of a model's ``config.json``.
-
-    Raises:
-        BadInput: the file cannot be read, or holds no fields.
-    """
-    config = read_json(path, most_bytes=CONFIG_BYTES, hint="name the config.json of a model")
-    if not isinstance(config, dict):
-        raise BadInput(f"{path} is no configuration: it holds no fields.", hint="name the config.json of a model")
-    return config
 
 
 def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple[str, ...]:

@@ -77,7 +77,10 @@ def profile(
             f"`task` must be the name of a task or script, got {task!r}.", hint='for example `hetopt.profile("digits")`'
         )
     asked, report, samples = Measurement(**options), reporter or Reporter(), tuple(samples)
-    _check_type(asked.machine_type)
+    if asked.machine_type != LOCAL:  # else no plan could ever match it
+        from hetopt.optimizer.market.catalog import load_catalog
+
+        load_catalog().instance_type(asked.machine_type)
     task, *arguments = typed_script((task, *arguments))
     if is_script(task):
         for name in ("data", "sync", "precision", "probe_budget_usd", "samples", "from_checkpoint"):
@@ -188,18 +191,6 @@ def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
     from hetopt.trainer.check import check as find
 
     return find(task, None if data is None else Path(data))
-
-
-def _check_type(name: str) -> None:
-    """Check that a machine type is ``local`` or in the catalogue, as no plan could match another with it.
-
-    Raises:
-        BadInput: the type is neither.
-    """
-    if name != LOCAL:
-        from hetopt.optimizer.market.catalog import load_catalog
-
-        load_catalog().instance_type(name)
 
 
 def _measurable(text: str) -> str:

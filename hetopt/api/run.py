@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ class Run:
     """
 
     folder: Path
-    backend: Backend
+    backend: Backend = field(repr=False)
 
     @classmethod
     def find(cls, name: str | None = None, *, reporter: Reporter | None = None) -> Run:
@@ -396,6 +396,14 @@ class Run:
 
         record = self.record()
         return html.page(document(self._report(record), record.launch))
+
+    def _repr_html_(self) -> str:
+        """Return the run's status now as a notebook shows it: state, progress, cost and workers."""
+        from hetopt.reports import html, status_document
+        from hetopt.reports.document import Document
+
+        blocks = list(status_document.status(self.facts()))
+        return html.notebook(Document(kind="hetopt status", title=self.name, blocks=blocks))
 
     def report(self) -> Report:
         """Return the report of the run so far against its prediction: time, steps, cost, balance, communication.

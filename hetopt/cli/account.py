@@ -72,8 +72,8 @@ def setup(
 ) -> None:
     """Print the policies that launches on EC2 need, or make the bucket of your runs.
 
-    --print-policy prints the least that hetopt needs: a policy for whoever launches, and role, trust and policy for the
-    machines, with the commands that apply them. hetopt makes no role by itself.
+    --print-policy prints the least that hetopt needs: a policy for the person who launches, and role, trust and
+    policy for the machines, with the commands that apply them. hetopt makes no role by itself.
 
     \b
       hetopt setup --print-policy

@@ -78,7 +78,7 @@ def inject(
 ) -> None:
     """Slow a host of a running rehearsal down, limit its link, cut it off, or let it die.
 
-    Speeds are those that `hetopt launch` shows, rates those of the rehearsed cluster. A moment in front puts the change
+    Speeds are as `hetopt launch` shows them, rates as in the rehearsed cluster. A moment in front puts the change
     off: '30s h2 speed=0.5' is 30 seconds after training began, 'step 500 h2 speed=0.5' at that step.
 
     \b

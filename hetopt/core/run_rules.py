@@ -97,7 +97,7 @@ def _check_levels(chosen: Combination) -> None:
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType(
     {
-        "auto": "whatever promises the least time to the target, of all compressors, collectives and ratios",
+        "auto": "the compressor, collective and ratio that are predicted to reach the target first",
         "fixed": "one ratio",
         "warm_up": "ever less over four epochs, then the ratio (DGC)",
         "accordion": "ten times the ratio while the gradient's norm changes, the ratio while it does not",

@@ -172,9 +172,9 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
         return (launch,)
     name, *arguments = job.script
     sets_length = f"{plan.goal.amount:g}" in arguments
-    length = "" if sets_length else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
+    length = "" if sets_length else f"  # with the script's own option for {plan.goal.amount:g} {plan.goal.ends}"
     if plan.run.global_batch_size != job.batch_size:
-        length += f"  # and its own argument for {plan.run.global_batch_size:,} samples a step"
+        length += f"  # with the script's own option for {plan.run.global_batch_size:,} samples a step"
     if job.has_session:
         return (f"{launch} -- {typed(*job.script)}{length}",)
     if not job.converts:

@@ -96,8 +96,8 @@ def _host_machine(catalog: Catalog, host: Host) -> InstanceType:
     if host.cpus is None or host.network_mbit is None:
         raise BadInput(
             f"a plan needs to know the CPUs of {host.name}, and its network.",
-            hint="`hetopt hosts check hosts.toml` says what to add, with the rate between hosts; of a single one "
-            "say it yourself, such as network_mbit = 1000",
+            hint="add them to the inventory, such as cpus = 8 and network_mbit = 1000; `hetopt hosts check FILE` "
+            "measures the rate between hosts",
         )
     gpus = _accelerators(catalog, host)
     return InstanceType(

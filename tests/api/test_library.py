@@ -127,6 +127,7 @@ def test_a_run_tells_what_its_folder_holds(tmp_path: Path, monkeypatch: pytest.M
     older, newer = hetopt.Run.all()
     assert (older.name[-4:], newer, hetopt.Run.find("0001")) == ("0001", hetopt.Run.find(), older)
     assert newer.last_known() == (newer.status(), True)
+    assert ("Backend" in repr(newer), "epoch" in newer._repr_html_()) == (False, True)
     assert [line.text for line in newer.logs(events=True)] == told.splitlines()
     with pytest.raises(BadInput, match="no output of worker 7"):
         list(newer.logs(worker=7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shutil
 import subprocess
@@ -25,7 +26,6 @@ from tests.forks import Forked
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASKS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 SCRIPT = EXAMPLES / "script"
-MOST_CHANGED_LINES = 5
 
 EPOCHS = {"vision.py": 2, "characters.py": 6, "transformer.py": 6, "diabetes.py": 3}
 
@@ -66,7 +66,7 @@ def test_the_conversion_changes_five_lines_at_most() -> None:
     before, after = ((SCRIPT / name).read_text().splitlines() for name in ("train.py", "train_hetopt.py"))
     stripped = [[line.strip() for line in lines[1:] if line.strip()] for lines in (before, after)]
     changed = [line for line in difflib.ndiff(*stripped) if line[0] == "+"]
-    assert 0 < len(changed) <= MOST_CHANGED_LINES, changed
+    assert 0 < len(changed) <= 5, changed
 
 
 # The examples run: a task of one's own loads by its path, trains to its target, and judges any split alike.
@@ -103,7 +103,7 @@ def test_the_example_can_be_profiled(tmp_path: Path) -> None:
     assert len(profile.samples) == 15
 
 
-# The Python of README and of the page about the library is run, in order, as a reader would.
+# The Python of README, of the page about the library and of the notebook is run, in order, as a reader would.
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -119,27 +119,31 @@ def run(code: str, folder: Path) -> str:
     return out
 
 
-def test_the_page_about_the_library_runs(tmp_path: Path) -> None:
-    shutil.copy(REPOSITORY / "tests" / "recorded" / "digits.json", tmp_path / "profile.json")
-    blocks = PYTHON.findall((REPOSITORY / "docs" / "library.md").read_text(encoding="utf-8"))
-    told = run("\n".join(blocks).replace("epochs=4", "epochs=2"), tmp_path)
-    assert "finished" in told
-    assert "run time" in told
-    assert "</html>" in (tmp_path / "run.html").read_text()
+SHOWN = re.compile(r"^(?!print)(.*)\Z", re.MULTILINE)
+"""The last line of a cell, which a notebook shows."""
+
+SHORTER = {
+    'hetopt.profile("digits")': 'hetopt.Profile.load("profile.json")',  # tests/profiler/test_command.py measures one
+    'hetopt.profile("digits", time_budget_s=20)': 'hetopt.Profile.load("profile.json")',
+    "epochs=20)": "epochs=2)",
+    "epochs=4": "epochs=2",
+}
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [  # tests/profiler/test_command.py measures one
-        'hetopt.Profile.load("profile.json")',
-        pytest.param('hetopt.profile("digits", time_budget_s=5)', marks=pytest.mark.slow),
-    ],
-)
-def test_the_python_of_the_readme_runs(tmp_path: Path, profile: str) -> None:
+def python_of(path: Path) -> str:
+    """The Python of a page, or of a notebook, whose answers are printed as it shows them."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return "\n".join(PYTHON.findall(text))
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(SHOWN.sub(r"print(\1._repr_html_())", cell) for cell in cells)
+
+
+@pytest.mark.parametrize("source", ["README.md", "docs/library.md", "examples/notebook.ipynb"])
+def test_python_that_is_shown_runs(source: str, tmp_path: Path) -> None:
     shutil.copy(REPOSITORY / "tests" / "recorded" / "digits.json", tmp_path / "profile.json")
-    [block] = PYTHON.findall((REPOSITORY / "README.md").read_text(encoding="utf-8"))
-    shorter = {'hetopt.profile("digits")': profile, "epochs=20": "epochs=2"}
-    for long, short in shorter.items():
-        assert long in block
-        block = block.replace(long, short)
-    assert "run time" in run(block, tmp_path)
+    code = python_of(REPOSITORY / source)
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    assert "run time" in run(code, tmp_path)
+    assert "run.to_html" not in code or "</html>" in (tmp_path / "run.html").read_text()

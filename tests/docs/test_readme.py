@@ -82,13 +82,18 @@ def test_the_readme_is_read_in_minutes() -> None:
     assert sum(any(map(str.isalnum, token)) for token in tokens) < 700  # lines of tables are no words
 
 
-SKYPILOT_GRADE = 8.06
-"""Of the page of SkyPilot 0.14.1 on PyPI, by the function below, on 2026-11-27."""
+HABITS = re.compile(r"\b(whoever|those that|these that|that which|what is (?:said|told|not said))\b", re.IGNORECASE)
+"""Subjects without a noun, which this house likes and readers do not."""
+
+MOST = dict.fromkeys(("README.md", "docs/index.md", "docs/quickstart.md"), 8.06)
+"""Grades of the first pages: of the page of SkyPilot 0.14.1 on PyPI, by the function below, on 2026-11-27."""
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/index.md", "docs/quickstart.md"])
-def test_the_first_pages_are_read_as_easily_as_those_of_others(path: str) -> None:
-    assert reading_grade((REPOSITORY / path).read_text(encoding="utf-8")) < SKYPILOT_GRADE
+@pytest.mark.parametrize("path", ["README.md", *(f"docs/{one.name}" for one in REPOSITORY.glob("docs/*.md"))])
+def test_pages_are_read_as_easily_as_those_of_others(path: str) -> None:
+    """The first pages as that one, all others by people who have been at school for nine years."""
+    text = (REPOSITORY / path).read_text(encoding="utf-8")
+    assert (reading_grade(text) < MOST.get(path, 9.0), HABITS.findall(text)) == (True, [])
 
 
 def reading_grade(markdown: str) -> float:

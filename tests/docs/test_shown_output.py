@@ -88,9 +88,10 @@ def test_a_profile_is_shown_as_it_is_printed(
 
 @pytest.mark.skipif(why_not() is not None, reason="needs network namespaces")
 def test_a_dry_run_is_shown_as_it_is_printed(typed: Callable[[str, str, Path], str]) -> None:
+    """Below each of its commands: ("slow-links.md", "hetopt launch")."""
     for one in (one for one in all_shown() if one.page == "slow-links.md"):
         said = [typed(one.page, command, RECORDED / "digits.json") for command in one.commands]
-        assert_shown("slow-links.md", "hetopt launch", said[-1])
+        assert_shown(one.page, one.commands[-1], said[-1])
 
 
 def test_everything_that_is_shown_is_compared() -> None:

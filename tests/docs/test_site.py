@@ -19,10 +19,9 @@ import pytest
 
 from hetopt.core.errors import HetoptError
 from tests.browser import WIDTHS, browser
-from tests.sources import modules
+from tests.sources import REPOSITORY, modules
 from tests.thinned import running
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 
 
@@ -49,7 +48,7 @@ def test_the_plots_show_what_was_measured() -> None:
     pictures = page_maker("plots").pictures()
     for path, drawn in pictures.items():
         assert path.read_text(encoding="utf-8") == drawn
-    assert set((DOCS / "images").glob("*.svg")) == {*pictures, DOCS / "images" / "demo.svg"}
+    assert {*DOCS.glob("images/*.svg")} == {*pictures, DOCS / "images" / "demo.svg", DOCS / "images" / "concepts.svg"}
 
 
 def test_the_picture_shows_what_was_printed() -> None:
@@ -179,5 +178,5 @@ def test_the_front_page_links_to_every_other() -> None:
     assert front == expected - methods
     index = set(re.findall(r"\]\((methods/[\w-]+\.md)\)", (DOCS / "methods.md").read_text(encoding="utf-8")))
     assert index == methods
-    listed = re.findall(r"^\| \[\d{4}\]\((\d{4}[\w-]+\.md)\)", (DOCS / "decisions/README.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^- \[\d{4}\]\((\d{4}[\w-]+\.md)\)", (DOCS / "decisions/README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))

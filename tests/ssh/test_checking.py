@@ -113,7 +113,7 @@ def test_two_machines_and_their_links(
     assert [one.verdict for one in found] == ["good", "good"], [one.troubles for one in found]
     to, back = found[0].rates["box1"]
     show(found, for_plans=True)
-    assert_shown("own-machines.md", "hetopt hosts check boxes.toml", "".join(capsys.readouterr()))
+    assert_shown("own-machines.md", "hetopt hosts check hosts.toml", "".join(capsys.readouterr()))
     # 25 Mbit/s, but for what a bucket lets pass at once, and for processors that others have meanwhile.
     assert 2e6 < to < 60e6
     assert 2e6 < back < 60e6

@@ -63,7 +63,7 @@ def session(
             (optimizer_g, optimizer_d))``.
         optimizer: of any kind, with any parameter groups; or several, each of which steps when the script says so.
         compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``), or the
-            record; ``"identity"``: none; ``"auto"``: whatever promises the least time, decided while training goes on.
+            record; ``"identity"``: none; ``"auto"``: the option predicted to be done first, decided while it trains.
             A compression that keeps the momentum (``dgc``) takes over the optimizer's, which becomes 0 there.
         accumulate: backward passes of a step.
         steps: that the script will do, by which near the end ``auto`` holds nothing back; None: not known.
