@@ -12,7 +12,7 @@ from hetopt.core.formatting import bytes_, duration
 from hetopt.core.profile import Counted, Device, Host, Job, Profile, StepTime
 from hetopt.optimizer.market.instance_type import Accelerator
 from hetopt.optimizer.model_counts import FULL, MASTER_BYTES, ModelCount, Recipe
-from hetopt.optimizer.step_time.device_memory import blocks_of, schemes, usable_on_gpu
+from hetopt.optimizer.step_time.device_memory import blocks_of, schemes
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of, is_half
 from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
@@ -115,9 +115,9 @@ class Timed:
         """
         share, gpu, gpus = self.utilisation(count, recipe, samples, precision), gpu_of(self.gpus), self.gpus.count
         assert gpu is not None
-        memory, usable = recipe.memory(count, 1, half=is_half(precision)), usable_on_gpu(self.gpus.memory_bytes)
+        memory = recipe.memory(count, 1, half=is_half(precision))
         needed = min(way.held(memory, blocks_of(counted)).peak_bytes(1) for way in schemes(counted, gpus))
-        if needed > usable:
+        if needed > self.gpus.memory_bytes:  # what was trained needed no reserve, which plans leave
             raise BadInput(
                 f"{self.gpus.name} has {bytes_(self.gpus.memory_bytes)} of memory, and a step of one sample takes "
                 f"{bytes_(needed)}{' of each' * (gpus > 1)}.",

@@ -118,7 +118,7 @@ def import_cloud(file: Path | str, cloud: str) -> dict[str, Any]:
 
     Returns:
         ``cloud``, as given; ``types`` and ``regions``, how many there are now; ``unknown_gpus``, names of the GPUs
-            whose machines were left out because hetopt knows no facts of them.
+            whose machines were left out because hetopt knows no facts of them, or they are not NVIDIA's.
 
     Raises:
         BadInput: the file cannot be read or lacks columns, or ``cloud`` is no name that a cloud may have.

@@ -468,14 +468,15 @@ class Estimate:
     def document(self) -> Document:
         """Return the document for people: what was counted, the ways to go, and what both rest on."""
         from hetopt.reports.document import Document, Line, Remarks
-        from hetopt.reports.plan_document import choices, limits_of, quota_notes, warnings
+        from hetopt.reports.plan_document import choices, in_a_sentence, limits_of, quota_notes, warnings
 
         job = self.job
         counted = f"{job.model.in_words}, {job.samples:,} x {job.model.sample}, {job.flops:.2g} FLOPs"
         title = ", ".join([counted, *limits_of(self.plan.goal)])
         blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
         lacking = [Line(text, "warning") for text in quota_notes(self.plan, presumed=True) if self.presumed]
-        about = [*warnings(self.plan), *(Line(text, "warning") for text in job.remarks), *lacking]
+        remarks = [Line(text, "warning") for text in job.remarks]
+        about = [*warnings(self.plan), *lacking, *in_a_sentence(self.plan), *remarks]
         return Document(kind="hetopt estimate", title=title, about=about, blocks=blocks)
 
     def _sentences(self) -> Iterator[str]:

@@ -12,6 +12,7 @@ from hetopt.api.options import REGION, Gpus, Listed
 from hetopt.cli import render
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
 from hetopt.cli.options import CatalogFolder, Json, Region, with_options
+from hetopt.core.formatting import counted
 
 if TYPE_CHECKING:
     from hetopt.api.catalog_refreshing import OwnCatalog
@@ -55,19 +56,18 @@ def list_(
     from hetopt.api.catalogs import find
     from hetopt.reports import catalog_document
 
-    matches = find(**typed)
-    listings = matches.listings
+    found = find(**typed)
     wanted = limit if limit is not None else (0 if as_json else TABLE_ROWS)
-    shown = listings[:wanted] if wanted else listings
+    shown = found.listings[:wanted] if wanted else found.listings
     if as_json:
         render.print_json([catalog_document.facts(listing) for listing in shown])
     elif shown:
         by_coremark = "coremark" in typed.get("sort", "")
         render.show(
-            catalog_document.listing_table(matches.catalog, shown, matching=len(listings), coremark=by_coremark)
+            catalog_document.listing_table(found.catalog, shown, matching=len(found.listings), coremark=by_coremark)
         )
-    if not listings:
-        render.note(f"No instance type in {typed.get('region', REGION)} matches: {matches.why_none}.")
+    if not found.listings:
+        render.note(f"No instance type in {typed.get('region', REGION)} matches: {found.why_none}.")
 
 
 @app.command(cls=OneScreen)
@@ -148,7 +148,7 @@ def import_(
 
     facts = import_cloud(file, cloud)
     left_out = "; left out, as no rates are known: " * bool(facts["unknown_gpus"]) + ", ".join(facts["unknown_gpus"])
-    render.note(f"{cloud}: {facts['types']:,} types in {facts['regions']:,} regions{left_out}")
+    render.note(f"{cloud}: {counted(facts['types'], 'type')} in {counted(facts['regions'], 'region')}{left_out}")
 
 
 def _facts(catalog: OwnCatalog) -> dict[str, Any]:

@@ -90,14 +90,7 @@ def answer(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None 
     where = (
         "on your own machines" if are_own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
     )
-    head: list[Block] = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *warnings(plan)]
-    way, limits = chosen_way(plan), {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
-    if plan.advice is None and plan.risk is None and way is not None:
-        label, kept = _name(way, way.chance or 0.0).replace("/", " and "), [name for name in limits if limits[name]]
-        why = STOPS_PAYING if "balanced" in way.names and "fastest" not in way.names else ""
-        sure = f"{formatting.chance(way.chance or 0.0)} of simulated runs keep {' and '.join(kept)}"
-        figures = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
-        head.append(Line(f"{chosen.in_words}: {figures}. It is the {label} plan{why}. {sure}."))
+    head = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *warnings(plan), *in_a_sentence(plan)]
     names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)
@@ -118,6 +111,17 @@ def warnings(plan: Plan) -> Iterator[Line]:
         yield Line(f"RISK: {plan.risk}.", "warning")
     if plan.advice is not None:
         yield Line(plan.advice, "good")
+
+
+def in_a_sentence(plan: Plan) -> Iterator[Line]:
+    """Yield the chosen cluster with its time, cost and chance in one line; nothing where a warning says what counts."""
+    way, limits = chosen_way(plan), {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
+    if plan.advice is None and plan.risk is None and way is not None:
+        label, kept = _name(way, way.chance or 0.0).replace("/", " and "), [name for name in limits if limits[name]]
+        why = STOPS_PAYING if "balanced" in way.names and "fastest" not in way.names else ""
+        sure = f" {formatting.chance(way.chance or 0.0)} of simulated runs keep {' and '.join(kept)}." if kept else ""
+        figures = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
+        yield Line(f"{plan.chosen.in_words}: {figures}. It is the {label} plan{why}.{sure}")
 
 
 def _tiles(plan: Plan) -> Iterator[Tile]:

@@ -154,7 +154,7 @@ def is_called(accelerator: Accelerator, name: str) -> bool:
     return _plain(_MAKER.sub("", name)) in {_plain(other) + size for other in names for size in sizes}
 
 
-_MAKER = re.compile(r"^\s*(?:nvidia\s+)?(?:geforce\s+)?", re.IGNORECASE)
+_MAKER = re.compile(r"^\s*(?:(?:nvidia|apple|amd)\s+)?(?:(?:geforce|instinct)\s+)?", re.IGNORECASE)
 """What drivers and people put before a model's name."""
 
 

@@ -61,56 +61,47 @@ def owned(
         if host.name in catalog.instance_types:
             raise BadInput(f"a host is called {host.name}, as a type that can be rented.", hint="rename it")
         whole = next(other.name for other in hosts if other.way == host.way)
-        machine = replace(_host_machine(catalog, host), part_of=whole)
-        price = Price(
-            usd_per_hour=_usd_per_hour(host), market="on-demand", region=OWN, date=today, source=host.cost_in_words
-        )
-        listings[host.name] = Listing(instance_type=machine, on_demand=price)
+        # From a host that is alone gradients go nowhere: any rate does.
+        listings[host.name] = _listing(catalog, host, whole, today, 1000.0 if len(hosts) == 1 else None)
     types = {**catalog.instance_types, **{name: listing.instance_type for name, listing in listings.items()}}
     quotas = {own_bucket(name): len(group) * listings[name].instance_type.vcpus for name, group in kinds.items()}
     inventory = replace(catalog, cloud=OWN, region=OWN, instance_types=types, listings=listings)
     return inventory, MappingProxyType(quotas)
 
 
-def _usd_per_hour(host: Host) -> float:
-    """Return the cost of a host in USD an hour.
+def _listing(catalog: Catalog, host: Host, whole: str, today: datetime.date, else_mbit: float | None) -> Listing:
+    """Return a host as a type at its owner's price; ``else_mbit`` is its network rate where the inventory has none.
 
     Raises:
-        BadInput: the inventory does not give it.
+        BadInput: what a plan needs to know of the host is not said, all of which is named; or its GPU is not known.
     """
-    usd_per_hour = host.cost_usd_per_hour
-    if usd_per_hour is None:
+    network_mbit, usd_per_hour = host.network_mbit or else_mbit, host.cost_usd_per_hour
+    if host.cpus is None or network_mbit is None or usd_per_hour is None:
+        needed = {
+            "cpus = 8": host.cpus,
+            "network_mbit = 1000": network_mbit,
+            "usd_per_hour = 0.10 (or kw = 0.35 with usd_per_kwh = 0.30)": usd_per_hour,
+        }
         raise BadInput(
-            f"nobody said what {host.name} costs, so no plan can weigh it.",
-            hint="add kw = 0.35 and usd_per_kwh = 0.30 to it, or usd_per_hour = 0.10",
-        )
-    return usd_per_hour
-
-
-def _host_machine(catalog: Catalog, host: Host) -> InstanceType:
-    """Return a host as a machine type; memory that is not given is taken by its CPUs.
-
-    Raises:
-        BadInput: the CPUs or the network rate of the host is missing, or a GPU of it is not known.
-    """
-    if host.cpus is None or host.network_mbit is None:
-        raise BadInput(
-            f"a plan needs to know the CPUs of {host.name}, and its network.",
-            hint="add them to the inventory, such as cpus = 8 and network_mbit = 1000; `hetopt hosts check FILE` "
-            "measures the rate between hosts",
+            f"a plan needs to know the CPUs, the network and the cost of {host.name}.",
+            hint=f"add {', '.join(line for line, value in needed.items() if value is None)}; "
+            "`hetopt hosts check` measures CPUs and networks",
         )
     gpus = _accelerators(catalog, host)
-    return InstanceType(
+    machine = InstanceType(
         name=host.name,
         vcpus=host.cpus,
         memory_gib=host.memory_gib or _GIB_OF_A_CPU * host.cpus,
-        network_baseline_gbps=host.network_mbit / 1000,
+        network_baseline_gbps=network_mbit / 1000,
         accelerator=_least(gpus),
         unlike=gpus if len(set(gpus)) > 1 else (),
         coremark_iterations_per_s=coremark_of(catalog, host.cpus),
         cloud=OWN,
+        part_of=whole,
         source=SOURCE,
     )
+    price = Price(usd_per_hour=usd_per_hour, market="on-demand", region=OWN, date=today, source=host.cost_in_words)
+    return Listing(instance_type=machine, on_demand=price)
 
 
 def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
@@ -137,13 +128,19 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
         memory_gib: memory of the GPU, of which the nearest size is taken; None: the name must have a single size.
 
     Raises:
-        BadInput: nobody knows the name (the hint has similar ones), or there are several sizes and nothing says which.
+        BadInput: nobody knows the name (the hint has similar ones), the GPU is not NVIDIA's, or there are several sizes
+            and nothing says which.
     """
     rented = [instance.accelerator for instance in catalog.instance_types.values()]
     known = [*(gpu for gpu in rented if gpu is not None and gpu.fraction == 1), *known_gpus()]
     alike = [gpu for gpu in known if is_called(gpu, name)]
     if not alike:
-        raise unknown(name, sorted({gpu.name for gpu in known}), "GPU")
+        raise unknown(name, sorted({gpu.name for gpu in known if gpu.is_cuda}), "GPU")
+    if not alike[0].is_cuda:
+        raise BadInput(
+            f"{name} is made by {alike[0].manufacturer}, and hetopt plans for NVIDIA's GPUs and for CPUs.",
+            hint='leave it out, or train on that machine\'s processors: devices = "cpu"',
+        )
     sizes = sorted({gpu.memory_gib for gpu in known_gpus() if is_called(gpu, name)})
     if memory_gib is None and len(sizes) > 1:
         raise BadInput(
@@ -266,7 +263,8 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
         home: folder of imported files.
 
     Returns:
-        The catalogue of each region, and the GPUs that hetopt does not know, whose machines were left out.
+        The catalogue of each region, and the GPUs that hetopt does not know or that are not NVIDIA's, whose machines
+        were left out.
 
     Raises:
         BadInput: the file cannot be used or written, or the cloud cannot be called so: small letters, digits and
@@ -309,10 +307,9 @@ def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], t
     machines: dict[str, InstanceType | None] = {}
     listings: dict[str, dict[str, Listing]] = {}
     unknown_gpus: dict[str, None] = {}
-    make = CloudRow.model_validate
     filled = {"InstanceType", "AcceleratorName"}  # other lines are CPUs, and GPUs that are added to any machine
     for _, row in read_rows(
-        path, make, columns=COLUMNS, required=_REQUIRED, others=True, filled=filled, hint=_FILE_HINT
+        path, CloudRow.model_validate, columns=COLUMNS, required=_REQUIRED, others=True, filled=filled, hint=_FILE_HINT
     ):
         if row.name not in machines:
             machines[row.name] = _machine(base, row, cloud, coremark_of_a_cpu)

@@ -156,8 +156,9 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
     compute_noise = exchange_noise = layouts = 1.0
     # First the parameters alone, everything left over being noise: quick, and it tells which hill is the higher.
     alone = among(Latents.at(rows.points, rows.layouts, spread.as_noise))
+    starts = STARTS if np.isfinite(observed.log_step).any() else ({},)  # who measured no exchange sees one hill
     foot = min(
-        (_climb(alone, _start(alone, start), free=len(where)) for start in STARTS),
+        (_climb(alone, _start(alone, start), free=len(where)) for start in starts),
         key=lambda peak: peak.loss,
     )
     problem = among(Latents.at(rows.points, rows.layouts, spread, _first_doubt(foot, len(rows.layouts), spread)))

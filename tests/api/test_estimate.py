@@ -200,6 +200,7 @@ def test_a_configuration_is_counted(tmp_path: Path) -> None:
         ({"took": "300 days", "on": "GTX 1080 Ti", "samples": 3e6, "params": "7B"}, "11.8 GB of memory, and a step of"),
         ({"took": "3000 days", "on": "8 x H100", "samples": 3e6, "params": "700B"}, "and a step .* takes .* of each"),
         ({"market": "own", "inventory": "hosts.toml", "region": "any"}, 'own"` plans for machines of your own'),
+        ({"took": "3h", "on": "M2 Max"}, "M2 Max is made by Apple, and hetopt plans for NVIDIA's GPUs"),
         ({"took": "3h", "on": "-1 x A10G"}, "`on` must be 1 to 100,000 GPUs"),
         ({"took": "3h", "on": "8 x A100"}, "A100 is made with 40 GiB or 80 GiB.*write 'A100 40 GiB'"),
         ({"params": None, "config": "/dev/zero"}, "a device"),

@@ -187,9 +187,10 @@ def test_one_that_stands_for_unlike_workers_ends_when_they_do(times: list[Worker
 @pytest.mark.parametrize(
     ("host", "says"),
     [
-        (box("box", usd_per_hour=None), "nobody said what box costs"),
-        (box("box", cpus=None), "needs to know the CPUs of box"),
+        (box("box", usd_per_hour=None), r"needs to know .* of box: add usd_per_hour = 0.10 \(or kw"),
+        (box("box", cpus=None, usd_per_hour=None), "of box: add cpus = 8, usd_per_hour = 0.10"),
         (box("box", devices=("GTX 9",)), "box: There is no GPU called 'GTX 9'"),
+        (box("box", devices=("M2 Max",)), "box: M2 Max is made by Apple"),
         (box("box", devices=("3090",)), "box: .*did you mean 'RTX 3090' or 'RTX 3090 Ti'"),
         (box("box", devices=("A100",)), "made with 40 GiB or 80 GiB.*write 'A100 40 GiB' or 'A100 80 GiB'"),
         (box("c7i.large"), "as a type that can be rented"),
