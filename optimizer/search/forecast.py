@@ -199,7 +199,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     return Forecast(
         compute_s=step.compute_s,
         waiting_s=np.maximum(0.0, step.compute_s - table.mean_compute_s),
-        communication_s=np.maximum(0.0, step.time_s - step.compute_s),
+        communication_s=np.maximum(0.0, (1 - 1e-12) * step.time_s - step.compute_s),  # rounding is no exchange
         step_time_s=step.time_s,
         step_time_log_sd=step.log_sd,
         steps=steps,
