@@ -128,7 +128,7 @@ def batch_note(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterat
     usual, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
     if size == usual:
         return
-    counted = "what that costs in steps is in their number"
+    counted = f"the {steps:,.0f} steps count what that costs in progress"
     if not priced:
         equal = equal_steps(model.convergence, GivenSteps(amount=round(steps * size / usual)), usual)
         needed = float(equal.steps(size, 1.0))
