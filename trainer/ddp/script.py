@@ -254,8 +254,7 @@ class DdpRun:
         self._state: CommState | None = None  # of the module that was called last
         self._computes_in = torch.float32
         self._is_within = False  # a backward pass
-        self._batches = self._backwards = 0  # of the steps so far
-        self._tells_batches = True  # whether a backward pass is of one batch, as far as the first step has shown
+        self._batches = 0  # of the steps so far
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
         self._drawn_before: Generators | None = None
         self._left: tuple[dict[str, Any], Iterable[tuple[str, Tensor]]] | None = None  # model and its parameters
@@ -337,7 +336,7 @@ class DdpRun:
         if as_one:
             return Audits(every_step=True)
         is_off = any(state.record is None or state.record.mode == "off" for state in states)
-        is_wanted = can_audit and self._tells_batches and not is_off
+        is_wanted = can_audit and not is_off
         accumulate = spec.batches_per_step
         return Audits(accumulate=accumulate, largest=spec.workers[0].max_local_batch_size) if is_wanted else None
 
@@ -483,11 +482,10 @@ class DdpRun:
     def _weight(self) -> float:
         """Return the weight of this worker's loss in that of the step, which is its gradient's; 0 before a batch."""
         part, weight = self._part, None if self._state is None else self._state.weight
-        if part is None:
-            return 0.0
         if weight is not None:
             return 1 / self.world_size if weight == SUM else float(weight)
-        return 0.0 if part.is_audit and self.rank else part.weight  # the leader's loss is of the whole batch
+        # The leader's loss is of the whole batch.
+        return 0.0 if part is None or (part.is_audit and self.rank) else part.weight
 
     def _read_from(self, sampler: object) -> None:
         """Count a batch of a loader that is trained on; print a remark if its sampler gives equal shares."""
@@ -537,7 +535,6 @@ class DdpRun:
             loss = self.scaled[1] if self.scaled is not None and self.scaled[0] is tensors else tensors
             self._loss = self._loss + self._weight() * loss.detach().double()
         factor, self._is_within = self._factor(), True
-        self._backwards += 1
         try:
             yield gradients if factor == 1 else _multiplied(factor, tensors, gradients)
         finally:
@@ -584,18 +581,13 @@ class DdpRun:
             return  # before the first batch in shares, or one more optimizer of the same step
         self.steps += 1
         _, state = self._modules[-1]
-        table = periods.table
         if self.steps == 1 and self._spec.script and part.step and self._batches != self._spec.batches_per_step:
-            planned, samples = self._spec.global_batch_size, sum(self._taken)
             raise BadInput(
-                f"The plan steps by {planned:,} samples, and {Path(self._spec.script[0]).name} by {samples:,}: by "
-                f"{self._batches} batches of its loader, where it had {self._spec.batches_per_step} in its profile.",
+                f"The plan steps by {self._spec.global_batch_size:,} samples, and {Path(self._spec.script[0]).name} by "
+                f"{sum(self._taken):,}: by {self._batches} batches of its loader, where it had "
+                f"{self._spec.batches_per_step} in its profile.",
                 hint="profile it with the arguments that it is launched with",
             )
-        if self.steps == 1 and table is not None and table.audits is not None and not table.audits.every_step:
-            # Of losses of several batches that are added up, nobody can tell which batch a gradient is of.
-            self._tells_batches = self._batches <= self._backwards
-            table.audits = table.audits if self._tells_batches else None
         taken = self._taken if any(self._taken) else part.shares  # one more step of the same batch
         loss_sum = sum(taken) * self._loss
         self._loss, self._taken = torch.zeros_like(loss_sum), (0,) * self.world_size
