@@ -11,27 +11,26 @@ from importlib.metadata import version
 
 import numpy as np
 
-from hetopt.core.comm.options import AVERAGED
+from hetopt.core.comm.options import AVERAGED, IDENTITY
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import counted, duration, usd
 from hetopt.core.memory import ExchangeMemory, Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
-from hetopt.core.run_spec import Settings
+from hetopt.core.run_spec import CriticalSettings, Settings
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     LARGEST_BATCH_FACTOR,
+    PILOT_BATCH_FACTOR,
     GivenSteps,
     PrecisionLoss,
     StepsModel,
-    batch_range,
     equal_steps,
     precision_loss,
     surely_best,
     target_steps,
 )
-from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import Billing, data_transfer, terms_of
 from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_pause_s, checkpoint_time_s
 from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
@@ -60,8 +59,9 @@ from hetopt.optimizer.recommendation.infeasible import (
     nothing_usable,
 )
 from hetopt.optimizer.recommendation.options import ADAPTIVE_BATCH, Options, PlanRequest
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, least_gain
-from hetopt.optimizer.search.forecast import JobModel
+from hetopt.optimizer.search.forecast import JobModel, forecast
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, SearchResult, proved, search, search_study
@@ -164,7 +164,7 @@ def recommend(
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
         reasons=(
             *batch_note(model, chosen, priced=goal.ends == "target" or isinstance(options.batch_size, str)),
-            *(*_other_batch(request, problem, result), *reasons(chosen, request.profile.job))[:MOST_REASONS],
+            *(*_follows_noise(request, problem, result), *reasons(chosen, request.profile.job))[:MOST_REASONS],
         ),
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
@@ -198,53 +198,46 @@ def recommend(
     )
 
 
-def _surest(space: SearchSpace, job: JobModel, limits: Limits) -> tuple[SearchResult, int]:
-    """Return a search of clusters of one type, and the row that is best by expectation of those that surely pay.
+def _follows_noise(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
+    """Yield what a batch that follows the gradient noise saves on the plan's machines, where that surely pays.
 
-    The smallest batch size is the job's own, which is there at any rate.
+    Nothing for a batch size that was asked for, and where no noise was measured.
     """
-    found = search(space, job, limits, effort=Effort(types=1))
-    scores = np.where(limits.risk(found.forecast) <= 1, limits.expected_score(found.forecast), np.inf)
-    batch, log_sds = found.rows.batch, job.steps.log_sd(np.array(space.batch_sizes), 1.0)
-    return found, surely_best(scores, log_sds[batch], float(scores[batch == batch.min()].min()))
-
-
-def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
-    """Yield the saving of the best batch size at equal progress, where it is sure and the job's own is kept unasked."""
-    job, length, limits = request.profile.job, problem.job.steps, request.limits
-    is_open = request.options.batch_size is None and problem.goal.ends != "target" and not job.script
-    if not is_open or result.chosen is None or not isinstance(length, GivenSteps):
+    job, model, length, chosen = request.profile.job, problem.model, problem.job.steps, result.chosen
+    dense = [each for each in problem.space.exchanges if each.compression.name == IDENTITY and not each.sync.is_local]
+    is_open = dense and request.options.batch_size is None and not job.script and job.learning_rate_rule != "none"
+    if not (is_open and model.convergence.noise_scale) or chosen is None or not isinstance(length, GivenSteps):
         return
-    steps = equal_steps(problem.model.convergence, length, job.batch_size)
-    space = replace(problem.space, batch_sizes=_batch_sizes(problem.model, steps, to_target=False))
-    best, row = _surest(space, replace(problem.job, steps=steps), limits)
-    usual, new = result.forecast.take(np.array([result.chosen])), best.forecast.take(np.array([row]))
-    size = space.batch_sizes[best.rows.batch[row]]
-    if size != job.batch_size:
-        time, sd = float(new.total_s[0] / usual.total_s[0]), float(steps.log_sd(size, 1.0))
-        shorter, least, most = (100 * (1 - time * math.exp(sign * Z90 * sd)) for sign in (0, 1, -1))
+    steps = equal_steps(model.convergence, length, job.batch_size)
+    sizes = _batch_sizes(model, steps, to_target=False)
+    columns = Columns(replace(problem.space, batch_sizes=sizes, exchanges=tuple(dense)))
+    rows = ClusterRows.of([replace(result.cluster(chosen), batch=index) for index in range(len(sizes))])
+    rows, table = tabulate_rows(columns, rows, replace(problem.job, steps=steps))
+    total_s = forecast(table, replace(problem.job, steps=steps)).total_s
+    times = steps.curve.least(total_s, columns.batches[rows.batch], job.batch_size) / result.forecast.total_s[chosen]
+    most, saved, least = (round(100 * (1 - float(time))) for time in times)
+    if least >= 0 and saved >= 100 * CriticalSettings().least_gain:
+        largest, cost_usd = columns.batches[rows.batch[total_s.argmin()]], result.forecast.cost_usd[chosen] * times[1]
         yield (
-            f"Batches of {size} would take {shorter:.0f} % less time ({least:.0f} to {most:.0f} %) for the same "
-            f"progress, at {usd(float(new.cost_usd[0]))}: {setting('batch_size', ADAPTIVE_BATCH)}."
+            f"Batches that follow the gradient noise, to about {largest:,.0f}, would take {saved} % less time ({least} "
+            f"to {most} %) for the same progress, at {usd(float(cost_usd))}: {setting('batch_size', ADAPTIVE_BATCH)}."
         )
 
 
 def _begun(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Settings]:
-    """Return the problem with the batch size that an adaptive batch begins with, and the settings of that policy."""
-    own = problem.model.profile.job.batch_size
-    found, row = _surest(problem.space, problem.job, limits)
-    row = found.chosen if problem.goal.ends == "target" and found.chosen is not None else row
-    rows, step_s, sizes = found.rows, found.forecast.step_time_s, np.array(problem.space.batch_sizes)[found.rows.batch]
+    """Return the problem with the batch size that an adaptive batch begins with, and the settings of that policy.
+
+    That is the best by expectation of the batch sizes that surely pay, on machines of one type.
+    """
+    steps = equal_steps(problem.model.convergence, GivenSteps(amount=1), problem.model.profile.job.batch_size)
+    found = search(problem.space, problem.job, limits, effort=Effort(types=1))
+    rows, batches = found.rows, np.array(problem.space.batch_sizes)[found.rows.batch]
+    scores = np.where(limits.risk(found.forecast) <= 1, limits.expected_score(found.forecast), np.inf)
+    log_sds = steps.log_sd(batches, 1.0)
+    row = surely_best(scores, log_sds, float(scores[log_sds == log_sds.min()].min()))
     same = ((rows.option == rows.option[row]) & (rows.count == rows.count[row])).all(axis=1)
-    per_sample_s = float(np.ptp(step_s[same])) / max(1, int(np.ptp(sizes[same])))
-    begin, equal = int(sizes[row]), equal_steps(problem.model.convergence, GivenSteps(amount=1), own)
-    return replace(problem, space=replace(problem.space, batch_sizes=(begin,))), {
-        "least": min(1.0, own / begin),
-        "most": max(1.0, LARGEST_BATCH_FACTOR * own / begin),
-        "critical": round(equal.critical(max(begin, 2 * own)), 1),
-        # Of one size alone nothing tells how the time of a step depends on it.
-        **({"overhead": round(max(1.0, float(step_s[row]) / per_sample_s - begin), 1)} if per_sample_s > 0 else {}),
-    }
+    settings = steps.following(int(batches[row]), batches[same].tolist(), found.forecast.step_time_s[same].tolist())
+    return replace(problem, space=replace(problem.space, batch_sizes=(int(batches[row]),))), settings
 
 
 def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
@@ -366,11 +359,12 @@ def search_problem(request: PlanRequest) -> SearchProblem:
 
 def _batch_sizes(model: FittedModel, steps: StepsModel, *, to_target: bool) -> tuple[int, ...]:
     """Return the batch sizes whose steps are priced, but for those that leave a run too few updates."""
-    job = model.profile.job
-    low, high = (
-        min(size, job.dataset_size) for size in batch_range(model.convergence, job.batch_size, to_target=to_target)
-    )
-    sizes = batch_ladder(low, high, job.batch_size)
+    job, pilots = model.profile.job, model.convergence.pilot_batch_sizes
+    # A smaller batch than the task's own leaves what the learning rate was tuned for.
+    low, high = job.batch_size, job.batch_size * LARGEST_BATCH_FACTOR
+    if to_target and pilots:
+        low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
+    sizes = batch_ladder(min(low, job.dataset_size), min(high, job.dataset_size), job.batch_size)
     enough = [size for size in sizes if size <= job.batch_size or steps.steps(size, 1.0) >= FEWEST_UPDATES]
     return tuple(enough) or sizes[:1]
 
