@@ -26,6 +26,7 @@ from hetopt.optimizer.convergence.convergence import (
     GivenSteps,
     PrecisionLoss,
     StepsModel,
+    TargetSteps,
     equal_steps,
     precision_loss,
     surely_best,
@@ -199,16 +200,18 @@ def recommend(
 
 
 def _follows_noise(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
-    """Yield what a batch that follows the gradient noise saves on the plan's machines, where that surely pays.
+    """Yield what a batch that follows the gradient noise should save over the shown time, 5 % or more; else nothing.
 
-    Nothing for a batch size that was asked for, and where no noise was measured.
+    That is on the plan's machines, with the best batch size for each critical batch size that may be. Nothing for
+    another batch size that was asked for, for scripts and targets, and where no noise was measured.
     """
     job, model, length, chosen = request.profile.job, problem.model, problem.job.steps, result.chosen
     dense = [each for each in problem.space.exchanges if each.compression.name == IDENTITY and not each.sync.is_local]
-    is_open = dense and request.options.batch_size is None and not job.script and job.learning_rate_rule != "none"
-    if not (is_open and model.convergence.noise_scale) or chosen is None or not isinstance(length, GivenSteps):
+    asked = request.options.batch_size
+    is_open = dense and asked in (None, ADAPTIVE_BATCH) and not job.script and job.learning_rate_rule != "none"
+    if not (is_open and model.convergence.noise_scale) or chosen is None or isinstance(length, TargetSteps):
         return
-    steps = equal_steps(model.convergence, length, job.batch_size)
+    steps = equal_steps(model.convergence, length, job.batch_size) if isinstance(length, GivenSteps) else length
     sizes = _batch_sizes(model, steps, to_target=False)
     columns = Columns(replace(problem.space, batch_sizes=sizes, exchanges=tuple(dense)))
     rows = ClusterRows.of([replace(result.cluster(chosen), batch=index) for index in range(len(sizes))])
@@ -217,10 +220,11 @@ def _follows_noise(request: PlanRequest, problem: SearchProblem, result: SearchR
     times = steps.curve.least(total_s, columns.batches[rows.batch], job.batch_size) / result.forecast.total_s[chosen]
     most, saved, least = (round(100 * (1 - float(time))) for time in times)
     if least >= 0 and saved >= 100 * CriticalSettings().least_gain:
-        largest, cost_usd = columns.batches[rows.batch[total_s.argmin()]], result.forecast.cost_usd[chosen] * times[1]
         yield (
-            f"Batches that follow the gradient noise, to about {largest:,.0f}, would take {saved} % less time ({least} "
-            f"to {most} %) for the same progress, at {usd(float(cost_usd))}: {setting('batch_size', ADAPTIVE_BATCH)}."
+            f"Batches that follow the gradient noise, to about {columns.batches[rows.batch[total_s.argmin()]]:,.0f}, "
+            f"would take {saved} % less time than shown ({least} to {most} %) for the same progress, at "
+            f"{usd(float(result.forecast.cost_usd[chosen] * times[1]))}"
+            + ("." if asked else f": {setting('batch_size', ADAPTIVE_BATCH)}.")
         )
 
 
