@@ -32,7 +32,14 @@ from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec, Settings, StopRule, WorkerSpec
 from hetopt.core.step_samples import Configuration, Node
 from hetopt.core.training_laws import Moments, NoiseCurve, step_worth
-from hetopt.optimizer.convergence.convergence import Convergence, GivenSteps, equal_steps, noise_scale, surely_best
+from hetopt.optimizer.convergence.convergence import (
+    LARGEST_BATCH_FACTOR,
+    Convergence,
+    GivenSteps,
+    equal_steps,
+    noise_scale,
+    surely_best,
+)
 from hetopt.optimizer.search.search_space import batch_ladder
 from hetopt.trainer.data.fetch import Batch, TensorPairs, inputs_and_targets, samples_in
 from hetopt.trainer.loop import Material
@@ -43,9 +50,6 @@ from hetopt.trainer.tasks.recipes import classification, sgd
 
 TYPE, MACHINES, PRICED_AS = "c7i.xlarge", 8, "resnet20-cifar10"
 """The stated cluster, on demand in us-east-1, and the job whose steps are priced there."""
-
-MOST = 8
-"""Largest batch over the given one, as `critical` has it."""
 
 PROFILED_STEPS = 20
 """Of a run before, in which the noise is measured that the plan knows: as of the profile that ships."""
@@ -141,8 +145,8 @@ class Pollux(AdaScale):
 
         Else ``kept``.
         """
-        clock, sizes = Clock(self.given), [round(self.given * MOST ** (place / 49)) for place in range(50)]
-        sizes.insert(0, sum(kept.local_batch_sizes))
+        clock, times = Clock(self.given), np.geomspace(1, LARGEST_BATCH_FACTOR, 50)
+        sizes = [sum(kept.local_batch_sizes), *(round(self.given * time) for time in times.tolist())]
         goodputs = [step_worth(noise, size, self.given) / clock.step_s(size) for size in sizes]
         best = goodputs.index(max(goodputs))
         is_better = goodputs[best] > 1.05 * goodputs[0]
@@ -161,7 +165,7 @@ register(
     "pollux",
     "",
     lambda spec, minimum: Pollux(
-        given=spec.global_batch_size, least=spec.global_batch_size, most=MOST * spec.global_batch_size
+        given=spec.global_batch_size, least=spec.global_batch_size, most=LARGEST_BATCH_FACTOR * spec.global_batch_size
     ),
 )
 
@@ -186,7 +190,7 @@ class Contender:
 GIVEN = Contender(name="given")
 LADDER = tuple(
     Contender(name=f"{times}x_batch_{rule}", times=times, power=power)
-    for times in (2, 4, 8)
+    for times in (2, 4, 8, 16)
     for rule, power in (("rate_by_root", 0.5), ("rate_in_proportion", 1.0))
 )
 POLLUX = Contender(name="pollux", policy="pollux")
@@ -275,16 +279,11 @@ class Job:
             Convergence(noise_scale=noise_scale(noise), pilot_batch_sizes=(), basis=""),
         )
         steps, clock = equal_steps(known, GivenSteps(amount=1000), given), Clock(given)
-        sizes = np.array(batch_ladder(given, MOST * given, given))
-        seconds = np.array([clock.step_s(size) for size in sizes])
-        expected_s = seconds * steps.steps(sizes, 1.0)
-        begin = int(sizes[surely_best(expected_s, steps.log_sd(sizes, 1.0), expected_s[0])])
-        settings: Settings = {
-            "least": given / begin,
-            "most": MOST * given / begin,
-            "critical": steps.critical(max(begin, 2 * given)),
-            "overhead": float(seconds[0] / np.polyfit(sizes, seconds, 1)[0]) - given,
-        }
+        sizes = batch_ladder(given, LARGEST_BATCH_FACTOR * given, given)
+        step_s = [clock.step_s(size) for size in sizes]
+        expected_s = np.multiply(step_s, steps.steps(sizes, 1.0))
+        begin = sizes[surely_best(expected_s, steps.log_sd(sizes, 1.0), expected_s[0])]
+        settings = steps.following(begin, sizes, step_s)
         return Contender(name="critical", times=begin / given, policy="critical", settings=settings)
 
     def mean_s(self, contender: Contender, seeds: Sequence[int], rate: float) -> float:

@@ -181,7 +181,8 @@ CLAIMS = (
         "McCandlish's law alone {bert_levels_median_error_mccandlish:.1%}, "
         "{cifar10_levels_median_error_mccandlish:.1%} and {ncf_levels_median_error_mccandlish:.1%}. From one run and "
         "its gradient noise: {bert_smallest_median_error:.1%}, {cifar10_smallest_median_error:.1%} and "
-        "{ncf_smallest_median_error:.1%}.",
+        "{ncf_smallest_median_error:.1%}. From two runs and the noise of the smaller one: "
+        "{bert_pair_median_error:.1%}, {cifar10_pair_median_error:.1%} and {ncf_pair_median_error:.1%}.",
         plot=Plot(
             title="Median error of steps to a target at a batch size that was left out",
             groups=("BERT", "CIFAR-10", "NCF"),

@@ -1,7 +1,7 @@
 """How far predicted steps to a target lie from measured ones, and how well the batch follows the noise in a run.
 
 ``--part logs``: batch sizes left out of public training logs, to every level of the metric that the data names, steps
-between evaluations by a straight line. Five protocols and a bound, all by one default method and beside published laws:
+between evaluations by a straight line. Six protocols and a bound, all by one default method and beside published laws:
 
 - *levels*: each batch size from all others;
 - *last*: the same, to a metric 0.2 % short of what the worst run reaches, counted to the evaluation that finds it. What
@@ -10,6 +10,8 @@ between evaluations by a straight line. Five protocols and a bound, all by one d
 - *seen*: no prediction, but how far hetopt's curve through all batch sizes stays from the levels that it was fitted to.
   Single runs scatter by so much around a smooth curve, and what leaves one out can't be expected to be nearer;
 - *two*: each batch size from every two others;
+- *pair*: the same with the gradient noise over the smaller one's run, as a profile has it, and beside it (as in *two*)
+  the same guesses from that run alone: a second run may not make them worse;
 - *smallest*: all larger batch sizes from the smallest one's run and its gradient noise over that run, which is what a
   first profile knows. How large the critical batch size is for the noise is learned from the other jobs. Beside it
   Pollux's gain formula with the noise recorded in that run, and no loss of efficiency at all, with goals from these;
@@ -32,6 +34,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +42,7 @@ from benchmarks._batches import contest
 from benchmarks._outcome import DATA, Outcome, options, publish, run_benchmark
 from benchmarks._published_laws import MCCANDLISH, SCAVENGER, two_powers
 from hetopt.core.profile import Evaluation
-from hetopt.optimizer.convergence.averaged_law import averaged_curve
+from hetopt.optimizer.convergence.averaged_law import AveragedCurve, averaged_curve
 from hetopt.optimizer.convergence.convergence import LARGEST_BATCH_FACTOR, Convergence, GivenSteps, equal_steps
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
 from hetopt.profiler.collect import steps_to_target
@@ -48,6 +51,7 @@ GOALS: Mapping[str, Mapping[str, float]] = {
     "levels": {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12},
     "last": {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12},
     "two": {"cifar10": 0.06, "bert": 0.06, "ncf": 0.06},
+    "pair": {"cifar10": 0.06, "bert": 0.06, "ncf": 0.06},
     "smallest": {"cifar10": 0.178, "bert": 0.065, "ncf": 0.0795},
 }
 """Median error with one batch size left out; from two runs; and from one run and its noise: that of Pollux's formula on
@@ -165,14 +169,31 @@ def leave_one_out(
     return guesses
 
 
-def from_pairs(logs: Sequence[Log], steps: Sequence[float]) -> dict[str, list[Guess]]:
-    """Return predictions of the steps of each batch size from every two others."""
-    guesses, runs = [], prior_runs(logs, steps)
+def noise_over(log: Log, count: float) -> dict[str, Any]:
+    """Return a run's noise scales up to step ``count``, and the steps of each, as arguments of `averaged_curve`."""
+    return {
+        "noise_scale": log.noise_scales,
+        "noise_steps": np.maximum(np.diff((0.0, *np.minimum(log.steps, count))), 1e-9 * count).tolist(),
+    }
+
+
+def from_pairs(logs: Sequence[Log], steps: Sequence[float], kappa: float | None = None) -> dict[str, list[Guess]]:
+    """Return predictions of each batch size from every two others, and from the smaller one of these alone.
+
+    Args:
+        logs: the runs.
+        steps: of each until the target is reached.
+        kappa: critical batch size over noise scale; None: the noise is not known.
+    """
+    runs, guesses = prior_runs(logs, steps), {HETOPT: list[Guess](), "smaller_alone": list[Guess]()}
     for pair in combinations(runs, 2):
-        curve = averaged_curve(pair)
-        others = [(run, run.global_batch_size) for run in runs if run not in pair]
-        guesses += [guess(run, float(curve.steps(size)), float(curve.log_sd(size))) for run, size in others]
-    return {HETOPT: guesses}
+        smaller = runs.index(pair[0])
+        known = {} if kappa is None else noise_over(logs[smaller], steps[smaller]) | {"kappa": kappa}
+        for name, curve in zip(
+            guesses, (averaged_curve(pair, **known), averaged_curve(pair[:1], **known)), strict=True
+        ):
+            guesses[name] += [from_curve(curve, run) for run in runs if run not in pair]
+    return guesses
 
 
 def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> dict[str, list[Guess]]:
@@ -183,17 +204,13 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
         steps: of each until the target is reached.
         kappa: critical batch size over noise scale.
     """
-    first, count = logs[0], steps[0]
-    run = PriorRun(global_batch_size=first.batch_size, steps_to_target=count)
-    noise_steps = np.maximum(np.diff((0.0, *np.minimum(first.steps, count))), 1e-9 * count)
-    curve = averaged_curve([run], noise_scale=first.noise_scales, noise_steps=noise_steps, kappa=kappa)
-    guesses: dict[str, list[Guess]] = {HETOPT: [], "gain": [], "no_loss": []}
-    for log, measured in zip(logs[1:], steps[1:], strict=True):
-        run = PriorRun(global_batch_size=log.batch_size, steps_to_target=measured)
-        guesses[HETOPT].append(guess(run, float(curve.steps(log.batch_size)), float(curve.log_sd(log.batch_size))))
-        guesses["gain"].append(guess(run, gain_formula(first, count, log.batch_size), None))
-        guesses["no_loss"].append(guess(run, count * first.batch_size / log.batch_size, None))
-    return guesses
+    (first, *_), (count, *_), (run, *others) = logs, steps, prior_runs(logs, steps)
+    curve = averaged_curve([run], **noise_over(first, count), kappa=kappa)
+    return {
+        HETOPT: [from_curve(curve, other) for other in others],
+        "gain": [guess(each, gain_formula(first, count, int(each.global_batch_size)), None) for each in others],
+        "no_loss": [guess(each, count * first.batch_size / each.global_batch_size, None) for each in others],
+    }
 
 
 def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> dict[str, list[Guess]]:
@@ -205,11 +222,10 @@ def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> dict[str, lis
     for log, length in zip(logs, steps, strict=True):
         known = Convergence(noise_scale=log.noise_scales[0], pilot_batch_sizes=(), basis="")
         model = equal_steps(known, GivenSteps(amount=round(length)), log.batch_size)
-        for other, measured in zip(logs, steps, strict=True):
-            if log.batch_size < other.batch_size <= LARGEST_BATCH_FACTOR * log.batch_size:
-                run = PriorRun(global_batch_size=other.batch_size, steps_to_target=measured)
-                predicted = float(model.steps(other.batch_size, 1.0))
-                guesses.append(guess(run, predicted, float(model.log_sd(other.batch_size, 1.0))))
+        for run in prior_runs(logs, steps):
+            if log.batch_size < run.global_batch_size <= LARGEST_BATCH_FACTOR * log.batch_size:
+                predicted = float(model.steps(run.global_batch_size, 1.0))
+                guesses.append(guess(run, predicted, float(model.log_sd(run.global_batch_size, 1.0))))
     return {HETOPT: guesses}
 
 
@@ -237,6 +253,12 @@ def gain_formula(first: Log, count: float, batch_size: int) -> float:
         steps += part * (noise + batch_size) / (noise + first.batch_size) * first.batch_size / batch_size
         before = min(count, end)
     return steps
+
+
+def from_curve(curve: AveragedCurve, run: PriorRun) -> Guess:
+    """Return a curve's prediction beside the measured steps of a run."""
+    size = run.global_batch_size
+    return guess(run, float(curve.steps(size)), float(curve.log_sd(size)))
 
 
 def guess(run: PriorRun, predicted: float, log_sd: float | None) -> Guess:
@@ -268,7 +290,7 @@ def scored(results: Outcome, job: str, protocol: str, guesses: Mapping[str, Sequ
         results.figures[f"{job}_{protocol}_share_in_90_percent_interval"] = round(statistics.mean(held), 4)
         if (goal := GOALS.get(protocol, {}).get(job)) is not None:
             results.goals[name] = {"at_most": goal}
-        if protocol in ("two", "smallest", "early"):
+        if protocol in ("two", "pair", "smallest", "early"):
             results.goals[f"{job}_{protocol}_share_in_90_percent_interval"] = {
                 "at_least": 0.82,
                 **({} if protocol == "early" else {"at_most": 0.97}),
@@ -294,6 +316,7 @@ def public_logs(results: Outcome) -> None:
             "levels": (leave_one_out, by_level),
             "last": (leave_one_out, [last_target(logs)]),
             "two": (from_pairs, by_level),
+            "pair": (partial(from_pairs, kappa=kappa), by_level),
             "early": (from_beginning, by_level),
             "smallest": (partial(from_smallest, kappa=kappa), by_level),
         }

@@ -120,8 +120,6 @@ class Penalty:
 
         By `cautious_coefficient`, and never below `LEAST_GAIN`.
         """
-        if self.cautious_coefficient == 0:
-            return LEAST_GAIN
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
     def after(self, runs: Iterable[tuple[PilotBesideDense, Array]]) -> Penalty:

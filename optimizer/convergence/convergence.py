@@ -5,9 +5,9 @@ What a lower precision costs in steps: nothing, unless pilots of the job say oth
 Networks of many kinds were trained in fp16 with a loss scale, and in bf16, to the accuracy of fp32 in as many steps
 (Micikevicius et al. 2018, 1710.03740; Kalamkar et al. 2019, 1905.12322). Trials of a profile, each a pilot beside one
 from the same weights over the same batches, can contradict that: with ``m`` the mean of ``ln(steps / usual steps)``
-over ``n`` of them, and two runs apart by `SEED_LOG_SD` each whatever they compute in,
+over ``n`` of them, and two runs apart by `PILOT_LOG_SD` whatever they compute in,
 
-    sd = sqrt(2 / n) SEED_LOG_SD          seen to cost more where  m > 1.645 sd
+    sd = PILOT_LOG_SD / sqrt(n)           seen to cost more where  m > 1.645 sd
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
-from hetopt.core.run_spec import parse_sync
+from hetopt.core.run_spec import Settings, parse_sync
 from hetopt.core.training_laws import KAPPA, Moments
 from hetopt.optimizer.convergence.averaged_law import (
     EARLY_GROWTH,
@@ -34,6 +34,7 @@ from hetopt.optimizer.convergence.averaged_law import (
     averaged_curve,
 )
 from hetopt.optimizer.convergence.compression_penalty import (
+    PILOT_LOG_SD,
     CompressedPilot,
     LocalGate,
     LocalPilot,
@@ -42,12 +43,6 @@ from hetopt.optimizer.convergence.compression_penalty import (
     distance,
 )
 from hetopt.optimizer.convergence.steps_law import Z90, Array, PriorRun
-
-SEED_LOG_SD = 0.15
-"""Spread of steps to target between repeats, where no fit says better: leave-one-out error of 3-23 % on public logs."""
-
-UNMEASURED_BATCH_FACTOR = 4
-"""How far around a single pilot counts of steps are trusted."""
 
 LARGEST_BATCH_FACTOR = 16
 """Learning-rate rules are known to break down somewhere; no batch larger than this times the task's is proposed."""
@@ -76,8 +71,7 @@ class Convergence:
         pilot_batch_sizes: global batch sizes of the pilots that reached the target, samples; () without a curve.
         basis: where the figures come from, in words, with the learning-rate rule that they hold for.
         curve: steps by batch size; absent when no pilot reached the target.
-        penalty: what compression costs in steps, by the compressed pilots where there are any.
-        gate: which compression may be used, by the same.
+        gate: which compression may be used and what it costs in steps, by the compressed pilots where there are any.
         local: which local SGD policies may be used, by the pilots under local SGD.
         is_early: whether the noise was measured from new weights on, and not from a checkpoint.
     """
@@ -86,7 +80,6 @@ class Convergence:
     pilot_batch_sizes: tuple[int, ...]
     basis: str
     curve: AveragedCurve | None = None
-    penalty: Penalty = field(default_factory=Penalty)
     gate: QualityGate = field(default_factory=QualityGate)
     local: LocalGate = field(default_factory=LocalGate)
     is_early: bool = True
@@ -105,7 +98,6 @@ class TargetSteps:
     convergence: Convergence
     curve: AveragedCurve
     check_every_samples: float = 0.0
-    penalty: Penalty = field(default_factory=Penalty)
 
     @property
     def source(self) -> str:
@@ -118,13 +110,13 @@ class TargetSteps:
         Half an evaluation period is included, which passes until the target is seen.
         """
         batch = np.asarray(global_batch_size, dtype=np.float64)
-        stretched = self.curve.steps(batch) * self.penalty.inflation(gain)
+        stretched = self.curve.steps(batch) * self.convergence.gate.penalty.inflation(gain)
         return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the standard deviation of the log of `steps`: over seeds, batch sizes and compression."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
-        return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain))
+        return np.hypot(self.curve.log_sd(batch), self.convergence.gate.penalty.log_sd(gain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +196,24 @@ class EqualSteps:
         # A step that is worth the ratio of the sizes has no such size; a thousand times as large is none, either.
         return (worth - 1) / max(1 / self.batch_size - worth / batch_size, (worth - 1) / (1000 * batch_size))
 
+    def following(self, begin: int, sizes: Sequence[int], step_s: Sequence[float]) -> Settings:
+        """Return the settings of the batch policy ``critical`` for a run that begins with batches of ``begin`` samples.
+
+        Args:
+            begin: one of ``sizes``, samples.
+            sizes: global batch sizes of known step time, samples.
+            step_s: step time at each of them on the run's machines, seconds.
+        """
+        own, each_s = self.batch_size, float(np.polyfit(sizes, step_s, 1)[0]) if len(sizes) > 1 else 0.0
+        overhead = step_s[sizes.index(begin)] / each_s - begin if each_s > 0 else math.inf
+        return {
+            "least": min(1.0, own / begin),
+            "most": max(1.0, LARGEST_BATCH_FACTOR * own / begin),
+            "critical": round(self.critical(max(begin, 2 * own)), 1),
+            # Of one size alone nothing tells how the time of a step depends on it.
+            **({"overhead": round(max(1.0, overhead), 1)} if math.isfinite(overhead) else {}),
+        }
+
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Return the standard deviation of the log of `steps`: the curve's between this batch size and the given."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
@@ -256,7 +266,6 @@ def fit_convergence(profile: Profile) -> Convergence:
         pilot_batch_sizes=tuple(sizes),
         basis=f"{basis}; {LEARNING_RATES[profile.job.learning_rate_rule]}",
         curve=curve,
-        penalty=penalty,
         gate=QualityGate(pilots=compressed, penalty=penalty),
         local=LocalGate(pilots=tuple(_local(profile.pilots, curve))),
     )
@@ -292,7 +301,6 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
         convergence=convergence,
         curve=convergence.curve,
         check_every_samples=check_every_samples,
-        penalty=convergence.penalty,
     )
 
 
@@ -319,23 +327,6 @@ def surely_best(scores: Array, log_sds: Array, certain: float) -> int:
         certain: score that is known to be had.
     """
     return int(np.argmin(np.where(scores * np.exp(Z90 * log_sds) <= certain, scores, np.inf)))
-
-
-def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
-    """Return the smallest and largest global batch size, samples, for which counts of steps are trusted.
-
-    To a target, these are the pilots' sizes and somewhat more, or some way around a single pilot's; without pilots, or
-    for a given length, from the task's own size upwards.
-    """
-    pilots = convergence.pilot_batch_sizes
-    if to_target and len(pilots) > 1:
-        low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
-    elif to_target and pilots:
-        low, high = pilots[0] // UNMEASURED_BATCH_FACTOR, pilots[0] * UNMEASURED_BATCH_FACTOR
-    else:
-        # A smaller one leaves what the learning rate was tuned for.
-        low, high = task_batch_size, task_batch_size * LARGEST_BATCH_FACTOR
-    return max(1, low), max(1, low, high)
 
 
 def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[CompressedPilot]:
@@ -407,7 +398,7 @@ def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
     log_ratios = [
         math.log(trial.steps / trial.usual_steps) for trial in profile.precision_trials if trial.precision == precision
     ]
-    log_sd = math.sqrt(2 / max(1, len(log_ratios))) * SEED_LOG_SD
+    log_sd = PILOT_LOG_SD / math.sqrt(max(1, len(log_ratios)))
     mean = sum(log_ratios) / max(1, len(log_ratios))
     if mean > Z90 * log_sd:
         return PrecisionLoss(stretch=math.exp(mean), log_sd=log_sd)

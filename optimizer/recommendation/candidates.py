@@ -336,7 +336,7 @@ def run_spec(
         sync=chosen.sync,
         precision=chosen.precision,
         shard=None if (shares == "none" and job.shard != "auto") or profile.is_counted else shares,
-        slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
+        slowdown_coefficient=round(model.convergence.gate.penalty.cautious_coefficient, 2),
         learning_rate_scale=learning_rate_scale(
             "none" if follows_noise else learning_rate_rule or job.learning_rate_rule,
             chosen.global_batch_size,

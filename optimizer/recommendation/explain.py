@@ -197,7 +197,7 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     by_ratio, gain = METHODS[way.name].by_ratio, gain_of(model, way) or 1.0
     stretch, _ = model.losses.stretch(way, workers)
-    more = float(model.convergence.penalty.inflation(gain)) * stretch - 1
+    more = float(model.convergence.gate.penalty.inflation(gain)) * stretch - 1
     what = f"Sending {way.ratio:.3g} of the gradient" if by_ratio else f"Sending gradients as {spell(way)}"
     yield (
         f"{what} retains {100 * gain:.0f} % of its energy at once; a target should take about {100 * more:.1f} % more "

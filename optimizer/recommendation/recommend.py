@@ -11,27 +11,27 @@ from importlib.metadata import version
 
 import numpy as np
 
-from hetopt.core.comm.options import AVERAGED
+from hetopt.core.comm.options import AVERAGED, IDENTITY
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import counted, duration, usd
 from hetopt.core.memory import ExchangeMemory, Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
-from hetopt.core.run_spec import Settings
+from hetopt.core.run_spec import CriticalSettings, Settings
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     LARGEST_BATCH_FACTOR,
+    PILOT_BATCH_FACTOR,
     GivenSteps,
     PrecisionLoss,
     StepsModel,
-    batch_range,
+    TargetSteps,
     equal_steps,
     precision_loss,
     surely_best,
     target_steps,
 )
-from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import Billing, data_transfer, terms_of
 from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_pause_s, checkpoint_time_s
 from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
@@ -60,8 +60,9 @@ from hetopt.optimizer.recommendation.infeasible import (
     nothing_usable,
 )
 from hetopt.optimizer.recommendation.options import ADAPTIVE_BATCH, Options, PlanRequest
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, least_gain
-from hetopt.optimizer.search.forecast import JobModel
+from hetopt.optimizer.search.forecast import JobModel, forecast
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, SearchResult, proved, search, search_study
@@ -164,7 +165,7 @@ def recommend(
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
         reasons=(
             *batch_note(model, chosen, priced=goal.ends == "target" or isinstance(options.batch_size, str)),
-            *(*_other_batch(request, problem, result), *reasons(chosen, request.profile.job))[:MOST_REASONS],
+            *(*_follows_noise(request, problem, result), *reasons(chosen, request.profile.job))[:MOST_REASONS],
         ),
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
@@ -198,66 +199,51 @@ def recommend(
     )
 
 
-def _surest(space: SearchSpace, job: JobModel, limits: Limits) -> tuple[SearchResult, int]:
-    """Return a search of clusters of one type, and the row with the best expected score whose batch size surely pays.
+def _follows_noise(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
+    """Yield what a batch that follows the gradient noise should save over the shown time, 5 % or more; else nothing.
 
-    A batch size pays surely if it beats the smallest, which is the job's own and always there, in spite of the doubt
-    about its steps (see `surely_best`). Only clusters that surely keep the limits count; without any, it is the first
-    row.
+    That is on the plan's machines, with the best batch size for each critical batch size that may be. Nothing for
+    another batch size that was asked for, for scripts and targets, and where no noise was measured.
     """
-    result = search(space, job, limits, effort=Effort(types=1))
-    scores = np.where(limits.risk(result.forecast) <= 1, limits.expected_score(result.forecast), np.inf)
-    batch, log_sds = result.rows.batch, job.steps.log_sd(np.array(space.batch_sizes), 1.0)
-    return result, surely_best(scores, log_sds[batch], float(scores[batch == batch.min()].min()))
-
-
-def _other_batch(request: PlanRequest, problem: SearchProblem, result: SearchResult) -> Iterator[str]:
-    """Yield a sentence on the time that another batch size would save at equal progress.
-
-    Nothing where the run has a target, the batch size was asked for or is a script's, or no other surely saves time.
-    """
-    job, length, limits = request.profile.job, problem.job.steps, request.limits
-    is_open = request.options.batch_size is None and problem.goal.ends != "target" and not job.script
-    if not is_open or result.chosen is None or not isinstance(length, GivenSteps):
+    job, model, length, chosen = request.profile.job, problem.model, problem.job.steps, result.chosen
+    dense = [each for each in problem.space.exchanges if each.compression.name == IDENTITY and not each.sync.is_local]
+    asked = request.options.batch_size
+    is_open = dense and asked in (None, ADAPTIVE_BATCH) and not job.script and job.learning_rate_rule != "none"
+    if not (is_open and model.convergence.noise_scale) or chosen is None or isinstance(length, TargetSteps):
         return
-    steps = equal_steps(problem.model.convergence, length, job.batch_size)
-    space = replace(problem.space, batch_sizes=_batch_sizes(problem.model, steps, to_target=False))
-    best, row = _surest(space, replace(problem.job, steps=steps), limits)
-    usual, new = result.forecast.take(np.array([result.chosen])), best.forecast.take(np.array([row]))
-    size = space.batch_sizes[best.rows.batch[row]]
-    if size != job.batch_size:
-        time, sd = float(new.total_s[0] / usual.total_s[0]), float(steps.log_sd(size, 1.0))
-        shorter, least, most = (100 * (1 - time * math.exp(sign * Z90 * sd)) for sign in (0, 1, -1))
+    steps = equal_steps(model.convergence, length, job.batch_size) if isinstance(length, GivenSteps) else length
+    sizes = _batch_sizes(model, steps, to_target=False)
+    columns = Columns(replace(problem.space, batch_sizes=sizes, exchanges=tuple(dense)))
+    rows = ClusterRows.of([replace(result.cluster(chosen), batch=index) for index in range(len(sizes))])
+    rows, table = tabulate_rows(columns, rows, replace(problem.job, steps=steps))
+    total_s = forecast(table, replace(problem.job, steps=steps)).total_s
+    times = steps.curve.least(total_s, columns.batches[rows.batch], job.batch_size) / result.forecast.total_s[chosen]
+    most, saved, least = (round(100 * (1 - float(time))) for time in times)
+    if least >= 0 and saved >= 100 * CriticalSettings().least_gain:
         yield (
-            f"Batches of {size} would take {shorter:.0f} % less time ({least:.0f} to {most:.0f} %) for the same "
-            f"progress, at {usd(float(new.cost_usd[0]))}: {setting('batch_size', ADAPTIVE_BATCH)}."
+            f"Batches that follow the gradient noise, to about {columns.batches[rows.batch[total_s.argmin()]]:,.0f}, "
+            f"would take {saved} % less time than shown ({least} to {most} %) for the same progress, at "
+            f"{usd(float(result.forecast.cost_usd[chosen] * times[1]))}"
+            + ("." if asked else f": {setting('batch_size', ADAPTIVE_BATCH)}.")
         )
 
 
 def _begun(problem: SearchProblem, limits: Limits) -> tuple[SearchProblem, Settings]:
     """Return the problem with the batch size that an adaptive batch begins with, and the settings of that policy.
 
-    The settings are the least and largest batch over the first, the critical batch size (samples) and, where step times
-    show it, the samples that take as long as a step's fixed part.
+    That is the best by expectation of the batch sizes that surely pay, on machines of one type. The settings are the
+    least and largest batch over the first, the critical batch size (samples) and, where step times show it, the samples
+    that take as long as a step's fixed part.
     """
-    usual = problem.model.profile.job.batch_size
-    result, row = _surest(problem.space, problem.job, limits)
-    row = result.chosen if problem.goal.ends == "target" and result.chosen is not None else row
-    rows, step_s, sizes = (
-        result.rows,
-        result.forecast.step_time_s,
-        np.array(problem.space.batch_sizes)[result.rows.batch],
-    )
+    steps = equal_steps(problem.model.convergence, GivenSteps(amount=1), problem.model.profile.job.batch_size)
+    found = search(problem.space, problem.job, limits, effort=Effort(types=1))
+    rows, batches = found.rows, np.array(problem.space.batch_sizes)[found.rows.batch]
+    scores = np.where(limits.risk(found.forecast) <= 1, limits.expected_score(found.forecast), np.inf)
+    log_sds = steps.log_sd(batches, 1.0)
+    row = surely_best(scores, log_sds, float(scores[log_sds == log_sds.min()].min()))
     same = ((rows.option == rows.option[row]) & (rows.count == rows.count[row])).all(axis=1)
-    per_sample_s = float(np.ptp(step_s[same])) / max(1, int(np.ptp(sizes[same])))
-    begin, equal = int(sizes[row]), equal_steps(problem.model.convergence, GivenSteps(amount=1), usual)
-    return replace(problem, space=replace(problem.space, batch_sizes=(begin,))), {
-        "least": min(1.0, usual / begin),
-        "most": max(1.0, LARGEST_BATCH_FACTOR * usual / begin),
-        "critical": round(equal.critical(max(begin, 2 * usual)), 1),
-        # Of one size alone nothing tells how the time of a step depends on it.
-        **({"overhead": round(max(1.0, float(step_s[row]) / per_sample_s - begin), 1)} if per_sample_s > 0 else {}),
-    }
+    settings = steps.following(int(batches[row]), batches[same].tolist(), found.forecast.step_time_s[same].tolist())
+    return replace(problem, space=replace(problem.space, batch_sizes=(int(batches[row]),))), settings
 
 
 def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
@@ -394,11 +380,12 @@ def _batch_sizes(model: FittedModel, steps: StepsModel, *, to_target: bool) -> t
 
     The job's own and smaller ones are never left out; at least one size is returned.
     """
-    job = model.profile.job
-    low, high = (
-        min(size, job.dataset_size) for size in batch_range(model.convergence, job.batch_size, to_target=to_target)
-    )
-    sizes = batch_ladder(low, high, job.batch_size)
+    job, pilots = model.profile.job, model.convergence.pilot_batch_sizes
+    # A smaller batch than the task's own leaves what the learning rate was tuned for.
+    low, high = job.batch_size, job.batch_size * LARGEST_BATCH_FACTOR
+    if to_target and pilots:
+        low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
+    sizes = batch_ladder(min(low, job.dataset_size), min(high, job.dataset_size), job.batch_size)
     enough = [size for size in sizes if size <= job.batch_size or steps.steps(size, 1.0) >= FEWEST_UPDATES]
     return tuple(enough) or sizes[:1]
 

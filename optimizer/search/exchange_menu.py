@@ -132,7 +132,7 @@ def exchange_menu(
     refused = [why_not(model, way, minimum_gain if plain else 0.0) for way in ways]
     for way in itertools.compress(ways, (reason is None for reason in refused)):
         option = replace(exchange_of(model, way, max_workers), gain=gain_of(model, way) or 1.0)
-        options.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
+        options.append(option if to_target else _of_fixed_length(option, model.convergence.gate.penalty))
     if not options:
         reasons = {way.name: reason for way, reason in zip(ways, refused, strict=True)}
         why = "; ".join(f"of {name}, {reason}" for name, reason in reasons.items())
@@ -281,7 +281,7 @@ def least_gain(model: FittedModel, *, to_target: bool) -> float:
 
     ``to_target``: whether the run ends at a target, so that more steps can make up for what is held back.
     """
-    return LEAST_GAIN if to_target else model.convergence.penalty.least_gain(1 + MOST_LOST)
+    return LEAST_GAIN if to_target else model.convergence.gate.penalty.least_gain(1 + MOST_LOST)
 
 
 def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[float] = ()) -> dict[str, str]:

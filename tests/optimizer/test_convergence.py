@@ -35,7 +35,6 @@ from hetopt.optimizer.convergence.compression_penalty import (
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     GivenSteps,
-    batch_range,
     equal_steps,
     fit_convergence,
     noise_scale,
@@ -72,7 +71,7 @@ def test_compressed_pilots_teach_the_penalty_and_close_the_gate() -> None:
         )
     )
     assert taught.pilot_batch_sizes == dense.pilot_batch_sizes, "a compressed pilot says nothing about dense steps"
-    assert taught.penalty.coefficient == pytest.approx(0.2, abs=0.03)
+    assert taught.gate.penalty.coefficient == pytest.approx(0.2, abs=0.03)
     assert taught.gate.objection(scheme="topk", ratio=0.01, gain=0.1) is None
     assert taught.gate.objection(scheme="topk", ratio=0.001, gain=0.3) is not None
     assert dense.gate.objection(scheme="topk", ratio=0.001, gain=0.3) is None
@@ -155,31 +154,19 @@ def test_what_surely_pays_is_chosen_and_else_what_is_had(others: list[tuple[floa
     assert all(score >= scores[best] for score, sd in others if score * np.exp(Z90 * sd) <= 1)
 
 
-def test_the_range_of_batch_sizes() -> None:
-    convergence = fit_convergence(make_profile(noise_scale=1000.0))
-    assert batch_range(convergence, 64, to_target=False) == (64, 1024)
-    assert batch_range(convergence, 64, to_target=True) == (64, 512)
+@given(st.floats(1, 1e5), st.lists(st.tuples(st.sampled_from([64, 128, 512, 4096]), st.floats(0.01, 100)), min_size=1))
+def test_following_the_noise_costs_no_more_than_the_batch_size_that_is_kept(
+    noise: float, others: list[tuple[int, float]]
+) -> None:
+    sizes, costs = np.array(sorted(dict([*others, (64, 1.0)]).items())).T
+    low, middle, high = averaged_curve(runs(mccandlish, (64,)), noise_scale=noise).least(costs, sizes, 64)
+    assert low <= middle <= high <= 1
 
 
-def test_public_logs_keep_the_fewest_updates_and_what_unmeasured_batches_risk(shared_data: Path) -> None:
-    """How often a sample keeps 80 % of its worth with two, four and eight times the batch: what the factor rests on."""
-    kept: dict[int, list[float]] = {2: [], 4: [], 8: []}
+def test_no_public_run_took_fewer_updates_than_a_larger_batch_size_may_leave(shared_data: Path) -> None:
     for app in ("cifar10", "bert", "ncf"):
         log = json.loads((shared_data / "convergence" / f"{app}.json").read_text())
-        runs = {run["global_batch_size"]: run["steps_to_target"] for run in log["runs"]}
-        assert min(min(steps.values()) for steps in runs.values()) >= FEWEST_UPDATES
-        for factor, worths in kept.items():
-            worths += [
-                runs[size][level] / (factor * runs[size * factor][level])
-                for size in runs
-                if size * factor in runs
-                for level in runs[size]
-            ]
-    shares = {factor: float(np.mean(np.array(worths) >= 0.8)) for factor, worths in kept.items()}
-    assert shares[2] > 0.75
-    assert shares[4] == pytest.approx(0.71, abs=0.02)
-    assert min(kept[4]) == pytest.approx(0.44, abs=0.01)
-    assert shares[8] < 0.65
+        assert min(min(run["steps_to_target"].values()) for run in log["runs"]) >= FEWEST_UPDATES
 
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
@@ -247,8 +234,9 @@ def test_the_noise_scale_stands_in_for_a_second_batch_size() -> None:
     assert float(informed.steps(2048)) == pytest.approx(mccandlish(2048), rel=0.01)
     assert informed.log_sd(2048) < blind.log_sd(2048)
     many = runs(mccandlish)
-    misled = averaged_curve(many, noise_scale=1e9).steps(4096)
-    assert float(misled) == float(averaged_curve(many).steps(4096))
+    for absurd in (1e-6, 1e9):
+        misled = averaged_curve(many, noise_scale=absurd).steps(4096)
+        assert float(misled) == pytest.approx(float(averaged_curve(many).steps(4096)), rel=0.1)
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.07, 0.15])

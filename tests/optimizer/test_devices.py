@@ -24,7 +24,8 @@ from hetopt.core.memory import ALONE, Blocks, ExchangeMemory, Precision, StepMem
 from hetopt.core.profile import PrecisionTrial, Profile
 from hetopt.core.run_spec import Compression
 from hetopt.core.step_samples import Configuration, Node, StepSample
-from hetopt.optimizer.convergence.convergence import SEED_LOG_SD, precision_loss
+from hetopt.optimizer.convergence.compression_penalty import PILOT_LOG_SD
+from hetopt.optimizer.convergence.convergence import precision_loss
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
@@ -175,7 +176,7 @@ def test_a_loss_is_stated_where_it_shows(ratios: list[float]) -> None:
     loss = precision_loss(trials(*ratios), "bf16")
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
     assert loss.stretch in (1.0, pytest.approx(mean))
-    seen = bool(ratios) and math.log(mean) > Z90 * math.sqrt(2 / len(ratios)) * SEED_LOG_SD
+    seen = bool(ratios) and math.log(mean) > Z90 * PILOT_LOG_SD / math.sqrt(len(ratios))
     assert (loss.stretch > 1) == seen
     assert precision_loss(trials(*ratios), "fp32") == precision_loss(make_profile(), "fp32")
     assert loss.log_sd > 0

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from hetopt.api.planning import PROFILES
 from hetopt.backends.prediction import predict_on_local
 from hetopt.core.comm.options import AVERAGED, IDENTITY, ROUNDED
 from hetopt.core.errors import BadInput
@@ -38,7 +39,7 @@ from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import SURE, Goal, Plan, ScalingRule
 from hetopt.optimizer.recommendation.candidates import STAND_INS
-from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend, search_problem
 from hetopt.optimizer.search.exchange_menu import exchange_menu
 from hetopt.optimizer.step_time.local_options import measured_options
 from tests.disturbance import PATIENCE_S
@@ -116,13 +117,16 @@ def test_fixed_lengths(some: Catalog) -> None:
     assert other.chosen.global_batch_size == 96
 
 
-@pytest.mark.parametrize(("noise", "grows"), [(1e5, True), (1.0, False)])
+@pytest.mark.parametrize(("noise", "grows"), [(1e5, True), (1.0, False), (None, False)])
 def test_an_adaptive_batch_begins_where_that_surely_pays_and_follows_the_noise(
-    some: Catalog, noise: float, grows: bool
+    some: Catalog, noise: float | None, grows: bool
 ) -> None:
-    profile = make_profile(noise_scale=noise, pilots=())
-    options = replace(QUICK, batch_size="adaptive", compression=(IDENTITY,), types=("c7a.large",))
-    plan = _plan(some, Goal(ends="epochs", amount=20, budget_usd=9.0), options, profile=profile)
+    profile, goal = make_profile(noise_scale=noise, pilots=()), Goal(ends="epochs", amount=20, budget_usd=9.0)
+    options = replace(QUICK, compression=(IDENTITY,), types=("c7a.large",))
+    kept = _plan(some, goal, options, profile=profile)
+    assert kept.chosen.global_batch_size == 64, "whoever does not ask keeps the batch size"
+    assert any("follow the gradient noise" in reason for reason in kept.reasons) == grows
+    plan = _plan(some, goal, replace(options, batch_size="adaptive"), profile=profile)
     run, size = plan.run, plan.chosen.global_batch_size
     assert (run.batch_policy, run.global_batch_size, run.learning_rate_scale) == ("critical", size, 1.0)
     assert (size > 64) == grows
@@ -148,6 +152,13 @@ def test_recorded_profiles_can_be_planned(some: Catalog, path: Path) -> None:
         run, told = here.run, here.prediction
         assert run.workers[0].local_batch_size >= run.workers[1].local_batch_size
         assert told.total_s.low < told.total_s.value < told.total_s.high
+
+
+@pytest.mark.parametrize("path", [*RECORDED, *PROFILES.glob("*.json")], ids=lambda path: path.stem)
+def test_a_recorded_profile_prices_four_batch_sizes_at_least(some: Catalog, path: Path) -> None:
+    options, goal = replace(QUICK, batch_size="auto"), Goal(ends="epochs", amount=1000, budget_usd=50.0)
+    sizes = search_problem(PlanRequest(Profile.load(path), some, goal, options)).space.batch_sizes
+    assert len(sizes) >= 4
 
 
 @pytest.mark.parametrize(
