@@ -170,7 +170,8 @@ def simulated_s(job: Job, belief: PreemptionRatePosterior) -> tuple[float, ...]:
 def believed(job: Job, *, weight: float = TOLD_BY_THE_PAST) -> PreemptionRatePosterior:
     """Return what a plan believes that trusts so much of what was seen, by a prior that knows all pools but the job's.
 
-    All these types are in the advisor's last band.
+    All these types are in the advisor's last band, whose prior was told by the twelve pools together: by eleven, 92 in
+    100 of its pools are scarce instead of 93.
     """
     scarce, outages = scarce_prior(
         [pool for pool in ObservedPreemptions.load(RECORDED).pools if job.pool not in str(pool.source)]
@@ -218,7 +219,7 @@ def main() -> None:
         print(
             f"{name:15} signed median error {error:+.1%}, 90 % intervals hold {within:.0%}, and are x{width:.2f} wide"
         )
-        if name in ("shown", "simulated"):
+        if name in ("shown", "simulated", "first_shown", "first_simulated"):
             results.goal(f"{name}_abs_signed_median_error", abs(error), at_most=0.10)
             results.goal(f"{name}_within_interval", within, at_least=0.80, at_most=0.97)
         else:
