@@ -199,8 +199,10 @@ def either(names: Iterable[object]) -> str:
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
     """Return the names nearest to ``name``, equally near; none where none is close.
 
-    Letters and digits that stand within names go first: those names, the two shortest at most.
+    Three and more letters and digits that stand within names go first: the two shortest such names at most, or the name
+    itself if it is one.
     """
+    names = tuple(names)
     letters = "".join(filter(str.isalnum, name))
     having = [candidate for candidate in names if letters in "".join(filter(str.isalnum, candidate))]
     if len(letters) > 2 and having:

@@ -243,6 +243,9 @@ def unavailable_s(training_s: Array, missing: Array, scarce_chance: Array) -> tu
 
         P(U > x) = c / (1 + (x / u)^(1 / spread)) = 0.05    =>    x = u (c / 0.05 - 1)^spread
 
+    with u the expected seconds over c. The second array, to be added to the upper end of the time without this, is x,
+    but the expected seconds where those are more, as they are for c up to 0.05.
+
     Args:
         training_s: of the job, losses included.
         missing: expected hours without a machine for each hour with it.

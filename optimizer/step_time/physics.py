@@ -106,10 +106,13 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
 
 def _communicating_share(compression: Compression | None, sync: str | None) -> float:
-    """Return the share of the steps that exchange anything; 1 where gradients are summed.
+    """Return the share of the steps that exchange anything; 1 where gradients are summed, also for None.
+
+    Of local SGD that is one over its steps, of SelSync the share that it is steered to, else the published one.
 
     Raises:
-        BadInput: there is no such sync, its share depends on more than the configuration, or averages are compressed.
+        BadInput: there is no such sync, averages are compressed, or the share depends on more than the text: FedAvg's
+            on the size of the data set; a SelSync that never averages has none.
     """
     wanted = Synchronization() if sync is None else parse_sync(sync, option="sync")
     if not wanted.is_local:

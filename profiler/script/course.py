@@ -92,11 +92,12 @@ class ScriptCourse:
         step = yield Wish()
         counted = yield from self._count()
         # Of three steps: what reads batches ahead, as frameworks do, has read more of them in its first one.
-        batch_size = statistics.median_low(each.samples for each in (step, *counted))
-        self.observer.batch_size = batch_size or self.observer.batch_size
+        batch_size = statistics.median_low(each.samples for each in (step, *counted)) or self.observer.batch_size
+        self.observer.batch_size = batch_size
         self.observer.batches = max(1, statistics.median_low(each.batches for each in (step, *counted)))
         begun_s = self.crew.elapsed_s()
-        sizes = self._sizes()
+        epoch = self.order.dataset_size or self.observer.dataset_size
+        sizes = batch_ladder(batch_size, dataset_size=epoch) if self.changes_size else (batch_size,)
         # The script's own size comes first: it is what training takes, and is measured however short the time is.
         ahead = sorted((size for size in sizes if size <= self.observer.batch_size), reverse=True)
         later = [size for size in sizes if size > self.observer.batch_size]
@@ -130,11 +131,6 @@ class ScriptCourse:
     def changes_size(self) -> bool:
         """True where the script is given batches of other sizes than its own: it has a DataLoader, as ordered."""
         return self.observer.loader is not None and self.order.watch == "every-size"
-
-    def _sizes(self) -> tuple[int, ...]:
-        """Return the batch sizes to time, in increasing order."""
-        batch_size, epoch = self.observer.batch_size, self.order.dataset_size or self.observer.dataset_size
-        return batch_ladder(batch_size, dataset_size=epoch) if self.changes_size else (batch_size,)
 
     def _is_of(self, step: Step, size: int) -> bool:
         return abs(step.samples - size) <= LIKE * size

@@ -298,13 +298,7 @@ class DdpRun:
             BadInput: there are fewer samples than workers, or every step is to be an audit and the script weighs or
                 exchanges gradients itself.
         """
-        size = self.batch_of(batch_size)
-        if size != batch_size * self.world_size:
-            self.remark(
-                f"a batch of all workers has {size} samples, as the plan says; the script's loader would give each of "
-                f"{self.world_size} workers {batch_size}."
-            )
-        return self._begin(size)
+        return self._begin(self.batch_of(batch_size))
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
         state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
@@ -800,9 +794,9 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
     def index_sampler(self: DataLoader[Any]) -> Any:
         """Return the sampler of a loader's batches: in unequal shares where the rank that it draws for is known."""
         sampler = vars(self).get("_hetopt_batches")
-        is_met = bool(runs) or (dist.is_initialized() and dist.get_world_size() == workers and REGISTRY.begun == 0)
-        if sampler is None and is_met and self.batch_sampler is not None and isinstance(_size_of(self), int):
-            holder = rank_holder(self.batch_sampler, workers)
+        if sampler is None and self.batch_sampler is not None and isinstance(_size_of(self), int):
+            has_met = dist.is_initialized() and dist.get_world_size() == workers and REGISTRY.begun == 0
+            holder = rank_holder(self.batch_sampler, workers) if runs or has_met else None
             if holder is not None:  # whose length frameworks ask for before they wrap the model
                 sampler = UnequalBatches(self.batch_sampler, _size_of(self), *holder, begun())
                 object.__setattr__(self, "_hetopt_batches", sampler)

@@ -123,8 +123,15 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
 
 
 def _names_a_path(value: str, option: str) -> bool:
-    """Return whether an argument names something on this disk; a folder's plain name may be meant otherwise
-    (the ``train`` of a mode), unless its option says that it is a place."""
+    """Return whether an argument names something on this disk.
+
+    A folder's plain name behind an option that does not sound like a place (``--mode train``) does not; one behind no
+    option does, and so do every existing file and whatever exists and has a slash.
+
+    Args:
+        value: argument of a script.
+        option: option before it, or the word before; empty: it is the first.
+    """
     try:
         path = Path(value).expanduser()
         is_meant = "/" in value or path.is_file() or not option.startswith("-") or bool(_PLACE.search(option))

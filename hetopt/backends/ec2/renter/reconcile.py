@@ -393,6 +393,16 @@ def _wait_for(
 ) -> Action | None:
     """Return the next action to replace lost machines of a run that cannot go on without them; None: none is due.
 
+    That is `Clear`, which ends the run, if a lost host was given up; else `Rent`; else `Place` once a machine waits for
+    each.
+
+    Args:
+        order: order of the run.
+        observed: state of the run and its machines.
+        lost: lost hosts.
+        refused: why the others cannot go on; told with the action.
+        now_s: present time, in seconds since the epoch.
+
     Raises:
         CloudRefused: even with waiting machines the hosts cannot hold the batch.
     """
