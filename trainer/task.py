@@ -362,8 +362,7 @@ def cross_entropy_weight(loss: Tensor) -> Tensor | None:
     for _ in range(_SCALAR_STEPS):
         name = "" if node is None else node.name()
         if name in ("NllLossBackward0", "NllLoss2DBackward0"):
-            is_mean = node._saved_reduction == 1
-            return node._saved_total_weight if is_mean else None
+            return node._saved_total_weight if node._saved_reduction == 1 else None
         inputs = [inner for inner, _ in getattr(node, "next_functions", ()) if inner is not None]
         # torch smooths labels by adding a mean over the same targets; nothing else is multiplied by MulBackward1.
         is_smoothed = name == "AddBackward0" and [inner.name() for inner in inputs] == ["MulBackward1"] * 2

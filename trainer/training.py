@@ -903,8 +903,7 @@ def try_twins(training: Training, ratio: float) -> Verdict:
                 torch.manual_seed(context.spec.seed + cursor.position)  # both draw alike, where a model draws
                 with suppress(DoesNotFit, torch.OutOfMemoryError):
                     losses[place] = train(steps)
-            row = [*losses, float(samples[context.rank])]
-            verdict = trial.after(gather_numbers(row, context.world_size))
+            verdict = trial.after(gather_numbers([*losses, float(samples[context.rank])], context.world_size))
     took_s = round(context.clock() - begun_s, 6)
     context.events.write("twins_tried", step=training.step, ratio=ratio, says=verdict.says, took_s=took_s)
     return verdict
@@ -945,8 +944,7 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
             losses += float(step.run(parts, size, None).loss_sum)
             samples += size
             if ratio < 1:
-                prepared = residual.prepare(step.flat)
-                sent = selection.encode(prepared, Turn(Channel()))
+                sent = selection.encode(residual.prepare(step.flat), Turn(Channel()))
                 step.flat.copy_(sent.dense())
                 residual.commit(sent)
             optimizer.step()

@@ -106,8 +106,7 @@ def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | Non
         BadInput: the file cannot be read, or is neither.
     """
     if kind_in(path) == StepSamples.KIND:
-        samples = StepSamples.load(path).samples
-        return observe(samples), PRIORS, None
+        return observe(StepSamples.load(path).samples), PRIORS, None
     profile = Profile.load(path)
     if profile.samples:
         return observe(profile.samples), PRIORS, profile

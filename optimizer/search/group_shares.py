@@ -172,8 +172,7 @@ def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
         return np.asarray((workers * samples).sum(axis=1))
 
     last = 2 * present.sum(axis=1) - 1
-    index = np.arange(len(batch))
-    below, above = ends[:, 0].copy(), ends[index, last]
+    below, above = ends[:, 0].copy(), ends[np.arange(len(batch)), last]
     held = filled(below)
     for place in range(1, ends.shape[1]):
         here = ends[:, place]

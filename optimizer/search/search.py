@@ -250,8 +250,7 @@ def _widen(pool: Pool, types: int) -> None:
     Without them the fastest way of two own cards is lost.
     """
     front = thin(plan_front(pool.forecast), pool.forecast.total_s, FRONT).tolist()
-    ranked = best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()
-    rows = [*front, *ranked]
+    rows = [*front, *best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()]
     used = pool.rows.count[rows] > 0
     shortlist = tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
     near = [other for row in front for other in _neighbours(pool.columns.space, pool.rows.cluster(row), shortlist)]

@@ -433,8 +433,7 @@ def _compute(
     slowest_log = np.maximum.reduceat(groups, rows.group_start)
     # The first of each row's slowest: groups are in the order of their rows.
     slowest: Index = np.flatnonzero(groups == slowest_log[rows.group_row])
-    row = rows.group_row[slowest]
-    slowest = slowest[np.diff(row, prepend=-1) > 0]
+    slowest = slowest[np.diff(rows.group_row[slowest], prepend=-1) > 0]
     late = np.log1p(np.exp(shared["straggling"]) * rows.expected_maximum)
     return slowest_log + late, slowest
 

@@ -216,8 +216,7 @@ def _own_work(
         align(group)
         channel, out = _Alike(workers, gradient.device), torch.empty_like(gradient)
         begun = channel.now()
-        prepared = residual.prepare(gradient)
-        residual.commit(links.run(prepared, out, channel, step))
+        residual.commit(links.run(residual.prepare(gradient), out, channel, step))
         times_s.append(channel.now() - begun - sum(message.time_s for message in channel.messages))
     return statistics.median(times_s[1:])
 

@@ -49,8 +49,7 @@ class ResidualGains:
         Call it every step.
         """
         for ratio, residual in self._residuals.items():
-            prepared = residual.prepare(local)
-            residual.commit(TopK(ratio).encode(prepared, Turn(Channel())))
+            residual.commit(TopK(ratio).encode(residual.prepare(local), Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
         """Return by ratio the energy share Top-k would keep of all workers' gradient plus residual; collective.

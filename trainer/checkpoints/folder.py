@@ -721,8 +721,7 @@ class CheckpointSaver:
             }
 
         parts = self._thread.submit(write)
-        now_s = self._context.clock()
-        pause_s = now_s - begun_s
+        pause_s = self._context.clock() - begun_s
         self._under_way = _UnderWay(step=step, digest=shared.digest, parts=parts, pause_s=pause_s, begun_s=begun_s)
 
     def conclude(self, progress_by_rank: Sequence[float]) -> str | None:

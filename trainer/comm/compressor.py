@@ -496,8 +496,7 @@ class MomentumCorrection(ErrorFeedback):
         With ``clip_norm`` the gradient is first scaled to a norm of at most ``clip_norm / sqrt(workers)``.
         """
         if self._clip_norm is not None:
-            most = self._clip_norm / math.sqrt(group_size(None))
-            scale = most / max(math.sqrt(energy(gradient)), 1e-38)
+            scale = self._clip_norm / math.sqrt(group_size(None)) / max(math.sqrt(energy(gradient)), 1e-38)
             gradient = gradient * scale if scale < 1 else gradient
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
         return super().prepare(self._next_velocity)

@@ -198,8 +198,7 @@ class Exchange:
             counts = [kept_elements(self.numel, ratio) for ratio in look_at]
             looked = kept_energies(prepared, counts) if counts else ()
             looking_s = channel.now() - looking
-            sent = self._chain.run(prepared, flat, channel, self._step)
-            held_back = residual.commit(sent)
+            held_back = residual.commit(self._chain.run(prepared, flat, channel, self._step))
         sync_s = sum(message.time_s for message in channel.messages)
         stats = ExchangeStats(
             sent_bytes=sum(message.payload_bytes for message in channel.messages),

@@ -95,8 +95,7 @@ class ElementCoding:
 
     def write(self, payload: SparsePayload, out: Tensor) -> None:
         """Write a payload into ``out``, uint8 of at least `element_bytes`; its values must be `rounded` already."""
-        count = payload.values.numel()
-        split = count * self.values.itemsize
+        split = payload.values.numel() * self.values.itemsize
         out[:split].view(self.values).copy_(payload.values)
         self.write_indices(payload.indices, payload.numel, out[split:])
 
@@ -262,8 +261,7 @@ class SharedSelection:
         if is_elected or channel.rank == source:
             selection = self._compressor.encode(flat, turn)
         if is_elected and selection is not None:
-            norm = math.sqrt(energy(selection.values))
-            source = int(channel.all_gather(flat.new_tensor([norm])).argmax())
+            source = int(channel.all_gather(flat.new_tensor([math.sqrt(energy(selection.values))])).argmax())
         message = self._workspace.take(
             "message", index_bytes(numel, self._count, coding.name), torch.uint8, flat.device
         )

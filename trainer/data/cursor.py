@@ -430,8 +430,10 @@ class PartitionedCursor(Cursor):
 
     def state(self) -> dict[str, int]:
         """Return the samples drawn by all and by each worker, for a checkpoint, as plain JSON."""
-        drawn = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
-        return {**super().state(), **drawn}
+        return {
+            **super().state(),
+            **{f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)},
+        }
 
     def at(self, state: Mapping[str, int]) -> PartitionedCursor:
         """Return a new cursor over the same data that continues where ``state`` was taken.
@@ -503,8 +505,7 @@ class StreamCursor(Cursor):
         self._count = count
         now_s = self._clock()
         arrived, aged = self._arrived(now_s), self._aged(now_s)
-        policy = self._stream.buffer
-        first = first_kept(policy, taken=self.taken, arrived=arrived, aged=aged, count=count)
+        first = first_kept(self._stream.buffer, taken=self.taken, arrived=arrived, aged=aged, count=count)
         self._most_held = max(self._most_held, arrived - first)
         self._dropped += first - self.taken
         last = first + count

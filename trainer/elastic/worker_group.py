@@ -448,8 +448,7 @@ class WorkerGroup:
             lambda: any(map(self._is_lost, generation.places)),
         )
         workers = len(generation.members)
-        prefix = f"{self._attempt}/group/{generation.number}"
-        store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
+        store = dist.PrefixStore(f"{self._attempt}/group/{generation.number}", connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
         if workers > 1:
             join_group(store, rank, workers, self._device, self._spec.exchange_timeout_s)
         shares = {member.place: member.share for member in generation.members if member.share}

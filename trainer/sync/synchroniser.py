@@ -261,8 +261,7 @@ class SelSync:
         early = 1 + GROWTH * step
         if early < mean:
             return self._begun(state, change), overdue or gap >= early
-        due = gap >= MOST_GAP * mean
-        synchronise = overdue or due or (voted and gap >= LEAST_GAP * mean)
+        synchronise = overdue or gap >= MOST_GAP * mean or (voted and gap >= LEAST_GAP * mean)
         return self._steered(state, change, synchronised=synchronise), synchronise
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:

@@ -560,8 +560,7 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
     Raises:
         BadInput: the run is over, or would not survive the change.
     """
-    spec = read_spec(run_dir)
-    check_change(spec, change)
+    check_change(read_spec(run_dir), change)
     if run_status(run_dir).state.is_over:
         raise BadInput(f"the run {run_dir.name} is over.", hint="start it again with `hetopt launch`")
     # One write of one line to a file opened for appending: requests made at the same time do not mix.

@@ -191,8 +191,9 @@ class StepTimes(Record):
             noise["slower"] = max(0.0, self.slower + error - SLACK)
             noise["quicker"] = max(0.0, self.quicker - error - SLACK)
             if max(noise["slower"], noise["quicker"]) > ALARM:
-                fresh = StepTimes(variance=noise["variance"])
-                return fresh.after(option, network, step_s=step_s, compute_s=compute_s, steps=steps)
+                return StepTimes(variance=noise["variance"]).after(
+                    option, network, step_s=step_s, compute_s=compute_s, steps=steps
+                )
             step_s = known_s * math.exp(error * math.sqrt(self.variance))
         step_s = known_s + steps / (known + steps) * (step_s - known_s)
         compute_s = self.compute_s + steps / (self.steps + steps) * (compute_s - self.compute_s)
