@@ -77,11 +77,6 @@ def refresh(feeds: Feeds, said: list[str]) -> Callable[..., OwnCatalog]:
     return once
 
 
-def statuses(feeds: Feeds) -> list[int]:
-    """Of the requests for the price list."""
-    return [status for path, _, status in feeds.asked if path.endswith(".csv")]
-
-
 def test_prices_are_those_of_today_with_date_and_source(refresh: Callable[..., OwnCatalog]) -> None:
     own = refresh()
     today = datetime.datetime.now(datetime.UTC).date()
@@ -126,7 +121,7 @@ def test_a_file_whose_connection_breaks_is_read_again(
     feeds.asked.clear()
     feeds.cuts = [1_000, 5_000]
     assert refresh().contents.files == whole
-    assert statuses(feeds) == [200, 200, 200]
+    assert [status for path, _, status in feeds.asked if path.endswith(".csv")] == [200, 200, 200]
     feeds.fill(names=FEW, version="20261127000000")
     feeds.cuts = [0] * public_file.TRIES
     with pytest.raises(CloudRefused, match="ended in the middle"):
@@ -142,13 +137,13 @@ def page(feeds: Feeds, path: str, kind: str) -> None:
     feeds.answers[path] = (200, {"Content-Type": kind}, body)
 
 
-def few_prices() -> bytes:
-    return price_list(rows_of(FEW[:5]))
-
-
 BAD: dict[str, tuple[Callable[[Feeds], None], type[HetoptError], str]] = {
     "cut off in a row": (lambda f: broken(f, price_list(rows_of(FEW))[:-30]), BadInput, "cut off"),
-    "cut off after a row": (lambda f: broken(f, few_prices()), BadInput, "lacks .* of the .* types that had a price"),
+    "cut off after a row": (
+        lambda f: broken(f, price_list(rows_of(FEW[:5]))),
+        BadInput,
+        "lacks .* of the .* types that had a price",
+    ),
     "in CNY": (lambda f: broken(f, price_list(iter([row("g5.xlarge", 9, Currency="CNY")]))), BadInput, "in USD"),
     "all zero": (lambda f: broken(f, price_list(iter([row("g5.xlarge", 0.0)]))), BadInput, "no on-demand price"),
     "empty": (lambda f: broken(f, b""), BadInput, "is no price list"),

@@ -106,7 +106,7 @@ def start_over(edge: BotoEdge) -> None:
     """An empty account that has a bucket: moto keeps what has ended, and becomes slow by it."""
     reset = urllib.request.Request(f"{os.environ['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
     urllib.request.urlopen(reset).close()
-    edge(make_bucket())
+    edge(Request(step="b", service="s3", operation="create_bucket", parameters={"Bucket": BUCKET}, purpose=""))
 
 
 def be_unkind(**how: object) -> None:
@@ -122,10 +122,6 @@ def account_truth() -> dict[str, Any]:
     with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/unkind") as answer:
         told: dict[str, Any] = json.loads(answer.read())
     return told
-
-
-def make_bucket(name: str = BUCKET) -> Request:
-    return Request(step="b", service="s3", operation="create_bucket", parameters={"Bucket": name}, purpose="")
 
 
 @dataclass

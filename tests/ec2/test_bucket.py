@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.backend import adopt, fetch_model
@@ -182,10 +183,21 @@ class Listing:
         return self.inner(request)
 
 
+@pytest.fixture
+def handle(launcher: Ec2Launcher, run_dir: Path, plan: Plan) -> RunHandle:
+    """Of a run that was started."""
+    return launcher.start(plan.run, run_dir, {})
+
+
 def test_an_object_is_a_file_of_the_run_or_nothing(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience, tmp_path: Path
+    cloud: BotoEdge,
+    launcher: Ec2Launcher,
+    run_dir: Path,
+    order: Order,
+    handle: RunHandle,
+    patience: Patience,
+    tmp_path: Path,
 ) -> None:
-    handle = launcher.start(plan.run, run_dir, {})
     secret = tmp_path / "authorized_keys"
     secret.write_text("the operator's own key\n")
     (run_dir / "log").mkdir()
@@ -204,9 +216,14 @@ def test_an_object_is_a_file_of_the_run_or_nothing(
 
 @pytest.mark.parametrize("folder", ["log", "events", "state"])
 def test_no_key_that_a_bucket_can_hold_leads_anywhere(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path, folder: str
+    cloud: BotoEdge,
+    launcher: Ec2Launcher,
+    run_dir: Path,
+    handle: RunHandle,
+    patience: Patience,
+    tmp_path: Path,
+    folder: str,
 ) -> None:
-    handle = launcher.start(plan.run, run_dir, {})
     secret = tmp_path / "secret"
     secret.write_text("mine")
     before = files_outside(tmp_path, run_dir)
@@ -229,9 +246,8 @@ def test_no_key_that_a_bucket_can_hold_leads_anywhere(
 
 
 def test_an_object_that_is_no_part_of_the_log_is_passed_over(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, handle: RunHandle, patience: Patience
 ) -> None:
-    handle = launcher.start(plan.run, run_dir, {})
     for name in ("x.jsonl", "²³.jsonl", f"{0:015d}.json", "-1.jsonl", f"{'9' * 400}.jsonl", "a/0.jsonl"):
         put(cloud, order, f"events/{name}", "no event")
     put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
@@ -316,11 +332,10 @@ def test_stopping_waits_for_nothing_that_is_read(
     launcher: Ec2Launcher,
     run_dir: Path,
     order: Order,
-    plan: Plan,
+    handle: RunHandle,
     patience: Patience,
     answer: bytes | str,
 ) -> None:
-    handle = launcher.start(plan.run, run_dir, {})
     for name in ("events/x.jsonl", "log//x", f"events/{0:015d}.jsonl", "lease.json", "placement.json", "outcome.json"):
         put(cloud, order, name, "nonsense")
     told: list[str] = []
@@ -335,9 +350,8 @@ def test_stopping_waits_for_nothing_that_is_read(
 
 
 def test_a_bucket_that_cannot_be_written_keeps_no_machine(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, handle: RunHandle
 ) -> None:
-    handle = launcher.start(plan.run, run_dir, {})
     told: list[str] = []
 
     def edge(request: Request) -> Answer:
@@ -374,9 +388,14 @@ def test_a_run_whose_objects_are_nonsense_is_not_adopted_in_one_sentence(
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[" * 100_000, b"\xff"], ids=lambda body: repr(body[:8]))
 def test_a_run_whose_machines_write_nonsense_is_looked_at(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, order: Order, plan: Plan, patience: Patience, body: bytes
+    cloud: BotoEdge,
+    launcher: Ec2Launcher,
+    run_dir: Path,
+    order: Order,
+    handle: RunHandle,
+    patience: Patience,
+    body: bytes,
 ) -> None:
-    handle = launcher.start(plan.run, run_dir, {})
     for name in ("lease.json", "outcome.json", "state/i-0.json", "ckpt/LATEST", "ckpt/WANTED", "log/h0/host.log"):
         cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", body, "nonsense"))
     patience.now_s += 60

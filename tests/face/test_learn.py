@@ -84,8 +84,12 @@ def first() -> Plan:
     return plan_from(Profile.load(RECORDED / "digits.json"), ("g4dn.*", "g5.*"))
 
 
-def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan) -> None:
-    launch = launched(first)
+@pytest.fixture(scope="module")
+def launch(first: Plan) -> Launch:
+    return launched(first)
+
+
+def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan, launch: Launch) -> None:
     truth_s = SLOWER * first.chosen.prediction.step_time_s.value
     learned, _ = learn(first.profile, launch, history_of(log_of(launch, truth_s)))
     kind = first.chosen.groups[0].instance_type
@@ -116,17 +120,15 @@ def test_machines_of_ones_own_teach_their_steps(first: Plan) -> None:
     assert {node.type for sample in learned.samples for node in sample.nodes} == {"desk"}
 
 
-def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
-    launch = launched(first)
+def test_the_way_to_the_target_is_one_more_pilot(first: Plan, launch: Launch) -> None:
     learned, _ = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
     pilot = learned.pilots[-1]
     assert len(learned.pilots) == len(first.profile.pilots) + 1
     assert (pilot.global_batch_size, pilot.steps_to_target) == (256, 800)
 
 
-def test_the_noise_of_a_whole_run_takes_the_place_of_a_profile_s_first_steps(first: Plan) -> None:
+def test_the_noise_of_a_whole_run_takes_the_place_of_a_profile_s_first_steps(first: Plan, launch: Launch) -> None:
     """Noise that grows tenfold: smoothed, at even distances, and a curve on the run's page."""
-    launch = launched(first)
     events = log_of(launch, 0.01)
     for event in events:
         if event["event"] == "step":
@@ -143,9 +145,8 @@ def test_the_noise_of_a_whole_run_takes_the_place_of_a_profile_s_first_steps(fir
     assert curve[-1] == pytest.approx(scales[-1], rel=1e-3)
 
 
-def test_provisioning_is_learned_of_rented_machines_alone(first: Plan) -> None:
+def test_provisioning_is_learned_of_rented_machines_alone(first: Plan, launch: Launch) -> None:
     """Machines that took twice as long as foretold: the next plan expects more, though not yet twice."""
-    launch = launched(first)
     foretold_s = first.chosen.prediction.startup_s
     history = history_of(log_of(launch, 0.01))
     history.run.startup_s = 2 * foretold_s
@@ -157,16 +158,14 @@ def test_provisioning_is_learned_of_rented_machines_alone(first: Plan) -> None:
     assert learn(first.profile, here, history)[0].provisioned == ()
 
 
-def test_the_same_run_teaches_once(first: Plan) -> None:
-    launch = launched(first)
+def test_the_same_run_teaches_once(first: Plan, launch: Launch) -> None:
     events = log_of(launch, 0.01)
     once, _ = learn(first.profile, launch, history_of(events))
     with pytest.raises(BadInput, match="measured nothing that the profile lacks"):
         learn(once, launch, history_of(events))
 
 
-def test_a_profile_of_another_job_is_refused(first: Plan) -> None:
-    launch = launched(first)
+def test_a_profile_of_another_job_is_refused(first: Plan, launch: Launch) -> None:
     with pytest.raises(BadInput, match="trained digits"):
         learn(Profile.load(RECORDED / "lstm-small.json"), launch, history_of(log_of(launch, 0.01)))
 

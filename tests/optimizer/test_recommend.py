@@ -61,12 +61,6 @@ def _plan(catalog: Catalog, goal: Goal, options: Options = QUICK, *, profile: Pr
     return recommend(PlanRequest(profile, catalog, goal, options), seed=seed, now=NOW)
 
 
-def _chance(plan: Plan) -> float:
-    assert plan.insight is not None
-    assert plan.insight.chance is not None
-    return plan.insight.chance
-
-
 @pytest.fixture(scope="module")
 def plan(some: Catalog) -> Plan:
     return _plan(
@@ -76,7 +70,9 @@ def plan(some: Catalog) -> Plan:
 
 def test_a_plan_adds_up(plan: Plan) -> None:
     told = plan.chosen.prediction
-    assert _chance(plan) >= SURE
+    assert plan.insight is not None
+    assert plan.insight.chance is not None
+    assert plan.insight.chance >= SURE
     assert sum(term.usd for term in told.cost_terms) == pytest.approx(told.cost_usd.value)
     assert told.compute_s + told.communication_s == pytest.approx(told.step_time_s.value)
     assert told.training_s.value == pytest.approx(told.steps.value * told.step_time_s.value, rel=0.2)

@@ -78,14 +78,18 @@ DIVIDING = DDP.replace("batch_size=16", "batch_size=32 // dist.get_world_size()"
 """Its batch is that of all workers together."""
 
 
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "train.py"
+
+
 @pytest.mark.parametrize(
     ("form", "is_ddp"),
     [(DDP, True), (PLACED, True), (INSISTING, True), (DIVIDING, True), (SESSION, False)],
     ids=["ddp", "placed", "insisting", "dividing", "session"],
 )
-def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: Path) -> None:
+def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, script: Path) -> None:
     """The rate of the DDP script is that of two workers, so that one machine's later steps are others."""
-    script = tmp_path / "train.py"
     script.write_text(form.replace("LOSS", APART))
     found = check_script(script)
     assert found.is_ddp == is_ddp
@@ -101,29 +105,35 @@ def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: 
     assert "the loss couples samples" in str(found)
 
 
-def test_a_schedule_of_other_steps_is_found_without_training_so_long(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    schedule = "StepLR(opt, 500 // int(__import__('os').environ.get('WORLD_SIZE', 1)))"
+@pytest.mark.parametrize(
+    ("schedule", "rates", "said"),
+    [
+        (
+            "StepLR(opt, 500 // int(__import__('os').environ.get('WORLD_SIZE', 1)))",
+            (1e-3, 1e-5),
+            "the learning rate is 1e-05 in shares and 0.001 else",
+        ),
+        ("ReduceLROnPlateau(opt)", None, ""),
+    ],
+    ids=["of other steps", "follows a metric"],
+)
+def test_a_schedule_is_followed_without_training_so_long(
+    schedule: str, rates: tuple[float, float] | None, said: str, script: Path
+) -> None:
+    """One that follows a metric is left alone."""
     schedule = f"schedule = torch.optim.lr_scheduler.{schedule}\n"
     script.write_text(SESSION.replace("LOSS", APART).replace("with session", f"{schedule}with session"))
     found = check_script(script)
     assert found.step is None
-    assert found.rates == pytest.approx((1e-3, 1e-5))
-    assert "the learning rate is 1e-05 in shares and 0.001 else" in str(found)
-
-
-def test_a_schedule_that_follows_a_metric_is_left_alone(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    schedule = "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\n"
-    script.write_text(SESSION.replace("LOSS", APART).replace("with session", f"{schedule}with session"))
-    assert not check_script(script).cause
+    assert found.rates == pytest.approx(rates)
+    assert bool(found.cause) == (rates is not None)
+    assert said in str(found)
 
 
 def test_a_script_that_changed_is_checked_once_and_a_failure_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    script = tmp_path / "train.py"
     script.write_text("raise LookupError('no data here')\n")
     checked, is_new = first_check(script, ())
     assert checked.sentence.startswith("How far shares are from one machine is not known: ")
@@ -154,18 +164,16 @@ for x, y in loader:
     ids=["labels of its own", "hidden states"],
 )
 def test_a_script_that_runs_in_equal_shares_alone_is_known(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    script = tmp_path / "train.py"
     script.write_text(text)
     checked, _ = first_check(script, ())
     assert checked.needs_equal_shares
     assert first_check(script, ()) == (checked, False)
 
 
-def test_a_script_for_one_process_is_sent_to_convert(tmp_path: Path, hetopt: Callable[..., Any]) -> None:
-    script = tmp_path / "train.py"
+def test_a_script_for_one_process_is_sent_to_convert(script: Path, hetopt: Callable[..., Any]) -> None:
     script.write_text(
         HEAD
         + "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -197,11 +205,10 @@ with session(model, opt) as run:
 """
 
 
-def test_a_failure_on_two_workers_is_told_by_what_was_raised(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
+def test_a_failure_on_two_workers_is_told_by_what_was_raised(script: Path) -> None:
+    script.write_text(SCRIPT)
     with pytest.raises(RunFailed, match=r"train\.py failed: LookupError: only where there are two:"):
-        check_script(path)
+        check_script(script)
 
 
 class Pictures(Dataset[torch.Tensor]):
@@ -227,8 +234,7 @@ def test_an_error_of_a_reader_process_is_told_by_its_own_line_and_words() -> Non
 # What a script finds around it on a machine: one device, and a local rank that goes with it.
 
 
-def test_of_a_script_that_draws_its_batches_itself_shares_stay_equal(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def test_of_a_script_that_draws_its_batches_itself_shares_stay_equal(script: Path) -> None:
     drawn = "for x, y in (data[torch.randint(256, (16,))] for _ in range(4)):"
     script.write_text(DDP.replace("for x, y in loader:", drawn).replace("LOSS", COUPLED))
     found = check_script(script)

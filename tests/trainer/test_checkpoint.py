@@ -98,12 +98,16 @@ def one(tmp_path: Path) -> Iterator[CheckpointSaver]:
         saver.close()
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path)
+
+
 def begin(one: CheckpointSaver, step: int) -> None:
     one.begin(shared(step), own(0), begun_s=0.0)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
+def test_what_is_saved_is_loaded(folder: CheckpointFolder) -> None:
     assert folder.newest(DIGEST) == (None, ())
     save(folder, 7)
     assert folder.newest(DIGEST) == (7, ())
@@ -116,8 +120,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 5])
-def test_residuals_keep_their_sum_when_workers_come_or_go(tmp_path: Path, workers: int) -> None:
-    folder = CheckpointFolder(tmp_path)
+def test_residuals_keep_their_sum_when_workers_come_or_go(folder: CheckpointFolder, workers: int) -> None:
     save(folder, 3, workers=4)
     before = sum(own(rank).memory["residual"] for rank in range(4))
     after = sum(
@@ -126,8 +129,7 @@ def test_residuals_keep_their_sum_when_workers_come_or_go(tmp_path: Path, worker
     assert torch.allclose(before, after, rtol=0, atol=1e-6)
 
 
-def test_the_two_newest_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
+def test_the_two_newest_are_kept_and_leftovers_removed(folder: CheckpointFolder, tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "step-1.partial").mkdir(parents=True)
     for step in (5, 10, 100):
         save(folder, step)
@@ -136,9 +138,8 @@ def test_the_two_newest_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint" / "LATEST").read_text() == "step-100\n"
 
 
-def test_what_others_have_begun_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_what_others_have_begun_meanwhile_is_left_alone(folder: CheckpointFolder) -> None:
     """The last worker to hear that all parts are there may be the one that publishes them."""
-    folder = CheckpointFolder(tmp_path)
     early = {rank_file(1): folder.write(10, rank_file(1), own(1))}
     save(folder, 9)
     assert folder.newest(DIGEST) == (9, ())
@@ -177,16 +178,14 @@ def test_one_that_is_torn_or_altered_anywhere_is_passed_over_and_named(
     assert name in torn[0][1]
 
 
-def test_when_none_is_whole_the_run_does_not_start_over_in_silence(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
+def test_when_none_is_whole_the_run_does_not_start_over_in_silence(folder: CheckpointFolder) -> None:
     save(folder, 1)
     (folder.path(1) / STATE_FILE).write_bytes(b"hello")
     with pytest.raises(BadInput, match=rf"No checkpoint in .* is whole: in that of step 1, {STATE_FILE} has 5 bytes"):
         folder.newest(DIGEST)
 
 
-def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
+def test_one_of_another_run_or_version_is_refused(folder: CheckpointFolder) -> None:
     save(folder, 1)
     with pytest.raises(BadInput, match="another task"):
         folder.newest("of another run")
@@ -196,9 +195,8 @@ def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
         folder.newest(DIGEST)
 
 
-def test_nothing_in_a_checkpoint_is_run(tmp_path: Path) -> None:
+def test_nothing_in_a_checkpoint_is_run(folder: CheckpointFolder) -> None:
     """Even where the hashes were made to fit; and none with code in it is written."""
-    folder = CheckpointFolder(tmp_path)
     evil: Any = {**vars(shared(1)), "model": print}
     buffer = io.BytesIO()
     torch.save(evil, buffer)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler, default_collate
 
 from .memories import Gather, named, trained
-from .scripts import Open, net, points, sgd, shuffled
+from .scripts import Open, loop, net, points, sgd, shuffled
 
 Compute = Callable[[nn.Module, Gather, Tensor, Tensor], Tensor]
 
@@ -255,13 +255,7 @@ def noise(samples: list[Any]) -> list[Tensor]:
 
 def collated(open_: Open, *, by: Callable[[list[Any]], list[Tensor]]) -> None:
     """Batches that a collate function has changed."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled(collate_fn=by)):
-            opt.zero_grad()
-            run.backward(functional.cross_entropy(model(x), y))
-            opt.step()
+    loop(open_, model := net(), sgd(model), shuffled(collate_fn=by))
 
 
 @dataclass
