@@ -44,9 +44,8 @@ optimizer: Any = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 for _ in range(2):
     for number, (inputs, targets) in enumerate(loader):
         model.train()
-        begins = number % parts == 0
         ends = number % parts == parts - 1 or number == len(loader) - 1
-        loss: Any = cross_entropy(call(inputs), targets) / (1 if begins and ends else parts)
+        loss: Any = cross_entropy(call(inputs), targets) / (1 if ends and number % parts == 0 else parts)
         if way == "sum":  # over a count of the whole batch, as a loss over tokens is
             count = torch.tensor(float(len(targets)))
             dist.all_reduce(count)

@@ -72,8 +72,9 @@ def test_a_framework_takes_on_unequal_shares_the_steps_of_equal_ones(
     for way in ("plain", "shares"):
         output = () if name == "with_accelerate" else ("--output", str(tmp_path / f"{way}-output"))
         # Each steps once in two batches of its loader, which are the plan's batch.
-        plan = {"SHARES": "a:64,b:32", "BATCHES": "2"}
-        steps[way], _ = trained(tmp_path / way, way, EXAMPLES / f"{name}.py", *arguments, *output, **plan)
+        steps[way], _ = trained(
+            tmp_path / way, way, EXAMPLES / f"{name}.py", *arguments, *output, SHARES="a:64,b:32", BATCHES="2"
+        )
     assert samples(tmp_path / "shares") == [32, 16]
     assert torch.equal(*steps["shares"])
     assert torch.allclose(steps["shares"][0], steps["plain"][0], rtol=1e-4, atol=1e-5)
@@ -83,11 +84,9 @@ def test_a_framework_takes_on_unequal_shares_the_steps_of_equal_ones(
 def test_a_framework_takes_on_two_workers_as_many_steps_as_on_one(name: str, tmp_path: Path) -> None:
     """With the arguments that it was profiled with: each epoch is of all samples, in steps of the plan's batch."""
     pytest.importorskip(name.removeprefix("with_"))
-    more = () if name == "with_accelerate" else ("--output", str(tmp_path / "output"))
-    asked = ("--batch-size", "24", "--epochs", "2", *more)
+    asked = ["--batch-size=24", "--epochs=2", f"--output={tmp_path}"][: 2 if name == "with_accelerate" else 3]
     [one], _ = trained(tmp_path / "one", "plain", EXAMPLES / f"{name}.py", *asked, ranks=1)
-    plan = {"SHARES": "a:32,b:16", "BATCHES": "2"}
-    two, _ = trained(tmp_path / "two", "shares", EXAMPLES / f"{name}.py", *asked, **plan)
+    two, _ = trained(tmp_path / "two", "shares", EXAMPLES / f"{name}.py", *asked, SHARES="a:32,b:16", BATCHES="2")
     assert len(two[0]) == len(one)
 
 

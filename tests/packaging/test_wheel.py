@@ -55,7 +55,7 @@ def test_the_wheel_carries_its_metadata(wheel: Path, names: set[str], metadata: 
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{info}/licenses/LICENSE" in names
-    assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "frameworks", "docs", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "sky", "frameworks", "docs", "dev"}
     assert "hetopt = hetopt.cli.main:main" in entry_points
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -87,6 +88,34 @@ def nothing_is_left(run_dir: Path) -> bool:
     return not processes_of(run_dir) and not network_of(run_dir)
 
 
+def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, tmp_path: Path) -> None:
+    spec = rehearsed(
+        "speed=4,rate=200mbit; speed=2,rate=100mbit,workers=2; speed=1,rate=50mbit",
+        schedule="step 20 h1 speed=1\nstep 30 * rate=10mbit\nstep 60 h2 dies",
+        declared=DeclaredTime(fixed_s=0.002, per_sample_s=0.02),
+    )
+    launcher = RehearsalLauncher()
+    handle = launcher.start(spec, tmp_path, {})
+    try:
+        wait_for(lambda: events(tmp_path, "step"), tmp_path)
+        ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0", "h1", "h2"]))
+        status = over(launcher, tmp_path)
+    finally:
+        launcher.stop(handle)  # of a run that is over: no harm
+    assert re.fullmatch(r"host h2 died at step 6\d, as scheduled", status.reason or "")
+    [started] = events(tmp_path, "run_started")
+    assert [worker["host"] for worker in started["workers"]] == ["h0", "h1", "h1", "h2"]  # ranked as described
+    changed: dict[str, list[tuple[float, float, bool]]] = {"h0": [], "h1": [], "h2": []}
+    for event in events(tmp_path, "condition_changed"):
+        changed[event["host"]].append((event["speed"], event["rate_bits_per_s"], event["dies"]))
+    # A change asked by hand falls before or after a scheduled one of step 20 or 30, as the machine is busy.
+    assert changed["h0"][-1] == (8, 1e7, False)
+    assert changed["h1"] == [(1, 1e8, False), (1, 1e7, False)]
+    assert changed["h2"] == [(1, 1e7, False), (1, 1e7, True)]
+    assert conditions_in(tmp_path)().speed_factors == {"h0": 2, "h1": 0.5}
+    assert nothing_is_left(tmp_path)
+
+
 def test_what_does_not_fit_slows_the_whole_miniature_and_the_run_finishes(box: None, tmp_path: Path) -> None:
     spec = rehearsed("speed=1,rate=100mbit,workers=2", declared=DeclaredTime(per_sample_s=0.001), steps=60)
     launcher = RehearsalLauncher()
@@ -115,15 +144,6 @@ def test_a_conductor_that_is_asked_to_end_leaves_nothing(box: None, tmp_path: Pa
     wait_for(lambda: nothing_is_left(tmp_path), tmp_path)
     assert over(launcher, tmp_path).state == RunState.STOPPED
     assert events(tmp_path)[-1]["event"] == "training_finished"
-
-
-def test_stopping_a_run_leaves_nothing_and_stopping_it_again_is_no_harm(box: None, tmp_path: Path) -> None:
-    launcher = RehearsalLauncher()
-    handle = launcher.start(rehearsed("speed=1 x2", steps=10), tmp_path, {})
-    RehearsalLauncher().stop(handle)
-    assert nothing_is_left(tmp_path)
-    assert launcher.poll(handle) == RunStatus(state=RunState.STOPPED)
-    RehearsalLauncher().stop(handle)
 
 
 def test_a_launching_process_that_is_killed_takes_its_rehearsal_along(box: None, tmp_path: Path) -> None:
