@@ -312,10 +312,10 @@ def keep_freed_memory() -> bool:
 
 
 def _prepared(spec: RunSpec, place: Place) -> str:
-    """Set this process up as the spec says of its worker; return the worker's device.
+    """Set this process's allocator and number of threads; return its worker's device, ``cpu`` or ``cuda:INDEX``.
 
     Raises:
-        BadInput: it is one of another number of workers than the run has.
+        BadInput: it is one of another number of workers than the run has, or a GPU is demanded and there is none.
     """
     import torch
 

@@ -52,7 +52,7 @@ def _flag(named: re.Match[str]) -> str:
 def _typed(value: str) -> str:
     """Return a Python literal as a shell argument: in quotes where it needs them, without brackets."""
     if value[:1] in ("[", "("):
-        value = value[1:-1].replace(", ", ",")
+        value = re.sub("[\"' ]", "", value[1:-1]).rstrip(",")
     elif value[:1] == "{":
         value = re.sub("[\"' ]", "", value[1:-1]).replace(":", "=")
     return shlex.quote(value[1:-1] if value[:1] in ("'", '"') else value)

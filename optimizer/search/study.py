@@ -145,7 +145,9 @@ class Study:
         return time_s, cost_usd
 
     def _study(self, journal: Path | None) -> optuna.Study:
-        """Return the Optuna study of this question: a journal may hold those of several; None: a new study in memory.
+        """Return the Optuna study of this question, of expected time and cost; the caller sets its sampler.
+
+        A journal may hold the studies of several questions; None: a new study in memory.
 
         Raises:
             BadInput: the file cannot be used as Optuna's journal.

@@ -179,7 +179,10 @@ Point = tuple[int, int]
 
 
 def compute_covariance(left: Sequence[Point], right: Sequence[Point], spread: Spread) -> Array:
-    """Return the prior covariance of residuals of log computation, [left, right]; types are independent."""
+    """Return the prior covariance of residuals of log computation, [left, right]; types are independent.
+
+    Within a type it is ``spread.compute**2 * exp(-d**2 / 2)`` at ``d`` lengths of log batch size apart.
+    """
     a, b = np.array(left, dtype=np.float64).reshape(-1, 2), np.array(right, dtype=np.float64).reshape(-1, 2)
     distance = (a[:, 1][:, None] - b[:, 1][None]) * math.log(2) / PITCH / spread.compute_length
     same_type = a[:, 0][:, None] == b[:, 0][None]

@@ -44,6 +44,7 @@ def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> tor
 
 
 def _wait(works: Sequence[dist.Work | None]) -> None:
+    """Wait until all transfers are done; none may be None, which torch returns to workers outside the group."""
     for work in works:
         assert work is not None, "this worker is in the group"
         work.wait()

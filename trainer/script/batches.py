@@ -234,7 +234,10 @@ class AuditRecord:
             )
 
     def tell(self, result: AuditResult, step: int, events: EventLog) -> None:
-        """Log an audit's result; the first time that it is beyond the tolerance, log a warning or stop the run.
+        """Log an audit's finite result; the first time that it differs, log a warning or stop the run.
+
+        It differs as `AuditResult.differs` says: beyond the tolerance and, where random numbers are drawn, by more than
+        noise.
 
         Args:
             result: result of the audit.
@@ -242,7 +245,7 @@ class AuditRecord:
             events: log of the run.
 
         Raises:
-            RunFailed: the result is beyond the tolerance, and ``mode`` is "stop"; all workers raise it.
+            RunFailed: the result differs, and ``mode`` is "stop"; all workers raise it.
         """
         if math.isfinite(result.distance):  # a step whose gradient overflows is no measurement
             events.write("audited", step=step, distance=result.distance, tolerance=self.tolerance)

@@ -685,9 +685,9 @@ class Flow:
         return side.backwards + 1 >= self.accumulate or (part is not None and part.is_last)
 
     def _follow(self, side: Side) -> None:
-        """Prepare an optimizer's parameters for a backward pass; they may have changed since the step before.
+        """Take over the parameters that an optimizer trains now, and move their ``.grad`` aside before a backward pass.
 
-        Nothing is done where nothing is summed, or all are frozen.
+        Nothing is moved where nothing is summed, or where all of them are frozen and there are other optimizers.
 
         Raises:
             RunFailed: they have changed, and compression keeps a residual of the old ones.

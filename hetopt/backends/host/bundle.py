@@ -125,8 +125,8 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
 def _names_a_path(value: str, option: str) -> bool:
     """Return whether an argument names something on this disk.
 
-    A folder's plain name behind an option that does not sound like a place (the ``train`` of a mode) does not; one behind no
-    option does, and so do every existing file and whatever exists and has a slash.
+    A folder's plain name behind an option that does not sound like a place (the ``train`` of a mode) does not; one
+    behind no option does, and so do every existing file and whatever exists and has a slash.
 
     Args:
         value: argument of a script.
