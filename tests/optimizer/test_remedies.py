@@ -16,6 +16,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -29,7 +30,7 @@ from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.recommendation import confidence as remedies_module, recommend as recommend_module
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.optimizer.search.objective import NEAR
+from hetopt.optimizer.search.objective import NEAR, expected
 from hetopt.optimizer.search.search import SearchResult, search
 from hetopt.optimizer.search.search_space import SearchSpace
 from hetopt.reports import plan_document
@@ -245,9 +246,11 @@ def answer(goal: Goal, options: Options) -> Plan | None:
 
 
 def figures(candidate: Candidate) -> tuple[float, float]:
-    """Expected time and cost, which are shown, and by which plans are ranked."""
-    told = candidate.prediction
-    return told.total_s.value, told.cost_usd.value
+    """Expected time and cost, by which plans are ranked: of two medians the one with the longer tail is worth less."""
+    return tuple(
+        float(expected(np.array(figure.value), np.array(figure.high)))
+        for figure in (candidate.prediction.total_s, candidate.prediction.cost_usd)
+    )
 
 
 def score(plan: Plan, options: Options) -> float:
