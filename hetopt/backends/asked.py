@@ -49,6 +49,8 @@ ASK_AGAIN_S = 30.0
 """Seconds between two requests for a machine in the place of one that has ended or was refused."""
 LOOK_S = 5.0
 """Seconds for which what was seen of a machine counts."""
+NOTICE_S = 90.0
+"""Seconds before a machine's end, by time limit or budget, at which it is left: time for a look and a checkpoint."""
 
 
 def holder(run: str, host: str) -> str:

@@ -24,7 +24,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, ORDER_FILE, AskedBackend, Source, holder
+from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, NOTICE_S, ORDER_FILE, AskedBackend, Source, holder
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.ec2.renter.ordering import budget_of
 from hetopt.backends.on_this_machine import OnHosts
@@ -47,8 +47,6 @@ from hetopt.optimizer.plan import Plan, cloud_of
 
 SPENT_FILE = "rented_s"
 """File in a run's folder with the seconds for which its machines were rented in earlier sessions."""
-NOTICE_S = 90.0
-"""Seconds before the budget is used up at which a run saves its last checkpoint."""
 MACHINE: Mapping[str, Any] = {"python": "~/.cache/hetopt-python/bin/python", "install": True}
 """Settings of each machine: packages are installed for the run, by an interpreter that `SETUP` has brought."""
 SETUP = f"~/.local/bin/uv venv --seed --allow-existing --python {PYTHON} ~/.cache/hetopt-python"

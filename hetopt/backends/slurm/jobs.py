@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, ORDER_FILE, AskedBackend, Source, holder
+from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, NOTICE_S, ORDER_FILE, AskedBackend, Source, holder
 from hetopt.backends.on_this_machine import OnHosts
 from hetopt.backends.options import Machines, Slurm
 from hetopt.backends.ssh.checking import Inventory
@@ -38,8 +38,6 @@ from hetopt.optimizer.market.catalog_filter import is_called
 from hetopt.optimizer.market.instance_type import known_gpus
 from hetopt.optimizer.plan import Plan
 
-NOTICE_S = 90.0
-"""Seconds before its time limit at which a job is left: time for a look and a checkpoint."""
 ANSWER_WITHIN_S = 60.0
 JOB_PREFIX = "hetopt-"
 RUNNING = "RUNNING"
