@@ -267,9 +267,10 @@ CLAIMS = (
         sentence="Four workers train a small LSTM on characters to the perplexity that dense sums have after 70 % of "
         "their run, each side at its best learning rate. Where communication takes 20 times as long as computing, "
         "`auto` needs {seconds_hetopt_auto_at_20x:.0f} s, dense sums {seconds_plain_ddp_at_20x:.0f} s, sums of int8 "
-        "{seconds_int8_at_20x:.0f} s, averages of int8 every 8 steps {seconds_local_sgd_8_int8_at_20x:.0f} s, and DiLoCo "
-        "of int8 every 30 steps {seconds_diloco_30_int8_at_20x:.0f} s. At the end of its run `auto` has perplexity "
-        "{final_perplexity_hetopt_auto:.2f}, dense sums {final_perplexity_plain_ddp:.2f}. Where communication takes a tenth of computing and nothing can be gained, the most that anybody gains is "
+        "{seconds_int8_at_20x:.0f} s, averages of int8 every 8 steps {seconds_local_sgd_8_int8_at_20x:.0f} s, and "
+        "DiLoCo of int8 every 30 steps {seconds_diloco_30_int8_at_20x:.0f} s. At the end of its run `auto` has "
+        "perplexity {final_perplexity_hetopt_auto:.2f}, dense sums {final_perplexity_plain_ddp:.2f}. "
+        "Where communication takes a tenth of computing and nothing can be gained, the most that anybody gains is "
         "{gain_in_the_control_cell:.2f}.",
         plot=Plot(
             title="Seconds to the same perplexity, communication 20 times as long as computing",

@@ -95,7 +95,8 @@ class Balance:
         minimum: least local batch size of a worker, in samples.
 
     Attributes:
-        shares: local batch sizes of the next step, in samples, in rank order.
+        shares: samples of each worker in the next batch, in rank order.
+        batches_per_step: batches of a script's loader in a step, as its first step shows; 0: none was made yet.
     """
 
     def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], *, minimum: int = 1) -> None:
@@ -104,7 +105,12 @@ class Balance:
         self._state: Record = policy.initial()
         self._unjudged_steps = 0
         self._unjudged_s = 0.0
-        self.shares = first_shares(spec, minimum=minimum)
+        self.shares, self.batches_per_step = first_shares(spec, minimum=minimum), 0
+
+    @property
+    def shares_of_step(self) -> tuple[int, ...]:
+        """The samples of each worker in a full step, in rank order."""
+        return tuple(size * (self.batches_per_step or self._spec.batches_per_step) for size in self.shares)
 
     def is_due(self, period: Period) -> bool:
         """Count one more control period; return whether it is time to judge local batch sizes, and if so count anew.
@@ -130,7 +136,7 @@ class Balance:
             samples_seen: by all workers.
 
         Returns:
-            Shares ``before`` and ``after``, and the ``reason``; None: shares stay.
+            Samples of each worker in a step ``before`` and ``after``, and the ``reason``; None: shares stay.
 
         Raises:
             BadInput: the local batch sizes that the policy wants cannot be within the workers' memory.
@@ -138,10 +144,10 @@ class Balance:
         self._state, decision = self._policy.decide(self._state, period.observation(epoch, samples_seen))
         if not decision.changed:
             return None
-        before, self.shares = self.shares, within_memory(self._spec, decision.local_batch_sizes)
-        if self.shares == before:
+        before, self.shares = self.shares_of_step, within_memory(self._spec, decision.local_batch_sizes)
+        if self.shares_of_step == before:
             return None
-        return {"before": list(before), "after": list(self.shares), "reason": decision.reason}
+        return {"before": list(before), "after": list(self.shares_of_step), "reason": decision.reason}
 
     @property
     def worth(self) -> float | None:
@@ -384,6 +390,9 @@ class Engine:
             counts: whether the step is like others; if not, its times are left out.
         """
         self.step += 1
+        self.balance.batches_per_step = self.balance.batches_per_step or max(
+            self.context.spec.batches_per_step, round(sum(samples) / sum(self.balance.shares))
+        )
         if self.synchroniser is not None and self.synchroniser.is_begun:
             trace = self.synchroniser.after(self.step, trace, samples)
         if counts:
@@ -418,7 +427,12 @@ class Engine:
 
     def read(self, gathering: Gathering) -> Period:
         """Wait for all workers' rows, and return the control period that they describe."""
-        return Period.of(gathering.wait(), local_batch_sizes=self.balance.shares, devices=self.shards.devices)
+        return Period.of(
+            gathering.wait(),
+            local_batch_sizes=self.balance.shares,
+            samples=self.balance.shares_of_step,
+            devices=self.shards.devices,
+        )
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
         """Write the ``step`` event of a period to the run's log, with the fields ``more``.
@@ -490,7 +504,7 @@ def announce(
         context: context of this worker.
         model: model that is trained.
         exchange: settings of how its gradients travel.
-        shares: local batch sizes of the first step, in rank order.
+        shares: samples of each worker in the first step, in rank order.
         step: number of steps done by earlier attempts.
     """
     spec = context.spec
@@ -511,7 +525,7 @@ def announce(
             }
             for worker, share, device, row in zip(spec.workers, shares, devices, threads, strict=True)
         ],
-        global_batch_size=spec.global_batch_size,
+        global_batch_size=sum(shares),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         gradient_bytes=exchange.dense_bytes,
         compression=spec.compression.model_dump(),

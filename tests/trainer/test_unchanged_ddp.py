@@ -136,6 +136,11 @@ def trained(
     return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(len(shares))]
 
 
+def steps_told(folder: Path) -> set[tuple[int, ...]]:
+    steps = [event for event in read_events(folder / EVENTS_FILE) if event["event"] == "step"]
+    return {tuple(event["local_batch_sizes"]) for event in steps}
+
+
 def whole(name: str, workers: int = 2, batch: int = 32) -> dict[str, Tensor]:
     """Trained by one process, with the samples that all ranks would read."""
     sampler: Any = DistributedSampler
@@ -166,6 +171,7 @@ def test_shares_of_three_to_one_end_with_the_parameters_of_one_process(name: str
         assert torch.equal(first[key], second[key])
         assert float((first[key] - value).norm()) <= 1e-6 * float(value.norm())
     assert (tmp_path / "model.safetensors").exists()
+    assert steps_told(tmp_path) == {(72, 24) if name == "accumulating" else (24, 8)}
 
 
 @pytest.mark.parametrize(("name", "steps"), [("plain", [1, 2, 4, 8, 16]), ("accumulating", [1, 2, 4])])
@@ -282,6 +288,7 @@ def test_the_noise_that_a_run_tells_is_that_of_single_samples(kind: str, tmp_pat
     )
     told = [event["noise"] for event in read_events(tmp_path / EVENTS_FILE) if event.get("noise")]
     assert len(told) > NOISE_EPOCHS * NOISE_SAMPLES // sum(SHARES) // 5
+    assert steps_told(tmp_path) == {(48, 16) if kind == "accumulating" else SHARES}
     square, variance = moments()
     for name, expected in (("gradient_variance", variance), ("gradient_square", square)):
         assert sum(noise[name] for noise in told) / len(told) == pytest.approx(expected, rel=0.25)

@@ -130,7 +130,7 @@ class Periods:
             self.stopwatch = Stopwatch(device)
             self.begun = self.stopwatch.mark()
             with self._watched():
-                announce(context, model, exchange, shares=balance.shares, step=step)
+                announce(context, model, exchange, shares=balance.shares_of_step, step=step)
             self.events.write("training_started", step=step)
         self.engine = engine = Engine(
             context=context,
@@ -269,7 +269,7 @@ def _add_sample(folder: Path, period: Period, *, types: Sequence[str], compressi
     sync_s = min(row.exchange_s for row in period.rows)
     sample = {
         "nodes": [{"type": name, "workers": 1} for name in types],
-        "local_batch_size": list(period.local_batch_sizes),
+        "local_batch_size": list(period.samples),
         "compression": {"name": compression.name, "ratio": compression.ratio},
         "step_time_s": round(step_time_s, 7),
         "sync_time_s": round(min(sync_s, step_time_s), 7),

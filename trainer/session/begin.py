@@ -114,7 +114,7 @@ def session(
         policy=policy,
         sync=sync,
         spec=spec or os.environ.get(SPEC_VARIABLE) or None,
-    )
+    ).model_copy(update={"batches_per_step": accumulate})
     check_for_script(run_spec)
     if len(given) == 1:  # momentum that the workers keep is taken over
         compression = take_momentum(run_spec.compression, given[0])

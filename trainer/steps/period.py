@@ -120,25 +120,35 @@ class Period:
 
     Attributes:
         rows: measurements of each worker.
-        local_batch_sizes: shares at the period's end, in samples.
+        local_batch_sizes: samples of each worker in a batch at the period's end.
+        samples: of each worker in a full step then: several batches of a script that accumulates; empty: one batch.
         devices: number of devices that share a model, neighbours in rank order.
     """
 
     rows: tuple[ControlRow, ...]
     local_batch_sizes: tuple[int, ...]
+    samples: tuple[int, ...] = ()
     devices: int = 1
 
     @classmethod
-    def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...], devices: int = 1) -> Period:
+    def of(
+        cls,
+        gathered: Sequence[Sequence[float]],
+        *,
+        local_batch_sizes: tuple[int, ...],
+        samples: tuple[int, ...] = (),
+        devices: int = 1,
+    ) -> Period:
         """Return the period of all workers' rows of numbers, in rank order.
 
         Args:
             gathered: rows, each the numbers of a `ControlRow` with its ``look_energies`` last.
-            local_batch_sizes: shares at the period's end, in samples.
+            local_batch_sizes: samples of each worker in a batch at the period's end.
+            samples: of each worker in a full step; empty: a step is one batch.
             devices: number of devices that share a model.
         """
         rows = (ControlRow(*numbers[:_SINGLE], look_energies=tuple(numbers[_SINGLE:])) for numbers in gathered)
-        return cls(rows=tuple(rows), local_batch_sizes=local_batch_sizes, devices=devices)
+        return cls(rows=tuple(rows), local_batch_sizes=local_batch_sizes, samples=samples, devices=devices)
 
     @property
     def steps(self) -> int:
@@ -268,7 +278,7 @@ class Period:
             "step": step,
             "epoch": round(epoch, 4),
             "samples_seen": samples_seen,
-            "local_batch_sizes": list(self.local_batch_sizes),
+            "local_batch_sizes": list(self.samples or self.local_batch_sizes),
             "step_time_s": _seconds(self.step_time_s),
             "compute_s": [_seconds(row.compute_s) for row in self.rows],
             "processor_s": [_seconds(row.processor_s) for row in self.rows],
