@@ -174,7 +174,7 @@ CLAIMS = (
     ),
     Claim(
         benchmark="convergence",
-        options=("--part", "logs"),
+        options=(),
         title="Steps to a target at another batch size",
         sentence="Steps to a target at a batch size that was left out are {bert_levels_median_error:.1%} (BERT), "
         "{cifar10_levels_median_error:.1%} (CIFAR-10) and {ncf_levels_median_error:.1%} (NCF) off in the median; "
@@ -182,7 +182,11 @@ CLAIMS = (
         "{cifar10_levels_median_error_mccandlish:.1%} and {ncf_levels_median_error_mccandlish:.1%}. From one run and "
         "its gradient noise: {bert_smallest_median_error:.1%}, {cifar10_smallest_median_error:.1%} and "
         "{ncf_smallest_median_error:.1%}. From two runs and the noise of the smaller one: "
-        "{bert_pair_median_error:.1%}, {cifar10_pair_median_error:.1%} and {ncf_pair_median_error:.1%}.",
+        "{bert_pair_median_error:.1%}, {cifar10_pair_median_error:.1%} and {ncf_pair_median_error:.1%}. Three small "
+        "tasks, trained to a target with steps priced as a cluster's, take {digits_over_given:.2f}, "
+        "{characters_over_given:.2f} and {autoencoder_over_given:.2f} of the given batch's time where the batch "
+        "follows the gradient noise: {digits_over_best_in_hindsight:.2f}, {characters_over_best_in_hindsight:.2f} and "
+        "{autoencoder_over_best_in_hindsight:.2f} of that of the best batch in hindsight.",
         plot=Plot(
             title="Median error of steps to a target at a batch size that was left out",
             groups=("BERT", "CIFAR-10", "NCF"),
