@@ -81,7 +81,7 @@ class _Process(Record):
         return None
 
     def holds_lease(self, run_dir: Path) -> bool:
-        """Return whether this process has locked the lease, as the kernel tells it; False where that is kept secret."""
+        """Return whether this process has locked the lease; False where the kernel does not tell."""
         with suppress(OSError):
             lease_file = (run_dir / LEASE_FILE).stat()
             for number in os.listdir(f"/proc/{self.pid}/fd"):
@@ -315,7 +315,7 @@ class ProcessLauncher(ABC):
         run would lose the steps since the one before.
         """
         begun_s = changed_s = self.clock()
-        patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), saved_bytes(run_dir)
+        patience_s, saved = self.grace_s + _longest_silence_s(last_events(run_dir)), saved_bytes(run_dir)
         while not until(lambda: self._is_gone(run_dir), within_s=min(1.0, patience_s), sleep=self.sleep):
             now_s, now = self.clock(), saved_bytes(run_dir)
             if now != saved:
@@ -337,7 +337,7 @@ class ProcessLauncher(ABC):
             del self._started[run_dir]
 
 
-def _step_s(events: Sequence[LogEvent]) -> float:
+def _longest_silence_s(events: Sequence[LogEvent]) -> float:
     """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint.
 
     0 where nothing was logged.

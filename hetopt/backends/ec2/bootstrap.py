@@ -3,13 +3,11 @@
 Pure text. What varies is a JSON file inside a quoted here-document and a few values that can hold nothing but letters,
 digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it: machines have a
 role. The run's own secret is, by which its machines know each other, and it is of use for nothing else.
-
 ``HETOPT_ROOT`` says where to install; it and every program are looked up, so that the text also runs where a machine is
 only imitated.
 
-Its own end is a timer of the system with an absolute time, on disk, and an end at once where it boots again. Three
-units in ``/etc/systemd/system``, which outlive every process and every reboot (systemd.timer and systemd.time of
-systemd 252, which Amazon Linux 2023 has):
+Three units in ``/etc/systemd/system`` end the machine, and outlive every process and every reboot (systemd.timer and
+systemd.time of systemd 252, which Amazon Linux 2023 has):
 
     hetopt-end.service     shuts the machine down
     hetopt-end.timer       starts that at an absolute time; written anew with each lease

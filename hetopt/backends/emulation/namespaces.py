@@ -6,9 +6,9 @@ packet filter (Docker's drops what bridges forward), its network managers and it
 That namespace is made first and removed last, and whoever made it holds a lock on it as long as it lives: whatever a
 killed process left can be told from a living rehearsal, and removed. The bridge's alias says what it is for.
 
-An exchange in it takes what links and processors that are not there at once leave it. The bytes of a message travel
-while the workers that wait for them are being woken: where bytes take long, waking hardly shows, and where they take no
-time, a message takes as long as waking does. So it takes less than the sum of both:
+A message's bytes travel while the workers that wait for them are being woken: where bytes take long, waking hardly
+shows, and where they take no time, a message takes as long as waking does. So a message takes less than the sum of
+both:
 
     (waking^p + sending^p)^(1/p)
 

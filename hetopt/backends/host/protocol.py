@@ -119,11 +119,11 @@ class Lease(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A machine's place in a run.
+    """A machine's place in a run, with the places of all others.
 
     Attributes:
         node: host, address and meeting point of this machine.
-        placements: those of all machines, as the renter wrote them.
+        placements: of all machines, as the renter wrote them.
     """
 
     node: Node
@@ -136,10 +136,10 @@ class Placement:
 
 
 class Place(Record):
-    """A machine's place in a run.
+    """The host that a machine is in a run, and its address.
 
     Attributes:
-        host: name of the host that it is.
+        host: name of the host.
         address: its IP address among the other machines.
     """
 

@@ -198,7 +198,7 @@ class HostsConductor(Conductor):
         return reason
 
     def _arrived(self, name: str) -> HetoptError | None:
-        """Take in a host that was connected to, in this generation or the next; return why it was not; None: it was."""
+        """Take in a host that was connected to, now or in the next generation; return why that failed, or None."""
         try:
             self._links[name] = self._coming.pop(name).result()
         except HetoptError as refusal:

@@ -1,10 +1,7 @@
 """EC2 as a backend: the plan's machines are ordered, rented, and given back when the run ends.
 
-A probe is a run like any other: it has a ledger, a lease and a hard stop, which is what is left of the budget of all
-probes.
-
-Of a run from elsewhere the bucket holds the order, and EC2 its machines. A model arrives whole or not at all, and is
-checked by its size.
+A probe is a run like any other: with a ledger, a lease, and what is left of all probes' budget as its hard stop. Of a
+run that was launched elsewhere the bucket holds the order, and EC2 its machines.
 """
 
 from __future__ import annotations
@@ -429,11 +426,18 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
 
 
 def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: str) -> None:
-    """Fetch an object into a file, whole or not at all, where it is not there already in its size.
+    """Fetch an object of the bucket into a file, whole or not at all; do nothing where a file of its size is there.
+
+    Args:
+        objects: of the bucket.
+        name: of the object.
+        path: of the file.
+        size_bytes: of the object.
+        run_id: run that the hints name.
 
     Raises:
-        BadInput: there is no room for it.
-        CloudRefused: it could not be read to its end; the file is removed.
+        BadInput: there is no room for the file.
+        CloudRefused: the object could not be read to its end; the file is removed.
     """
     if path.is_file() and path.stat().st_size == size_bytes:
         return

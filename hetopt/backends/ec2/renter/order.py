@@ -5,12 +5,11 @@ price of each machine bounds their lifetime, and their end comes before the budg
 While somebody follows the run, what was really spent replaces the worst case, and the same inequality grants more time
 (`reconcile.lease_end_s`).
 
-What was seen last: machines, what they cost, and how the run is; nobody needs to log in for that. A
-machine whose boot fails leaves its log in the bucket and shuts down, so nobody hears of it by the run's events. It is
-asked for again, as is one that has booted and ends before a step was done, until it is given up
-(`hetopt.backends.backend`): each try costs minutes of the machine. Prices of spot pools are asked for in one call,
-believed up to the worst price, and billed from then on. What a run has seen of its pools, hours and preemptions, is
-kept for the next plan once the run is over.
+The cluster state has the machines, their bills, and why those that failed did. A machine whose boot fails leaves its
+log in the bucket and shuts down. Another is asked for in its place, as for one that has booted and ends before a step
+was done, until the host is given up (`hetopt.backends.backend`): each try costs minutes of a machine. Prices of spot
+pools are believed up to the worst price, and billed from the moment at which they were asked for. What a run has seen
+of its pools, hours and preemptions, is kept for the next plan once the run is over.
 """
 
 from __future__ import annotations
@@ -511,9 +510,9 @@ class MachineState(Record):
 
     @property
     def has_failed(self) -> bool:
-        """True if the machine ended by itself before it did a step. One that EC2 has forgotten may have done some.
+        """True if the machine ended by itself before it did a step.
 
-        One that waited for its place and had said that it lives has not failed.
+        Not if EC2 has forgotten it, as it may have done some; nor if it had lived and waited for its place.
         """
         by_itself = self.ending in ("finished", "unknown") and self.state != "gone"
         was_awaited = self.heartbeat_s is None or self.duty == "serves"
@@ -713,14 +712,12 @@ def changes_of(answer: Answer) -> list[PriceChange]:
     )
 
 
-def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
-    """Return whether to ask for spot prices: spot machines ran since the last, and 10 minutes passed or all ended.
-
-    Of machines that have all ended they are asked for once more, for their bill.
+def spot_prices_due(order: Order, seen: ClusterState, now_s: float) -> bool:
+    """Return whether to ask for spot prices: spot machines ran since the last, and 10 minutes passed or all have ended.
 
     Args:
         order: of the run.
-        seen: its last look.
+        seen: the last cluster state; where all machines have ended, prices are asked for once more, for their bill.
         now_s: seconds since the epoch.
     """
     seen_s = billed_from_s(order, seen)
@@ -862,7 +859,7 @@ def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> 
     return [host for host in hosts if is_given_up(counts[host])]
 
 
-def last_words(run_dir: Path) -> str | None:
+def boot_log_end(run_dir: Path) -> str | None:
     """Return the last four lines of the newest boot log in a run's folder, joined by ' | '; None: there is none."""
     logs = (run_dir / BOOT_FOLDER).glob("*.log")
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
@@ -882,7 +879,7 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
     state_reason = f"EC2 says: {_reason(machines) or 'nothing'}"
     if all(machine.heartbeat_s is not None for machine in machines):
         return f"{named} ended before a step was done; {last_log_line(run_dir, machines[-1].host) or state_reason}"
-    words = last_words(run_dir)
+    words = boot_log_end(run_dir)
     return f"{named} ended before it had booted; {f'the newest boot log ends: {words}' if words else state_reason}"
 
 
@@ -908,7 +905,7 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
         last_events(run_dir),
         alive=bool(seen.alive),
         stop_wished=seen.stop_wished_s is not None,
-        last_line=None if seen.alive else _last_words(run_dir, seen),
+        last_line=None if seen.alive else _why_ended(run_dir, seen),
     )
     return replace(status, reason=status.reason or seen.stop_reason)
 
@@ -946,8 +943,8 @@ def stopped_s(events: Sequence[LogEvent]) -> float | None:
     return last.time_s if isinstance(last, TrainingFinished) else None
 
 
-def _last_words(run_dir: Path, seen: ClusterState) -> str | None:
-    """Return the reason for the end of a run that wrote no event about it; None: not known."""
+def _why_ended(run_dir: Path, seen: ClusterState) -> str | None:
+    """Return a sentence on the end of a run that wrote no event about it, by its machines and logs; None: not known."""
     taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
     if taken:
         return f"EC2 took {', '.join(machine.host for machine in taken)} back"

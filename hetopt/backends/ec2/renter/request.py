@@ -1,13 +1,12 @@
-"""Describes a call to AWS as plain data, says what each refusal of it means, and carries it out with boto3.
+"""Calls to AWS as plain data, what each refusal of them means, the ledger of those made, and boto3 to make them.
 
-A call says what is asked, why, and what it costs. A refusal is one line of cause,
-the next command to try, and whether trying again can help (``errors.toml``); the names of botocore's own exceptions
-stand for what goes wrong before a call leaves this machine.
+A call says what is asked, why, and what it costs. A refusal is one line of cause, the next command to try, and whether
+trying again can help (``errors.toml``); the names of botocore's own exceptions stand for what goes wrong before a call
+leaves this machine.
 
-botocore tries calls again by itself, and capacity that is not there arrives as a fault of the server: it would ask an
-exhausted pool five times. So it gets one attempt, and `Retrying` decides: the same call with the same token, later, and
-never at an exhausted pool. What makes things carries a token, or a name that only one thing can have, so the second
-call answers what the first one made. What removes is the same twice.
+botocore takes a lack of capacity for a fault of the server, and would ask an exhausted pool five times. So it gets one
+attempt, and `Retrying` decides: the same call with the same token, later, and never at an exhausted pool. What makes
+things carries a token, or a name that only one thing can have, so that a second call answers what the first one made.
 
 The ledger is written before a call leaves this machine and flushed to the disk, so that whatever ends the process, the
 names of everything that may exist are known: the line before says what was about to be made, the line after its ids.
@@ -117,7 +116,7 @@ something."""
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """A row of the table of AWS's error codes.
+    """The meaning of some of AWS's error codes: a row of ``errors.toml``.
 
     Attributes:
         codes: exact codes, or patterns of them.
@@ -375,7 +374,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
         entries: of the ledger.
         now_s: seconds since the epoch.
     """
-    ids = there(entries)
+    ids = existing_ids(entries)
     open_ = [entry for entry in unresolved(entries) if entry.makes not in (None, "object")]
     newest_s = max((entry.time_s for entry in entries if entry.makes not in (None, "object")), default=-SETTLES_S)
     return Made(
@@ -385,7 +384,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
     )
 
 
-def there(entries: Iterable[Entry]) -> dict[str, float]:
+def existing_ids(entries: Iterable[Entry]) -> dict[str, float]:
     """Return the ids that were made and not removed, by a ledger's entries, with when each was made (epoch seconds)."""
     made_s: dict[str, float] = {}
     for entry in entries:
