@@ -177,10 +177,10 @@ def on_stream(stream: Stream, run: RunSpec, policy: str | None) -> RunSpec:
 
 
 def _valid(kind: type[AnyRecord], values: Mapping[str, object]) -> AnyRecord:
-    """Return a record of class ``kind`` of the values; refuse what cannot be as a fault of a stream.
+    """Return ``values`` as a record of class ``kind``, a part of the option `stream`.
 
     Raises:
-        BadInput: the first fault.
+        BadInput: the first value that cannot be, as a fault of `stream`.
     """
     try:
         return kind.model_validate(values)

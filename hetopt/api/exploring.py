@@ -142,15 +142,17 @@ def check_place(task: str, asked: Measurement) -> None:
     """
     on = asked.explore_on
     if on not in (Local.PLACE, Ssh.PLACE, Ec2.PLACE):
-        raise BadInput(f"{on!r} cannot be explored.", hint='choose `on="local"`, `on="ssh"` or `on="ec2"`')
+        raise BadInput(
+            f"{on!r} cannot be explored.", hint='choose `explore_on="local"`, `explore_on="ssh"` or `explore_on="ec2"`'
+        )
     if (on == Ssh.PLACE) != (asked.inventory is not None):
         raise BadInput(
-            '`inventory` names the hosts that `on="ssh"` explores.',
+            '`inventory` names the hosts that `explore_on="ssh"` explores.',
             hint="hetopt profile TASK --explore --on ssh --inventory hosts.toml --probe-budget 0.10",
         )
     if (on == Ec2.PLACE) != bool(asked.types):
         raise BadInput(
-            '`types` names the machines that `on="ec2"` explores.',
+            '`types` names the machines that `explore_on="ec2"` explores.',
             hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
         )
     if on == Ec2.PLACE:

@@ -308,7 +308,7 @@ def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
             time.sleep(POLL_S)
     for rank, code in enumerate(codes):
         if code:
-            raise _why(place, rank, code)
+            raise _failure(place, rank, code)
     events: Events = list(read_events(place / EVENTS_FILE)) if (place / EVENTS_FILE).exists() else []
     if any(event.get("event") == FINISHED for event in events):
         return events
@@ -362,10 +362,15 @@ def alone_environment() -> dict[str, str]:
     return {**kept, "MPLBACKEND": "Agg", **INSTALLED_ONLY, **collectives_on(LOOPBACK)}
 
 
-def _why(place: Path, rank: int, code: int) -> HetoptError:
-    """Return the error of a script's process that ended with another code than 0, by its event or its last line.
+def _failure(place: Path, rank: int, code: int) -> HetoptError:
+    """Return the error of a script's process that ended with another code than 0, from its event, else its last line.
 
-    It is `BadInput` where its event and exit code say so, else `RunFailed`.
+    `BadInput` where the event and the exit code say so, else `RunFailed`.
+
+    Args:
+        place: folder of the process's events and output.
+        rank: of the process.
+        code: exit code.
     """
     for event in read_events(place / EVENTS_FILE):
         if event["event"] == "run_failed" and event["rank"] == rank:

@@ -457,9 +457,11 @@ def _logged(
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
-    """Return the seconds of run time beyond its prediction by where they come from; together they are all of them.
+    """Return the seconds of run time beyond its prediction by where they come from; their sum is all of these seconds.
 
-    ``interrupted`` None: it was not.
+    Args:
+        figures: predicted and measured figures, by name.
+        interrupted: what interruptions took; None: there were none.
     """
     step_time, steps = figures["step time"], figures["steps"]
     run_time = figures["run time"]

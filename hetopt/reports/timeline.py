@@ -98,7 +98,14 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Notabl
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> NotableEvent:
-    """Return the happening that another session began to train."""
+    """Return the happening that another session began to train.
+
+    Args:
+        event: start of training of the new session.
+        at_s: when, seconds of the run.
+        paused_s: seconds since the session before had ended.
+        step: last step of the session before; those after the event's are to do again.
+    """
     again = f"; {formatting.counted(step - event.step, 'step')} to do again" if step > event.step else ""
     text = (
         f"went on from step {formatting.count(event.step)}, {formatting.duration(paused_s)} after it had ended{again}"
