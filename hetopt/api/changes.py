@@ -74,7 +74,7 @@ def _check_exchange(run: RunSpec) -> None:
     A policy that weighs whole options brings a compressor itself where the plan has none.
 
     Raises:
-        BadInput: the policy has nothing to decide, does not go with the collective, or the ratio is not its.
+        BadInput: the policy has nothing to decide, or cannot be with the collective or the ratio.
     """
     compression, policy = run.compression, run.ratio_policy
     # Who weighs whole ways to exchange brings a compressor where the plan names none.

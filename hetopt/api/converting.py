@@ -250,7 +250,7 @@ def _start(file: SourceFile, node: ast.AST, optimizers: Sequence[ast.AST]) -> as
 
 
 def _with_session(file: SourceFile, training: _Training) -> str:
-    """Return the text with the session in it.
+    """Return the script's text with a session around ``training``: its import, its ``with``, and its backward calls.
 
     Raises:
         NotPlain: the loop shares a line, or holds a string of several lines.

@@ -244,7 +244,15 @@ def _place(
     *,
     startup_s: float,
 ) -> Place:
-    """Return a place whose probes cost what their machines cost for the time that they take."""
+    """Return a place with these probes, each of which costs what its machines cost for the time that it takes.
+
+    Args:
+        launcher: runs the probes.
+        probes: that can be run there.
+        usd_per_hour: returns what a probe's machines cost.
+        tell: receives what goes on.
+        startup_s: seconds from the request of the machines to the first step of a probe.
+    """
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
         """Run a probe; return its step sample and what its machines cost meanwhile, USD. Errors are as of `_run`."""
@@ -267,7 +275,12 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter, **where: Any) -> S
 
 
 def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None:
-    """Refuse what rented machines cannot have, before anything is measured.
+    """Refuse a task whose code or data rented machines cannot get, before anything is measured.
+
+    Args:
+        task: name of the task.
+        data: folder of the data here; None: the task needs none, or ``ec2_data`` has them.
+        ec2_data: S3 address of the data; None: there is none.
 
     Raises:
         BadInput: the task is in a module, its data is on this machine only, or boto3 is not installed.

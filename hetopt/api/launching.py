@@ -215,7 +215,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
-    """Yield a remark on what an interruption costs a script that saves no checkpoint."""
+    """Yield a remark on what an interruption costs the script ``name``, if it saves no checkpoint of a session."""
     if not run.resumes:
         priced = "is too cheap" if planned.resumes else "has priced that"
         yield (

@@ -179,13 +179,18 @@ def kept_on_failure(purpose: str) -> Iterator[Path]:
 
 
 def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> tuple[bool, bool]:
-    """Run a script by itself for some steps; where that fails and it asks for its rank, as torchrun's only worker.
+    """Run a script by itself for some steps; where that fails, as torchrun's only worker, if the script reads its rank.
+
+    Args:
+        start: runs the script by an order.
+        order: of the run to be measured.
+        asks_for_place: whether the script's text reads a rank.
 
     Returns:
-        Whether it needs what torchrun gives, and whether its optimizer makes enough steps to be timed alone.
+        Whether the script needs what torchrun gives; whether its optimizer makes enough steps to be timed alone.
 
     Raises:
-        RunFailed: it fails by itself, and why.
+        RunFailed: the script fails by itself, and why.
     """
     plain = order.model_copy(
         update={
@@ -261,7 +266,16 @@ def _starts(
     accelerators: int,
     time_budget_s: float,
 ) -> tuple[ScriptOrder, ...]:
-    """Return the starts of a script: one alone and, with two workers or more, one beside copies of itself."""
+    """Return the starts of a script: one alone and, with two workers or more, one beside copies of itself.
+
+    Args:
+        script: file to run.
+        arguments: of the script.
+        dataset_size: samples of an epoch; None: as the script's loader says.
+        workers: number of processes of the second start.
+        accelerators: GPUs of this machine; 0: none, so that processes share its processors.
+        time_budget_s: seconds for all that is measured.
+    """
     cpus = usable_processors()
     alone = ScriptOrder(
         script=str(script),
@@ -348,7 +362,13 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
 
 
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
-    """Return the environment variables of one process of the script: threads, its GPU among several, torchrun's."""
+    """Return the environment variables of one process of the script: threads, torchrun's, and its GPU.
+
+    Args:
+        order: to start the script by.
+        rank: of the process, which is the number of its GPU where several processes run.
+        accelerators: GPUs of this machine; 0: none.
+    """
     variables = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
     if accelerators and order.concurrent_workers > 1:
         variables["CUDA_VISIBLE_DEVICES"] = str(rank)

@@ -1,7 +1,7 @@
-"""Machines that must be asked for before a run can begin on them: a request for each, which may wait or be refused.
+"""Runs on machines that must be asked for first: a request for each, which may wait or be refused.
 
-A `Source` asks for machines, says whether they are there and at which address, runs commands on them, and gives them
-back. `AskedBackend` and `train_asked` are all else that a run on such machines needs.
+A `Source` asks for machines, tells their addresses, runs commands on them, and gives them back; `AskedBackend` and
+`train_asked` do all else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prediction of a run on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
 
-A run may use any compressor, and may change it on the way. Bytes and collectives of all of them are known exactly
-(`hetopt.core.comm.payload_bytes`); what the profile did not measure of one is assumed to be nothing, and said.
+Bytes and collectives of every compressor that a run may use are known exactly (`hetopt.core.comm.payload_bytes`); what
+the profile did not measure of one is assumed to be nothing, and said.
 """
 
 from __future__ import annotations

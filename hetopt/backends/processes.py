@@ -1,12 +1,12 @@
 """Runs that are a process of this machine: started in a session of their own, found, watched and ended by their folder.
 
-The launching process and its run share fate: when the launcher dies, by whatever signal, the kernel ends the run's
-process, and that ends whatever it has started.
+When the launching process dies, by whatever signal, the kernel ends the run's process, and that ends whatever it has
+started.
 
-A run is alive if and only if the lease on its folder is locked: a lock on an open file, which the run's process holds
-and the kernel lets go of when that ends, by whatever signal. So a folder has one living run at most, nobody has to
-clean up after a crash, and neither a clock that is set nor a file that was altered changes what is alive. The folder
-names the process that holds the lease, which is ended only where the kernel says so too.
+A run is alive if and only if the lease on its folder is locked: a lock on an open file, which the kernel lets go of
+when the run's process ends. So a folder has one living run at most, nobody has to clean up after a crash, and neither a
+clock that is set nor a file that was altered changes what is alive. The process that the folder names is ended only
+where the kernel says too that it holds the lease.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ gradient, and the root of that is how far the model is from where dense training
 error feedback bound what that costs by a term that grows with this distance (Karimireddy et al. 2019). How quickly the
 gradient turns over it, ``a``, depends on the task: 0.11 to 0.14 for a small ResNet on CIFAR-10 from 10x to 1000x, 0.03
 and less for an LSTM on WikiText-2 (batches of 128 images and of 40 windows, four workers, first 400 steps). Longer runs
-cost the ResNet more: after 625 steps at 3 % it was where dense training is after about 400. Training finds out which
-kind of task it has (`hetopt.trainer.policies.ratio.auto`); planning has the prior, and the pilots.
+cost the ResNet more: after 625 steps at 3 % it was where dense training is after about 400. Training measures ``a``
+(`hetopt.trainer.policies.ratio.auto`); planning has the prior, and the pilots.
 
 Before gains have settled a step delivers less than is new, until ``1 / gain - 1`` gradients are held back
-(see `backlog_after`). So many steps are missing at the end, however long the run was: of a short one that is most.
+(`backlog_after`): as many steps are missing at the end, which of a short run is most.
 
 Rounding at random holds nothing back, and adds noise instead:
 

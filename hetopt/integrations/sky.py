@@ -1,10 +1,10 @@
 """Machines that SkyPilot rents, on any of its clouds and on Kubernetes: a cluster of one machine for each of a plan.
 
 ``python -m hetopt.integrations.sky RUN_DIR PARENT_PID`` rents them, conducts the run as on any hosts, and gives them
-back. SkyPilot finds the machines, boots them, and writes how ssh reaches them; nothing else is left to it. Each machine
-has one job, which ends a while after the last process of the run there, and in any case when the budget is used up;
-the cluster goes with its job (`autostop` with `down`), whatever has become of this machine. ssh's own sessions count
-for nothing there, as they have no terminal (SkyPilot 0.14.1, `sky/skylet/autostop_lib.py`).
+back. SkyPilot finds the machines, boots them, and writes how ssh reaches them. Each machine has one job, which ends a
+while after the last process of the run there, and in any case when the budget is used up; the cluster goes with its job
+(`autostop` with `down`), whatever has become of this machine. ssh's own sessions count for nothing there, as they have
+no terminal (SkyPilot 0.14.1, `sky/skylet/autostop_lib.py`).
 """
 
 from __future__ import annotations
@@ -199,6 +199,7 @@ class SkyLink(Source):
         cluster = host.address
 
         def launched(sky: Any) -> Any:
+            """Request the cluster's launch of SkyPilot; keep the request, and return it."""
             task = sky.Task.from_yaml_config(self.task(host))
             self._requests[cluster] = sky.launch(task, cluster_name=cluster, retry_until_up=True)
             return self._requests[cluster]

@@ -1,7 +1,7 @@
 """What a run teaches about its job: step times of rented clusters, and how many steps the target took.
 
-Both go back into the profile that it was planned from, in the form in which they would have been measured: steps as
-step samples, which the step model is then fitted to, and the way to the target as one more pilot.
+Both go back into the profile that the run was planned from: steps as step samples, which the step model is then fitted
+to, and the way to the target as one more pilot.
 """
 
 from __future__ import annotations

@@ -251,7 +251,14 @@ def _name(way: Choice, sure: float) -> str:
 
 
 def _machines_of(plan: Plan, way: Choice, *, same_batch: bool, evidence: bool) -> str:
-    """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence."""
+    """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence.
+
+    Args:
+        plan: plan with the choice.
+        way: choice.
+        same_batch: whether all choices have one batch size, which is then left out.
+        evidence: whether to say what the step time is from.
+    """
     if way.candidate is None:
         return "this machine, measured"
     groups, closed_s = way.candidate.groups, way.candidate.prediction.closed_s

@@ -268,7 +268,7 @@ def _together(synced: Sequence[SyncFigures]) -> Averaging | None:
 
 
 def _batch(progress: RunFold) -> str:
-    """Return a sentence on the batch that followed the noise, and what its steps were worth."""
+    """Return a sentence on how far the batch grew with the gradient noise, and on what its steps were worth."""
     planned, latest = formatting.counted(progress.global_batch_size, "sample"), progress.latest
     last = 0 if latest is None else sum(latest.local_batch_sizes)
     if last == progress.global_batch_size:
@@ -324,7 +324,13 @@ def _held(name: str, unit: Unit, predicted: Range, measured: float, *, factor: f
 
 
 def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Interrupted | None:
-    """Return how a run was interrupted, all sessions together; None: it never was."""
+    """Return how a run was interrupted, all sessions together; None: it never was.
+
+    Args:
+        progress: fold of the run's events.
+        step_time_s: seconds of a step, by which lost steps are counted.
+        launches: how often the run was launched or resumed.
+    """
     if progress.clock.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(

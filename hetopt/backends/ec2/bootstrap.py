@@ -1,10 +1,9 @@
 """The script that a rented machine runs when it boots: a timer that ends it first, then everything that may fail.
 
 Pure text. What varies is a JSON file inside a quoted here-document and a few values that can hold nothing but letters,
-digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it: machines have a
-role. The run's own secret is, by which its machines know each other, and it is of use for nothing else.
-``HETOPT_ROOT`` says where to install; it and every program are looked up, so that the text also runs where a machine is
-only imitated.
+digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it, as machines have a
+role; the secret by which the run's machines know each other is. ``HETOPT_ROOT`` says where
+to install, and programs are looked up, so that it also runs where a machine is only imitated.
 
 Three units in ``/etc/systemd/system`` end the machine, and outlive every process and every reboot (systemd.timer and
 systemd.time of systemd 252, which Amazon Linux 2023 has):

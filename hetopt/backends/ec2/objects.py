@@ -53,7 +53,7 @@ class S3Objects(Objects):
         return {"Bucket": self.bucket, "Key": f"{self.prefix}/{name}", "ExpectedBucketOwner": self.account_id}
 
     def _answer(self, operation: str, name: str, **parameters: Any) -> Mapping[str, Any] | None:
-        """Return S3's answer about one object; None: it refuses, or cannot be reached."""
+        """Return S3's answer to ``operation`` on the object ``name``; None: S3 refuses, or cannot be reached."""
         try:
             answer: Mapping[str, Any] = getattr(self.client, operation)(**self._at(name), **parameters)
         except failures():

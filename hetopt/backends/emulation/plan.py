@@ -2,14 +2,13 @@
 
 A machine of the plan computes a share of ``b`` samples in ``t(b)`` and sends at ``R``; its host in the miniature takes
 ``F t(b)`` and sends at ``R / F``. Every step of the miniature then takes F times as long, computation and communication
-alike, which is what makes it faithful. F is the least factor at which the real computation of all workers fits into
-the time that they declare. Kept is what the planner took for each machine, not how single steps scatter. Not imitated:
-the latency of a message (the box has its own, larger than a data centre's), and the bus between the workers of one
-machine.
+alike. F is the least factor at which the real computation of all workers fits into the time that they declare, which is
+what the planner took for each machine, without the scatter of single steps. Not imitated: the latency of a message (the
+box has its own, larger than a data centre's), and the bus between the workers of one machine.
 
 A job that cannot be trained here has a stand-in task in its place. Where the job's gradient has ``G`` bytes and the
-stand-in's ``g``, links are ``G / g`` times as slow, so that a step exchanges for as long as the job's does. So
-everything about the time of the cluster is kept, and nothing about what is learned.
+stand-in's ``g``, links are ``G / g`` times as slow, so that a step exchanges for as long as the job's does: the
+cluster's time is kept, and nothing of what is learned.
 
 People write hosts as ``speed=1, rate=100mbit x2; speed=0.25, rate=25mbit, workers=2``, and changes, one a line in a
 schedule, as ``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
@@ -411,7 +410,12 @@ def remark(plan: Plan) -> str:
 
 
 def _profile(described: Profile, processors: int) -> Profile:
-    """Return the job's profile with the stand-in's step times on this machine as its only device."""
+    """Return the profile ``described`` with the stand-in as its job, and that job's step times here as its only device.
+
+    Args:
+        described: profile of the job that cannot be trained here.
+        processors: number that this machine's processes may use.
+    """
     job = described.job.model_copy(
         update={
             "task": STAND_IN,

@@ -4,10 +4,10 @@ The agent ends with the lease in the bucket. What it reads there is believed wit
 began: the latest end, and the run that was ordered. It uploads events, the end of logs, the model, a script's outputs.
 
 Of a checkpoint each worker's part is on the disk of its own machine. The first host, which knows when one is complete,
-picks one at a time (``ckpt/WANTED``); each machine sends its parts of that one, and only when all are there does the
-first host name it in ``ckpt/LATEST``. So what LATEST names can always be resumed from, and checkpoints that are written
-faster than they travel cost nothing. LATEST is only written over what was read: a first host that is cut off, and does
-not know that others go on without it, names nothing any more once these have.
+picks one at a time (``ckpt/WANTED``); each machine sends its parts, and once all are there the first host names it in
+``ckpt/LATEST``. So what LATEST names can always be resumed from, and checkpoints that are written faster than they
+travel cost nothing. LATEST is only written over what was read: a first host that is cut off names nothing any more once
+the others have gone on without it.
 """
 
 from __future__ import annotations
@@ -439,7 +439,14 @@ class Checkpoints:
         return checkpoint_name(path.read_text(encoding="utf-8").strip()) if path.exists() else None
 
     def _lead(self, *, ended: bool) -> bool:
-        """Send the newest checkpoint, once the one before is complete, and name it; return whether it is named."""
+        """Send this host's parts of the newest checkpoint, and name the one before in LATEST once it is complete.
+
+        Args:
+            ended: whether training has ended, so that the newest is sent without waiting for the one before.
+
+        Returns:
+            Whether the newest checkpoint is named, or given up, or none was saved.
+        """
         newest, concluded = self._newest(), (self._named, self._given_up)
         free = self._pending is None or (ended and self._pending != newest)
         if (
@@ -466,9 +473,9 @@ class Checkpoints:
         return self.objects.put_over(LATEST_OBJECT, latest.model_dump_json().encode(), there.version if there else None)
 
     def _follow(self, *, ended: bool) -> bool:
-        """Send this machine's parts of the wanted checkpoint, or of the last; return whether none is left to send.
+        """Send this machine's parts of the wanted checkpoint, delete older ones; return whether none is left to send.
 
-        Older parts are removed from its disk.
+        ``ended``: training has ended, so that the newest checkpoint is the one that will be wanted.
         """
         folders = self._partial_folders()
         if not folders:

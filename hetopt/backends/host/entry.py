@@ -1,12 +1,12 @@
 """The program that is sent to a host: it reports on the host and tries its links, or takes part in a run.
 
-Standard library alone: it is sent to machines as they are. To look, it writes nothing to any disk. After what it found
-it waits for the others' addresses on its standard input, and listens meanwhile on its own private address for those
-that know the round's token. A link's rate is the bytes that arrived over the time between the first and the last of
-them, while all hosts send to their neighbours at once, as a ring does.
+Standard library alone: it is sent to machines as they are. To look, it writes nothing to any disk. After its report it
+waits for the others' addresses on standard input, and listens on its own private address for those that know the
+round's token. A link's rate is the bytes that arrived over the time between the first and the last of them, while all
+hosts send to their neighbours at once, as a ring does.
 
-To take part, it takes the code, checks it, and becomes the node. Everything it writes is in one folder, which it makes
-anew and which the node removes when it ends; so is the environment that it installs where that is wanted.
+To take part, it takes the code, checks it, and becomes the node. Everything it writes, the environment that it installs
+included, is in one folder, which it makes anew and which the node removes when it ends.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _torch_trouble() -> str | None:
 
 
 def _take_part(asked: dict[str, Any]) -> None:
-    """Take the code, say so, and become the node, in place of this program; or remove it again, and say why."""
+    """Take the code that follows a request, and replace this program by the node; on a failure clean up and say why."""
     folder = os.path.abspath(os.path.expanduser(asked["folder"]))
     root = "/".join((folder, "runs", asked["run"], asked["host"]))
     try:
@@ -270,7 +270,12 @@ def _take_part(asked: dict[str, Any]) -> None:
 
 
 def _prepare(asked: dict[str, Any], folder: str, root: str) -> str:
-    """Put all that the node needs into its folder; return its interpreter.
+    """Put all that the node needs into its folder; return the path of the Python that will run it.
+
+    Args:
+        asked: the request to take part, whose code follows on standard input.
+        folder: of the user's inventory.
+        root: the run's own folder below it, made anew.
 
     Raises:
         OSError: the folder cannot be written, or the code is not what was sent.

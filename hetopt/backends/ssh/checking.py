@@ -401,7 +401,7 @@ class Inventory(Artifact):
 
     hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
     addresses: dict[HostName, AddressAmongHosts] = Field(default_factory=dict)
-    left_out: dict[HostName, CleanText] = Field(default_factory=dict, description="why a host takes no part")
+    left_out: dict[HostName, CleanText] = Field(default_factory=dict)
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def host(self, name: str) -> Host:

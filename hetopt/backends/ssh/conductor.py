@@ -1,8 +1,9 @@
 """The process that leads a run on the user's machines: it connects to them, places them, and keeps what they tell.
 
 ``python -m hetopt.backends.ssh.conductor RUN_DIR PARENT_PID``. Every host's part lives as long as its connection, so
-when this process ends, by whatever signal, all of it ends. Who is there, and may be used now, is told here; what that
-leads to is decided by `hetopt.backends.conductor`."""
+when this process ends, by whatever signal, all of it ends. What becomes of the run with the hosts that are there is
+decided by `hetopt.backends.conductor`.
+"""
 
 from __future__ import annotations
 

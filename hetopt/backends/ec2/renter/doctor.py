@@ -8,12 +8,11 @@ What hetopt must be allowed, and no more, is data: ``policies.json``. Whatever i
 call that makes it, and only what carries the caller's own name can be removed: the id of a role alone, as its sessions
 are called 'ID:SESSION' and have a new name in every process.
 
-Machines of an account share one role, which reaches the bucket and sees what spot costs, and nothing else: the
-credentials of an instance profile take neither session policies nor session tags, and a role for each run would need
-rights to make roles, which few people have (IAM user guide, "Session policies" and "Session tags"; EC2 user guide, "IAM
-roles for Amazon EC2"; read 2026-11). So a run is kept from another by its name, which ends in 64 random bits and is in
-no list that a machine may ask for. What steers machines is written by renters alone: machines are denied that, which
-counts before whatever an administrator allows their role beside it.
+Machines of an account share one role, which reaches the bucket and sees what spot costs: the credentials of an instance
+profile take neither session policies nor session tags, and a role for each run would need rights that few people have
+(IAM user guide, "Session policies" and "Session tags"; EC2 user guide, "IAM roles for Amazon EC2"; read 2026-11). So a
+run is kept from another by its name, which ends in 64 random bits and is in no list that a machine may ask for; and
+machines are denied to write what steers machines, whatever an administrator allows their role beside.
 """
 
 from __future__ import annotations
@@ -247,10 +246,10 @@ def account_quotas(edge: Edge) -> dict[Bucket, int]:
 
 
 def _granted(edge: Edge, code: str) -> float:
-    """Return the vCPUs of a quota: what was granted, or what every account has that never asked for more.
+    """Return the vCPUs of the quota with AWS's ``code``: what was granted, or what every account has.
 
     Raises:
-        ApiRefused: AWS does not tell it.
+        ApiRefused: AWS does not tell.
     """
     request = read("service-quotas", "get_service_quota", "", ServiceCode="ec2", QuotaCode=code)
     try:

@@ -1,9 +1,9 @@
 """Runs on EC2: rents, looks, decides by `reconcile`, records, acts, records, and gives back.
 
 All machines of an order are rented in one zone, or in the next, or none and nothing is left behind. A look is two
-lists, whatever the run's size, and what the machines have written since the last look: the run's folder is brought up
-to date as if the run were here. Several terminals may look at the same time; one does. Whatever ends the process in
-between, the next one reads what was meant and goes on with it: everything it must know is in the run's folder.
+lists, whatever the run's size, and what the machines have written since the last look, by which the run's folder is
+brought up to date; of several terminals one looks at a time. The folder has everything that must be known, so that a
+process goes on with what an earlier one meant to do, whatever ended that.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Finds what carries hetopt's tags in a region, by tag and by recorded id, and removes it in the order EC2 needs.
 
-A list that cannot be had hides nothing of the others, and is never taken for an empty one. However many machines there
-are, the calls are a few lists, in pages. What is gone already is no error, where it is removed or asked for. Lists lag
-behind what was made, so that recorded ids go first. An instant fleet is no more than the order of its machines, which
-carry its tags: it costs nothing, and EC2 forgets it.
+A list that cannot be had hides nothing of the others, and is never taken for an empty one. What is gone already is no
+error. Lists lag behind what was made, so that recorded ids go first. An instant fleet is no more than the order of its
+machines, which carry its tags: it costs nothing, and EC2 forgets it.
 
-A run that was launched here and is over is known by its folder. Of any other, its own bucket tells whether it goes on:
-by the lease, which is there before any machine is and grows while somebody follows the run, and by heartbeats.
+A run that was launched here and is over is known by its folder. Of any other, its bucket tells whether it goes on: by
+the lease, which is there before any machine is and grows while somebody follows the run, and by heartbeats.
 """
 
 from __future__ import annotations
