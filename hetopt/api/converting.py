@@ -319,7 +319,13 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 def _models(
     argument: ast.expr, home: Function | None, bound: Sequence[tuple[str, ast.expr, Function | None]]
 ) -> list[str]:
-    """Return the models whose parameters an expression is made of, also through a list that has a name."""
+    """Return the names of the models whose parameters an optimizer is given, also through a list that has a name.
+
+    Args:
+        argument: expression for the parameters.
+        home: function that makes the optimizer; None: the module.
+        bound: names that are given a value, with the value and the function in which.
+    """
     names = {node.id for node in ast.walk(argument) if isinstance(node, ast.Name)}
     lists = [value for name, value, function in bound if name in names and function is home]
     return [

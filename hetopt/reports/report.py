@@ -441,9 +441,14 @@ def _logged(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> Iterator[str]:
-    """Yield a sentence on each event of the run that explains one part of its time.
+    """Yield a sentence on each event that explains a part of a run's time.
 
-    ``interrupted`` None: it was not; ``contention`` None: not measured.
+    Args:
+        part: name of the part, as of `_parts_s`.
+        changes: sentences on what changed steps.
+        progress: fold of the run's events.
+        interrupted: what interruptions took; None: there were none.
+        contention: factor by which other programs slowed computing; None: not measured.
     """
     if part == "step time":
         yield from changes

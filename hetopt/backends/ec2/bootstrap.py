@@ -27,6 +27,7 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.host.protocol import Digest, Terms
 from hetopt.core.artifact import RunName, write_atomically
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
+from hetopt.core.search_path import CPU_INDEX
 
 UNITS_FOLDER = "/etc/systemd/system"
 UNITS_VARIABLE = "HETOPT_UNITS"
@@ -108,7 +109,6 @@ def set_timer(
 
 CONFIG_FILE = "node.json"
 
-CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WHEELS_FOLDER = "wheels"
 """Folder of the bucket where machines leave the packages that they have installed, for those that boot later."""
 
@@ -154,7 +154,7 @@ def user_data(config: NodeConfig) -> str:
     """Return the script that a rented machine runs as root when it boots (EC2 user data)."""
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
-    torch = f'\n        PIP_INDEX_URL={CPU_TORCH_INDEX} "$@" --requirement "$locks-torch.txt" &&'
+    torch = f'\n        PIP_INDEX_URL={CPU_INDEX} "$@" --requirement "$locks-torch.txt" &&'
     python = facts.PYTHON
     return f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}

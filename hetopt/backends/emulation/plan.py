@@ -230,7 +230,13 @@ def fitting_factor(
 
 
 def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tuple[Scale, list[str]]:
-    """Return the scale of computation and links, and notes on what it means; links are ``slower`` by another factor."""
+    """Return the scale of computation and links of a rehearsed plan, and notes on what it means.
+
+    Args:
+        hosts: of the cluster.
+        factor: by which computation takes longer, at least; more where links would else be too fast for this machine.
+        slower: further factor on links, of a stand-in; 1: the job itself trains.
+    """
     rates = sorted({host.host.rate_bits_per_s for host in hosts if host.host.rate_bits_per_s is not None})
     fastest = max(rates, default=0.0) / slower
     if factor < fastest / BOX_BITS_PER_S <= MOST_FOR_LINKS * factor:

@@ -46,11 +46,18 @@ from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import new_secret
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, OBJECTS_FOLDER, STOP_FILE, host_log_folder, read_spec
+from hetopt.core.run_folder import (
+    BUNDLE_FILE,
+    LATEST_OBJECT,
+    LOG_FOLDER,
+    OBJECTS_FOLDER,
+    STOP_FILE,
+    host_log_folder,
+    read_spec,
+)
 from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import last_log_line
 
-BUNDLE_FILE = "bundle.tar.gz"
 AGAIN_S = 5.0
 """Seconds between tries to reach a host that is away."""
 SILENT_S = 45.0

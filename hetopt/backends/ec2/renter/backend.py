@@ -16,7 +16,7 @@ from typing import Any
 from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
+from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Ec2Launcher, Loop, read_lease
 from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Network, Order, Role, last_seen
 from hetopt.backends.ec2.renter.ordering import Orders, image_kind
 from hetopt.backends.ec2.renter.request import Edge, Request, connect, if_there, instances_in, read
@@ -27,7 +27,7 @@ from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused, NoFeasiblePlan
 from hetopt.core.paths import shown
 from hetopt.core.plain_text import typed
-from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
+from hetopt.core.run_folder import BUNDLE_FILE, MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb

@@ -90,12 +90,11 @@ from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
+from hetopt.core.run_folder import BUNDLE_FILE, LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import RunState, RunStatus, last_events, log_bytes
 from hetopt.optimizer.plan import Market
 
-BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
 
 _STOP_PATIENCE_S = 120.0
@@ -653,15 +652,12 @@ class Loop(_Renter):
                     break
         return ids, refused
 
-    def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[CloudRefused]) -> RunSpec | None:
-        """Return the run on the hosts that a zone has; None: they cannot hold its batch.
-
-        What was refused is told first.
-        """
+    def _on_fewer(self, spec: RunSpec, hosts: Collection[str], refused: Sequence[CloudRefused]) -> RunSpec | None:
+        """Return the run on ``hosts``, which a zone has, and tell the refusals; None: they cannot hold its batch."""
         for error in refused:
             self.tell(error.message)
         try:
-            return without(spec, {host for role in self.order.roles for host in role.hosts if host not in there})
+            return without(spec, {host for role in self.order.roles for host in role.hosts if host not in hosts})
         except CloudRefused as error:
             self.tell(error.message)
             return None
