@@ -324,7 +324,7 @@ def _models(
     Args:
         argument: expression for the parameters.
         home: function that makes the optimizer; None: the module.
-        bound: names that are given a value, with the value and the function in which.
+        bound: names that are given a value, each with that and the function around.
     """
     names = {node.id for node in ast.walk(argument) if isinstance(node, ast.Name)}
     lists = [value for name, value, function in bound if name in names and function is home]

@@ -277,10 +277,7 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter, **where: Any) -> S
 def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None:
     """Refuse a task whose code or data rented machines cannot get, before anything is measured.
 
-    Args:
-        task: name of the task.
-        data: folder of the data here; None: the task needs none, or ``ec2_data`` has them.
-        ec2_data: S3 address of the data; None: there is none.
+    ``data``: folder here; ``ec2_data``: its copy in S3; None: there is none.
 
     Raises:
         BadInput: the task is in a module, its data is on this machine only, or boto3 is not installed.

@@ -266,15 +266,9 @@ def _starts(
     accelerators: int,
     time_budget_s: float,
 ) -> tuple[ScriptOrder, ...]:
-    """Return the starts of a script: one alone and, with two workers or more, one beside copies of itself.
+    """Return the starts of a script: one alone and, with two ``workers`` or more, one beside copies of itself.
 
-    Args:
-        script: file to run.
-        arguments: of the script.
-        dataset_size: samples of an epoch; None: as the script's loader says.
-        workers: number of processes of the second start.
-        accelerators: GPUs of this machine; 0: none, so that processes share its processors.
-        time_budget_s: seconds for all that is measured.
+    ``dataset_size``: samples of an epoch; None: as the script tells. ``accelerators``: GPUs of this machine; 0: none.
     """
     cpus = usable_processors()
     alone = ScriptOrder(
@@ -362,12 +356,9 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
 
 
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
-    """Return the environment variables of one process of the script: threads, torchrun's, and its GPU.
+    """Return the environment variables of the process of ``rank``: threads, torchrun's, its own GPU if several run.
 
-    Args:
-        order: to start the script by.
-        rank: of the process, which is the number of its GPU where several processes run.
-        accelerators: GPUs of this machine; 0: none.
+    ``accelerators``: GPUs of this machine; 0: none.
     """
     variables = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
     if accelerators and order.concurrent_workers > 1:

@@ -186,9 +186,9 @@ def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:
     Nothing that rents is a default.
 
     Args:
-        name: given backend; None: none is.
-        resume: name of the run to resume; None: a new run.
-        plan: file of the plan to launch; None: a run is resumed.
+        name: given backend; None: none.
+        resume: run to resume; None: none.
+        plan: file of the plan; None: a run is resumed.
 
     Raises:
         BadInput: nobody is there to say where, or the plan is an estimate, which only a rehearsal can run.

@@ -8,9 +8,9 @@ Two measures. Of a *device*, all tensors that are alive at a time; they are the 
 ``b`` being the samples of a micro-batch. Between micro-batches that were counted, computing and updating go straight
 from one to the next; beyond, on with the slope of the last ones. Of a *process*, the most it used, by a line in ``b``.
 
-Lines are fitted by least squares on relative errors without negative coefficients (`non_negative`). That is own code
-because every plan and worker needs it: `scipy.optimize.nnls` gives the same (a test compares them), and importing it
-takes 14 times as long as a bare python does to start, where a whole plan may take 60 times.
+Lines are fitted by least squares on relative errors without negative coefficients (`non_negative`). That is own code,
+as every plan and worker needs it: `scipy.optimize.nnls` gives the same (a test compares them), and its import takes 14
+times as long as a bare python's start, where a whole plan may take 60 times.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ which is averaged over steps (`NoiseCurve`).
 Gradients that are held back cost steps by one law, for planning and training. Once gains have settled, a step sends as
 much energy as is new in it, if gradients are mostly noise; so what is held back has 1 / gain - 1 times the energy of a
 gradient, and the root of that is how far the model is from where dense training would have it, in steps. Analyses of
-error feedback bound what that costs by a term that grows with this distance (Karimireddy et al. 2019). How quickly the
+error feedback bound the cost by a term that grows with this distance (Karimireddy et al. 2019). How quickly the
 gradient turns over it, ``a``, depends on the task: 0.11 to 0.14 for a small ResNet on CIFAR-10 from 10x to 1000x, 0.03
 and less for an LSTM on WikiText-2 (batches of 128 images and of 40 windows, four workers, first 400 steps). Longer runs
 cost the ResNet more: after 625 steps at 3 % it was where dense training is after about 400. Training measures ``a``

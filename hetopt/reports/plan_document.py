@@ -237,11 +237,9 @@ def choices(plan: Plan) -> Iterator[Block]:
 
 
 def _name(way: Choice, sure: float) -> str:
-    """Return the name of a choice, such as 'cheapest/safest'.
+    """Return the name of a choice, such as 'cheapest/safest', or 'on demand' where the plan itself is safer.
 
-    Args:
-        way: choice.
-        sure: the plan's own chance to keep its limits; a choice below it is 'on demand' instead of 'safest'.
+    ``sure``: the plan's own chance to keep its limits.
     """
     # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
     safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"

@@ -468,11 +468,9 @@ def _logged(
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
-    """Return the seconds of run time beyond its prediction by where they come from; their sum is all of these seconds.
+    """Return the seconds of run time beyond its prediction by where they come from, which add up to all of them.
 
-    Args:
-        figures: predicted and measured figures, by name.
-        interrupted: what interruptions took; None: there were none.
+    ``interrupted`` None: the run was not.
     """
     step_time, steps = figures["step time"], figures["steps"]
     run_time = figures["run time"]

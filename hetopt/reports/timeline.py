@@ -98,13 +98,9 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Notabl
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> NotableEvent:
-    """Return the happening that another session began to train.
+    """Return the happening that a later session began to train, ``paused_s`` after the one before had ended.
 
-    Args:
-        event: start of training of the new session.
-        at_s: when, seconds of the run.
-        paused_s: seconds since the session before had ended.
-        step: last step of the session before; those after the event's are to do again.
+    ``step``: the last of the session before; those after the event's are to do again.
     """
     again = f"; {formatting.counted(step - event.step, 'step')} to do again" if step > event.step else ""
     text = (

@@ -1,8 +1,7 @@
 """Finds what would stop a launch, and says what an administrator sets up once so that nothing does.
 
-Each check is one sentence, and one command where something is wrong. Nothing is made. Permissions are tried with calls
-that EC2 only checks (``DryRun``), which says nothing of capacity or quota; quotas are read, and an object
-of the bucket is written over a version that it does not have.
+Nothing is made: permissions are tried with calls that EC2 only checks (``DryRun``), which says nothing of capacity;
+quotas are read, and an object of the bucket is written over a version that it does not have.
 
 What hetopt must be allowed, and no more, is data: ``policies.json``. Whatever is made must carry hetopt's tags in the
 call that makes it, and only what carries the caller's own name can be removed: the id of a role alone, as its sessions

@@ -2,8 +2,8 @@
 
 Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves: from memory
 where workers can and the first host is there, and a machine in the place of a lost one joins them as it comes; else
-from the newest checkpoint, and once new machines say that they live, all save a checkpoint at one step and go on
-together. A machine that no host wants trains on until the one that relieves it can take over.
+from the newest checkpoint, and once new machines live, all save a checkpoint at one step and go on together. A machine
+that no host wants trains on until the one that relieves it can take over.
 
 Each action carries the record of the run that is to be kept with it: `launcher.Loop` observes, asks for the next
 action, records, acts, records, and asks again until there is none. What is wanted is kept beside what was seen
