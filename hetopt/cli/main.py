@@ -86,6 +86,8 @@ class _Commands(Mapping[str, "Command"]):
 
 
 class _Root(OneScreenGroup):
+    """The group of all commands, whose modules are imported when asked for."""
+
     def __init__(self, **given: Any) -> None:
         super().__init__(**given | {"commands": _Commands()})
 

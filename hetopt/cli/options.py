@@ -117,7 +117,7 @@ def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
     Args:
         name: of the field.
         owners: option records that have the field, at least one.
-        among: number of records whose options the command has.
+        among: number of the command's records that are a backend's.
     """
     option = options_of(owners[0])[name]
     field = next(candidate for candidate in fields(owners[0]) if candidate.name == name)

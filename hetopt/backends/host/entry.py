@@ -42,7 +42,7 @@ RATE = struct.Struct("!Q")
 CONFIG = "host.json"
 PID = "pid"
 MADE = "made"
-CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # `hetopt.core.search_path`, which is not sent
 _GONE_S = 15.0
 
 

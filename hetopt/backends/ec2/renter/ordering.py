@@ -342,7 +342,7 @@ def _check_tenancy(edge: Edge, network: str) -> None:
 
     Args:
         edge: makes the calls.
-        network: id of the network (VPC), not the default one, which always shares hardware.
+        network: id of the network (VPC) of named subnets; the default one always shares hardware.
 
     Raises:
         BadInput: machines of the network do not share hardware, whatever they ask for.
