@@ -249,9 +249,9 @@ def _place(
     Args:
         launcher: runs the probes.
         probes: that can be run there.
-        usd_per_hour: returns what a probe's machines cost.
+        usd_per_hour: as of `Place`.
         tell: receives what goes on.
-        startup_s: seconds from the request of the machines to the first step of a probe.
+        startup_s: as of `Place`.
     """
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:

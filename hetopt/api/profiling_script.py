@@ -374,14 +374,9 @@ def alone_environment() -> dict[str, str]:
 
 
 def _failure(place: Path, rank: int, code: int) -> HetoptError:
-    """Return the error of a script's process that ended with another code than 0, from its event, else its last line.
+    """Return the error of the script's process ``rank``, by its event in the folder ``place``, else its last line.
 
-    `BadInput` where the event and the exit code say so, else `RunFailed`.
-
-    Args:
-        place: folder of the process's events and output.
-        rank: of the process.
-        code: exit code.
+    `BadInput` where the event and the exit ``code``, which is not 0, say so, else `RunFailed`.
     """
     for event in read_events(place / EVENTS_FILE):
         if event["event"] == "run_failed" and event["rank"] == rank:
