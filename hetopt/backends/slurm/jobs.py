@@ -122,7 +122,7 @@ def ask_nodes(partition: str | None = None) -> dict[str, Node]:
 
 
 def device_of(kind: str) -> str | None:
-    """Return the registry's name of a GPU by Slurm's, such as ``tesla_v100-sxm2-32gb``; None: it is not known."""
+    """Return the registry's name of the GPU that Slurm calls ``kind``, as ``tesla_v100-sxm2-32gb``; None: unknown."""
     words = re.split(r"[^A-Za-z0-9]+", kind)
     spans = [" ".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
     matches = [(len(span), gpu.name) for gpu in known_gpus() for span in spans if is_called(gpu, span)]

@@ -743,10 +743,10 @@ class Loop(_Renter):
         self._or_also(error, f"something may be left of run {run_id}", partial(remover.remove_run, run_id))
 
     def _or_also(self, error: BaseException, otherwise: str, step: Callable[[], None]) -> None:
-        """Take a step after an error, and tell where it fails, too; the first reason stays the one that is told first.
+        """Take a step after an error; where the step fails, too, add what that means to the error's hint, or tell it.
 
         Args:
-            error: that happened.
+            error: that happened; its own message stays.
             otherwise: half a sentence on what it means where the step fails.
             step: gives back or removes.
         """

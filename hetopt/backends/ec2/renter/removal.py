@@ -130,10 +130,7 @@ def _instances(edge: Edge, run_id: str | None) -> list[TaggedResource]:
 
 
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[TaggedResource]:
-    """Return the schedule groups of a run (None: all). Whoever may not list them has made none.
-
-    They cost nothing, and go by themselves.
-    """
+    """Return the schedule groups of a run (None: all), which cost nothing; none where the caller may not list them."""
     prefix = NAMED if run_id is None else prefix_of(run_id)
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
     listed = if_there(edge, request, (f"{facts.DENIED}Exception",)) or {"ScheduleGroups": ()}

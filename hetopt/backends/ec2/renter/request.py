@@ -345,9 +345,9 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the ``begun`` entries of calls whose end nobody knows: the process died, or no answer came.
+    """Return the ``begun`` entries, in order, of calls whose end nobody knows: the process died, or no answer came.
 
-    In their order; entries of retries that no answer came to leave a call open.
+    An entry ``lost``, of a try without an answer, leaves its call open.
     """
     open_: dict[int, Entry] = {}
     for entry in entries:
