@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from hetopt.core.comm.cost import Algorithm, LinkSpeed, Operation, gloo
+from hetopt.core.comm.cost import Algorithm, LinkSpeed, Operation, gloo_algorithm
 
 SCALAR_BYTES = 4
 
@@ -15,7 +15,7 @@ DOUBLING_ALL_GATHER = Algorithm(messages=math.log2, traffic=lambda n: n - 1.0)
 
 def published_ring(operation: Operation) -> Algorithm:
     """Return the algorithm behind an operation of the ring columns."""
-    return DOUBLING_ALL_GATHER if operation.primitive == "all_gather" else gloo(operation)
+    return DOUBLING_ALL_GATHER if operation.primitive == "all_gather" else gloo_algorithm(operation)
 
 
 def published_tree(operation: Operation) -> Algorithm:
@@ -24,7 +24,10 @@ def published_tree(operation: Operation) -> Algorithm:
 
 
 def time_s(
-    operations: Iterable[Operation], network: LinkSpeed, *, algorithms: Callable[[Operation], Algorithm] = gloo
+    operations: Iterable[Operation],
+    network: LinkSpeed,
+    *,
+    algorithms: Callable[[Operation], Algorithm] = gloo_algorithm,
 ) -> float:
     """Return seconds of an exchange, its operations one after the other, when no member has to wait for another."""
     return sum(network.time_s(operation.terms(algorithms)) for operation in operations)

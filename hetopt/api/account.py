@@ -236,11 +236,11 @@ def _quotas(edge: Edge, region: str) -> Check:
     )
 
 
-def of_rehearsals(*, remove: bool) -> list[str]:
-    """Return the ids of emulated networks left by rehearsals whose launching process is dead; empty: none are left.
+def rehearsal_leftovers(*, remove: bool) -> list[str]:
+    """Return the ids of emulated networks that rehearsals left whose launching process is dead.
 
     Args:
-        remove: also remove these networks, and kill what still runs in them; else nothing changes.
+        remove: True: also remove these networks, and kill what still runs in them; False: change nothing.
 
     Raises:
         RunFailed: a network could not be removed, such as without root; later ones are then left, too.

@@ -62,14 +62,14 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
     with _alone(catalogs_home()):
         regions, written = [region], list[OwnCatalog]()
 
-        def read(what: str, read_bytes: int, total_bytes: int | None) -> None:
-            """Report what is read of the present region; of a price list of known size, the part done as well."""
-            done, total = len(written), total_bytes if what == "price list" else None
+        def read(feed: str, read_bytes: int, total_bytes: int | None) -> None:
+            """Report the feed that is read for the present region; of a sized price list, the part done as well."""
+            done, total = len(written), total_bytes if feed == "price list" else None
             place = regions[done] if len(regions) == 1 else f"{regions[done]} ({done + 1} of {len(regions)})"
             # Where nobody sees a bar each text is a line: a tenth at a time.
             shown = (total or 0) * (10 * read_bytes // max(1, total or 0)) / 10
             part = f", {shown / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total else ""
-            reporter(f"{place}: {what}{part}", (done + read_bytes / total) / len(regions) if total else None)
+            reporter(f"{place}: {feed}{part}", (done + read_bytes / total) / len(regions) if total else None)
 
         feeds = PublicFeeds(today=now.date(), progress=read, note=reporter.note)
         versions, everywhere = feeds.versions(), feeds.everywhere()
@@ -84,7 +84,7 @@ def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCa
     """Write the catalogue of a region from its prices, after comparing them with those in use.
 
     Raises:
-        BadInput: most prices that are known are missing: the list was cut off where a line ends.
+        BadInput: over half of the types with a price on demand in use have none in ``prices``, which look cut off.
     """
     day = now.date()
     if inside(BUNDLED, f"regions/{region}.csv", what="region").exists():

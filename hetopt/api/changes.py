@@ -74,7 +74,7 @@ def _check_exchange(run: RunSpec) -> None:
     A policy that weighs whole options brings a compressor itself where the plan has none.
 
     Raises:
-        BadInput: the policy has nothing to decide, does not go with the collective, or the ratio is not its.
+        BadInput: the policy has nothing to decide, or cannot be with the collective or the ratio.
     """
     compression, policy = run.compression, run.ratio_policy
     # Who weighs whole ways to exchange brings a compressor where the plan names none.
@@ -177,10 +177,10 @@ def on_stream(stream: Stream, run: RunSpec, policy: str | None) -> RunSpec:
 
 
 def _valid(kind: type[AnyRecord], values: Mapping[str, object]) -> AnyRecord:
-    """Return a record of class ``kind`` of the values; refuse what cannot be as a fault of a stream.
+    """Return ``values`` as a record of class ``kind``, a part of the option `stream`.
 
     Raises:
-        BadInput: the first fault.
+        BadInput: the first value that cannot be, as a fault of `stream`.
     """
     try:
         return kind.model_validate(values)

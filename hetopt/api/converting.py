@@ -75,11 +75,11 @@ class _Training:
 
     Attributes:
         start: statement that the session goes around.
-        loader: its name there.
-        optimizers: their names there.
-        models: their names there.
+        loader: name of the loader at ``start``.
+        optimizers: names of the optimizers there.
+        models: names of the models there.
         run: name of the session.
-        handles: how the session is reached from each backward pass.
+        handles: expression for the session, by backward call: ``run``, or ``LOADER.run`` in functions given a loader.
     """
 
     start: ast.stmt
@@ -201,7 +201,14 @@ def _training_of(files: Sequence[SourceFile]) -> _Training:
 def _way_out(
     file: SourceFile, backward: ast.Call, home: Function | None, calls: Sequence[ast.Call], run: str
 ) -> tuple[ast.AST, str, str]:
-    """Return the call in ``home`` that leads to a backward pass, its loader's name there, and the session's name in it.
+    """Return the call in ``home`` that leads to a backward pass, its loader's name there, and the session's at the end.
+
+    Args:
+        file: script.
+        backward: call of the backward pass; returned itself where it is in ``home``.
+        home: function in which the optimizer is made; None: the module.
+        calls: all calls of the script.
+        run: name of the session in ``home``.
 
     Raises:
         NotPlain: more than one call leads there, or the loader has no name on the way.
@@ -233,14 +240,17 @@ def _way_out(
 
 
 def _start(file: SourceFile, node: ast.AST, optimizers: Sequence[ast.AST]) -> ast.stmt:
-    """Return the statement with which training begins: the outermost loop in which no optimizer is made."""
+    """Return the statement with which training begins: the outermost loop around ``node`` that makes no optimizer.
+
+    Without such a loop, the statement that ``node`` is in.
+    """
     loops = [loop for loop in _loops(file, node) if not any(inner in optimizers for inner in ast.walk(loop))]
     around = (outer for outer in file.around(node) if isinstance(outer, ast.stmt))
     return loops[-1] if loops else next(around)
 
 
 def _with_session(file: SourceFile, training: _Training) -> str:
-    """Return the text with the session in it.
+    """Return the script's text with a session around ``training``: its import, its ``with``, and its backward calls.
 
     Raises:
         NotPlain: the loop shares a line, or holds a string of several lines.
@@ -309,7 +319,13 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 def _models(
     argument: ast.expr, home: Function | None, bound: Sequence[tuple[str, ast.expr, Function | None]]
 ) -> list[str]:
-    """Return the models whose parameters an expression is made of, also through a list that has a name."""
+    """Return the names of the models whose parameters an optimizer is given, also through a list that has a name.
+
+    Args:
+        argument: expression for the parameters.
+        home: function that makes the optimizer; None: the module.
+        bound: names that are given a value, each with that and the function around.
+    """
     names = {node.id for node in ast.walk(argument) if isinstance(node, ast.Name)}
     lists = [value for name, value, function in bound if name in names and function is home]
     return [

@@ -52,8 +52,9 @@ class ShareCheck:
         shares: relative difference by step, where the workers share batches 3 to 1; empty: the script draws its batches
             itself, so that shares stay equal.
         equal: relative difference by step in equal shares, as DistributedDataParallel has them; empty: as above.
-        rates: the learning rates alone and in shares, at the first step at which they differ (of a schedule also looked
-            at at steps 10 and 1,000); None: they agree.
+        rates: the right learning rate (of a DDP script that in equal shares, of a session that on one machine) and
+            that in unequal shares, at the first step at which they differ, or at steps 10 or 1,000 of a schedule; None:
+            they agree.
         is_ddp: True: the script uses DistributedDataParallel; False: a session.
         normalises: whether the model has BatchNorm in training mode.
     """
@@ -73,8 +74,8 @@ class ShareCheck:
     def cause(self) -> str:
         """The cause of a difference, and what may mend it, in half a sentence; empty: there is no difference."""
         if self.rates is not None:
-            alone, shared = self.rates
-            return f"the learning rate is {shared:g} in shares and {alone:g} else: do not compute it from the share"
+            right, shared = self.rates
+            return f"the learning rate is {shared:g} in shares and {right:g} else: do not compute it from the share"
         if self.step is None:
             return ""
         return why_shares_differ(is_ddp=self.is_ddp, normalises=self.normalises)
@@ -157,7 +158,7 @@ def check_script(
             return ShareCheck(shares=(), equal=(), is_ddp=True)
         reporter("one machine", 2 / 3)
         each = equal_facts.batch_size if shared_facts.way == "ddp" else None
-        _alone(folder, before or script, arguments, each=each, spec=spec, patience_s=patience_s)
+        _alone(folder, before or script, arguments, worker_batch_size=each, spec=spec, patience_s=patience_s)
         alone, alone_facts = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = equal_facts if shared_facts.way == "ddp" else alone_facts
@@ -180,17 +181,24 @@ def check_script(
 
 
 def _alone(
-    folder: Path, script: Path, arguments: Sequence[str], *, each: int | None, spec: Path, patience_s: float
+    folder: Path,
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    worker_batch_size: int | None,
+    spec: Path,
+    patience_s: float,
 ) -> None:
-    """Run a script on one machine: a DDP script as torchrun's only worker, with a batch size for each of two.
+    """Run a script on whole batches and record its gradients as ``alone``.
 
-    Where it insists on its number of workers, it runs on two, of which the first computes every batch whole.
+    A session runs as one process; a DDP script as torchrun's only worker, which computes the batches of both. A
+    script that insists on its number of workers runs on two, of which the first computes every batch whole.
 
     Args:
-        folder: in which the gradients are written, under ``alone``.
+        folder: in which the gradients are written.
         script: file to run.
         arguments: of the script.
-        each: batch size of each of two DDP workers; None: the script has a session, and runs as one process.
+        worker_batch_size: samples of each of two DDP workers; None: the script has a session.
         spec: file of the spec of the run with unequal shares.
         patience_s: seconds that each run may take.
 
@@ -199,10 +207,10 @@ def _alone(
     """
     from hetopt.profiler.script.gradients import AS_ONE_VARIABLE, BATCH_VARIABLE, RANKS_VARIABLE
 
-    if each is None:
+    if worker_batch_size is None:
         _record(folder, "alone", script, arguments, {}, patience_s=patience_s)
         return
-    ranks = {RANKS_VARIABLE: str(len(SHARES)), BATCH_VARIABLE: str(each)}
+    ranks = {RANKS_VARIABLE: str(len(SHARES)), BATCH_VARIABLE: str(worker_batch_size)}
     try:
         _record(folder, "alone", script, arguments, ranks | ONLY_WORKER, patience_s=patience_s)
     except RunFailed:

@@ -142,15 +142,17 @@ def check_place(task: str, asked: Measurement) -> None:
     """
     on = asked.explore_on
     if on not in (Local.PLACE, Ssh.PLACE, Ec2.PLACE):
-        raise BadInput(f"{on!r} cannot be explored.", hint='choose `on="local"`, `on="ssh"` or `on="ec2"`')
+        raise BadInput(
+            f"{on!r} cannot be explored.", hint='choose `explore_on="local"`, `explore_on="ssh"` or `explore_on="ec2"`'
+        )
     if (on == Ssh.PLACE) != (asked.inventory is not None):
         raise BadInput(
-            '`inventory` names the hosts that `on="ssh"` explores.',
+            '`inventory` names the hosts that `explore_on="ssh"` explores.',
             hint="hetopt profile TASK --explore --on ssh --inventory hosts.toml --probe-budget 0.10",
         )
     if (on == Ec2.PLACE) != bool(asked.types):
         raise BadInput(
-            '`types` names the machines that `on="ec2"` explores.',
+            '`types` names the machines that `explore_on="ec2"` explores.',
             hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
         )
     if on == Ec2.PLACE:
@@ -242,7 +244,15 @@ def _place(
     *,
     startup_s: float,
 ) -> Place:
-    """Return a place whose probes cost what their machines cost for the time that they take."""
+    """Return a place with these probes, each of which costs what its machines cost for the time that it takes.
+
+    Args:
+        launcher: runs the probes.
+        probes: that can be run there.
+        usd_per_hour: as of `Place`.
+        tell: receives what goes on.
+        startup_s: as of `Place`.
+    """
 
     def measure(run: ProbeRun, left_usd: float) -> tuple[StepSample, float]:
         """Run a probe; return its step sample and what its machines cost meanwhile, USD. Errors are as of `_run`."""
@@ -265,7 +275,9 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter, **where: Any) -> S
 
 
 def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None:
-    """Refuse what rented machines cannot have, before anything is measured.
+    """Refuse a task whose code or data rented machines cannot get, before anything is measured.
+
+    ``data``: folder here; ``ec2_data``: its copy in S3; None: there is none.
 
     Raises:
         BadInput: the task is in a module, its data is on this machine only, or boto3 is not installed.

@@ -18,7 +18,7 @@ from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of, takes
 from hetopt.core.plain_text import converted_script, known, typed, typed_script
 from hetopt.core.run_folder import RunFolders, runs_home
-from hetopt.core.run_rules import check_batch, check_follows_noise, check_for_script, left_to_script
+from hetopt.core.run_rules import check_follows_noise, check_for_script, check_script_batch, left_to_script
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.launch_record import Place
@@ -204,7 +204,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
         else (f"The plan is of {planned.name}: what it predicts is not of {path.name}, which was not profiled.",)
     )
     if script[1:] == profiled.script[1:] and not another:
-        check_batch(run, profiled.batch_size)
+        check_script_batch(run, profiled.batch_size)
     remarks = (
         *another,
         left_to_script(run),
@@ -215,7 +215,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
-    """Yield a remark on what an interruption costs a script that saves no checkpoint."""
+    """Yield a remark on what an interruption costs the script ``name``, if it saves no checkpoint of a session."""
     if not run.resumes:
         priced = "is too cheap" if planned.resumes else "has priced that"
         yield (

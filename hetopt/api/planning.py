@@ -634,7 +634,7 @@ def _timed(asked: Described, catalog: Catalog) -> Timed | None:
     """Return the training that was timed, on the GPUs that are named; None: none was.
 
     Raises:
-        BadInput: only the time or only the GPUs are given, or nobody knows them.
+        BadInput: only the time or only the GPUs are given, or no GPUs are known by that name.
     """
     if asked.took is None and asked.on is None:
         return None
@@ -748,7 +748,7 @@ def _fits(plan: Plan) -> Iterator[Fit]:
 def _counted(asked: Described, timed: Timed | None, assumed: list[str]) -> tuple[ModelCount, int]:
     """Return the model, and on how many samples it is trained; assumptions are added to ``assumed``.
 
-    Of a training that was timed, and of which nothing else is known, its operations are those of most.
+    A training that was timed, and of which nothing else is known, has the operations that most do in that time.
 
     Raises:
         BadInput: the model or the length of training is missing, given twice or out of range, or the configuration

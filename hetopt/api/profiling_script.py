@@ -179,13 +179,18 @@ def kept_on_failure(purpose: str) -> Iterator[Path]:
 
 
 def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> tuple[bool, bool]:
-    """Run a script by itself for some steps; where that fails and it asks for its rank, as torchrun's only worker.
+    """Run a script by itself for some steps; where that fails, as torchrun's only worker, if the script reads its rank.
+
+    Args:
+        start: runs the script by an order.
+        order: of the run to be measured.
+        asks_for_place: whether the script's text reads a rank.
 
     Returns:
-        Whether it needs what torchrun gives, and whether its optimizer makes enough steps to be timed alone.
+        Whether the script needs what torchrun gives; whether its optimizer makes enough steps to be timed alone.
 
     Raises:
-        RunFailed: it fails by itself, and why.
+        RunFailed: the script fails by itself, and why.
     """
     plain = order.model_copy(
         update={
@@ -261,7 +266,10 @@ def _starts(
     accelerators: int,
     time_budget_s: float,
 ) -> tuple[ScriptOrder, ...]:
-    """Return the starts of a script: one alone and, with two workers or more, one beside copies of itself."""
+    """Return the starts of a script: one alone and, with two ``workers`` or more, one beside copies of itself.
+
+    ``dataset_size``: samples of an epoch; None: as the script tells. ``accelerators``: GPUs of this machine; 0: none.
+    """
     cpus = usable_processors()
     alone = ScriptOrder(
         script=str(script),
@@ -308,7 +316,7 @@ def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
             time.sleep(POLL_S)
     for rank, code in enumerate(codes):
         if code:
-            raise _why(place, rank, code)
+            raise _failure(place, rank, code)
     events: Events = list(read_events(place / EVENTS_FILE)) if (place / EVENTS_FILE).exists() else []
     if any(event.get("event") == FINISHED for event in events):
         return events
@@ -348,7 +356,10 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
 
 
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
-    """Return the environment variables of one process of the script: threads, its GPU among several, torchrun's."""
+    """Return the environment variables of the process of ``rank``: threads, torchrun's, its own GPU if several run.
+
+    ``accelerators``: GPUs of this machine; 0: none.
+    """
     variables = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
     if accelerators and order.concurrent_workers > 1:
         variables["CUDA_VISIBLE_DEVICES"] = str(rank)
@@ -362,10 +373,10 @@ def alone_environment() -> dict[str, str]:
     return {**kept, "MPLBACKEND": "Agg", **INSTALLED_ONLY, **collectives_on(LOOPBACK)}
 
 
-def _why(place: Path, rank: int, code: int) -> HetoptError:
-    """Return the error of a script's process that ended with another code than 0, by its event or its last line.
+def _failure(place: Path, rank: int, code: int) -> HetoptError:
+    """Return the error of the script's process ``rank``, by its event in the folder ``place``, else its last line.
 
-    It is `BadInput` where its event and exit code say so, else `RunFailed`.
+    `BadInput` where the event and the exit ``code``, which is not 0, say so, else `RunFailed`.
     """
     for event in read_events(place / EVENTS_FILE):
         if event["event"] == "run_failed" and event["rank"] == rank:

@@ -446,7 +446,10 @@ def _printed(files: Mapping[str, Path], offsets: dict[Path, int]) -> Iterator[Lo
 
 
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
-    """Follow the log as it grows, report progress, let the supervisor act now and then, and return the last status."""
+    """Follow the log until the run is over, reporting progress; let the supervisor act; return the last status.
+
+    ``on_event`` None: nobody else receives the events.
+    """
     from hetopt.backends.processes import ProcessLauncher, saved_bytes
     from hetopt.backends.supervisor import Supervision
     from hetopt.reports.timeline import figures, pause

@@ -123,7 +123,7 @@ _OF_TORCH = ("DistributedDataParallel", "fully_shard")
 
 
 def several_workers(files: Sequence[SourceFile]) -> str:
-    """Return by what a script seems to train on several workers, such as ``a session``; empty: by nothing known.
+    """Return the name of what a script seems to train on several workers by, such as ``a session``; empty: none known.
 
     Imports and names tell it: a session of hetopt, torch's DistributedDataParallel or fully_shard, or a framework.
     Whether the script really does so shows only when it runs.

@@ -1,7 +1,7 @@
-"""Machines that must be asked for before a run can begin on them: a request for each, which may wait or be refused.
+"""Runs on machines that must be asked for first: a request for each, which may wait or be refused.
 
-A `Source` asks for machines, says whether they are there and at which address, runs commands on them, and gives them
-back. `AskedBackend` and `train_asked` are all else that a run on such machines needs.
+A `Source` asks for machines, tells their addresses, runs commands on them, and gives them back; `AskedBackend` and
+`train_asked` do all else.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ NOTICE_S = 90.0
 """Seconds before a machine's end, by time limit or budget, at which it is left: time for a look and a checkpoint."""
 
 
-def holder(run: str, host: str) -> str:
-    """Return the shell script of a machine's own job, which only holds it while processes of the run are there.
+def holding_script(run: str, host: str) -> str:
+    """Return the shell script by which a job holds its machine while processes of the run are there.
 
     Args:
         run: name of the run.
@@ -69,7 +69,7 @@ def holder(run: str, host: str) -> str:
 
 
 class Source(Link, ABC):
-    """The way to a run's machines, which asks for each, and gives them back."""
+    """The means to ask for the machines of a run, to run commands on them, and to give them back."""
 
     @abstractmethod
     def bring(self, host: Host) -> object:
@@ -141,6 +141,7 @@ class AskedBackend(SshBackend, ABC):
         return self._kept(super().prepare_resumed(folder, options), before, options)
 
     def _kept(self, prepared: OnHosts, before: Mapping[str, object], options: Any) -> OnHosts:
+        """Return a prepared run with a file of its options that may change: ``before``, and those given over them."""
         fields = (name for name, option in options_of(self.OPTIONS).items() if not option.is_fixed)
         given = {name: value for name in fields if (value := getattr(options, name)) is not None}
         order = json.dumps({**before, **given}).encode()

@@ -1,8 +1,7 @@
 """The interface of every backend: prepare a plan, submit it, poll the run, stop it. Backends are peers.
 
-When a host or a machine is given up: by the steps that its placements brought, not by whether it answers.
-
-A host that crashes as soon as it takes part is there again each time, and would be placed for ever.
+With the rule on when a host or a machine is given up: by the steps that its placements brought, not by whether it
+answers, as a host that crashes as soon as it takes part would be placed for ever.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The conductor of a run on several hosts, whatever the machines are: it places workers, follows them, and ends them.
 
 What it decides is pure (`next_move`). The workers of a task go on from memory when any host but the first is lost, and
-take it back when it returns (`goes_on_without`, `takes_back`). Any other host that is lost leaves those that are there
-to go on from the last checkpoint; one that has to leave, or that comes, is a reason to save a checkpoint at one step
-and to go on with those that are there then. Which hosts are there, and how their workers are started, each kind of
-machines tells by a form of `Conductor`.
+take it back when it returns (`goes_on_without`, `takes_back`). Otherwise those that are there go on from the last
+checkpoint after a loss, and save one before a host leaves or comes. A form of `Conductor` for each kind of machines
+tells which hosts are there, and starts their workers.
 """
 
 from __future__ import annotations
@@ -243,7 +242,7 @@ class Conductor(ABC):
         return exit_code(list(self.now.ended.values()), host_died=failed and not self.now.ended)
 
     def _conclude(self, *, failed: bool) -> int:
-        """Finish the run, log why it failed if nothing else has, and return hetopt's exit code."""
+        """Finish the run, and return hetopt's exit code; of a run that ``failed``, log why if no event says so."""
         self.finish(failed=failed)
         if failed and failure_reason(read_log(self.run_dir / EVENTS_FILE)) is None:
             words = last_log_line(self.run_dir) or "the hosts ended without saying why"

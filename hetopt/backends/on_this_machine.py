@@ -23,7 +23,6 @@ from hetopt.backends.options import Local, OnThisMachine, Rehearsal, Ssh
 from hetopt.backends.prediction import PlacedRun, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program
 from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts
-from hetopt.backends.ssh.conductor import BUNDLE_FILE
 from hetopt.backends.ssh.link import SSH, Link
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
@@ -31,7 +30,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, parse_hosts, placeable, read_hosts
 from hetopt.core.interruption import usable_processors
-from hetopt.core.run_folder import RunFolders
+from hetopt.core.run_folder import BUNDLE_FILE, RunFolders
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.search_path import install_command

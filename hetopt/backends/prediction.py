@@ -1,7 +1,7 @@
 """Prediction of a run on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
 
-A run may use any compressor, and may change it on the way. Bytes and collectives of all of them are known exactly
-(`hetopt.core.comm.payload_bytes`); what the profile did not measure of one is assumed to be nothing, and said.
+Bytes and collectives of every compressor that a run may use are known exactly (`hetopt.core.comm.payload_bytes`); what
+the profile did not measure of one is assumed to be nothing, and said.
 """
 
 from __future__ import annotations
@@ -375,12 +375,12 @@ class PredictedExchange:
     stretch_log_sd: float = 0.0
 
 
-def predict_exchange(run: RunSpec, meeting: ExchangeGroup, *, compute_s: float, to_target: bool) -> PredictedExchange:
+def predict_exchange(run: RunSpec, group: ExchangeGroup, *, compute_s: float, to_target: bool) -> PredictedExchange:
     """Predict a run's gradient exchange per step; where policies choose, that of the quickest progress.
 
     Args:
         run: spec of the run, as it will be started.
-        meeting: its workers as a group.
+        group: the run's workers.
         compute_s: seconds that the slowest worker computes in a step.
         to_target: whether the run ends at a target, so that what is held back costs steps.
 
@@ -391,51 +391,58 @@ def predict_exchange(run: RunSpec, meeting: ExchangeGroup, *, compute_s: float, 
     def time_per_progress_s(compression: Compression) -> float:
         step = step_time(
             [compute_s],
-            exchange_s=meeting.exchange(compression)[0],
-            compress_s=meeting.compress_s(compression),
-            overlap=meeting.overlap(compression.name),
+            exchange_s=group.exchange(compression)[0],
+            compress_s=group.compress_s(compression),
+            overlap=group.overlap(compression.name),
         )
-        return step.step_time_s * _slowdown(run, meeting, compression)
+        return step.step_time_s * _slowdown(run, group, compression)
 
-    chosen = run.compression if run.is_local else min(_candidates(run, meeting), key=time_per_progress_s)
-    exchange_s, log_sd = meeting.exchange(chosen)
-    if meeting.is_assumed(chosen):
+    chosen = run.compression if run.is_local else min(_candidates(run, group), key=time_per_progress_s)
+    exchange_s, log_sd = group.exchange(chosen)
+    if group.is_assumed(chosen):
         log_sd = FORETOLD_LOG_SD
-    elif meeting.workers > 1 and not run.is_local and (run.ratio_policy, run.collective_policy) != ("fixed", "fixed"):
-        log_sd = max(log_sd, meeting.steered_log_sd)
+    elif group.workers > 1 and not run.is_local and (run.ratio_policy, run.collective_policy) != ("fixed", "fixed"):
+        log_sd = max(log_sd, group.steered_log_sd)
     every_step = PredictedExchange(
         compression=chosen,
         exchange_s=exchange_s,
-        compress_s=meeting.compress_s(chosen),
-        overlap=meeting.overlap(chosen.name),
-        gain=meeting.gain(chosen),
+        compress_s=group.compress_s(chosen),
+        overlap=group.overlap(chosen.name),
+        gain=group.gain(chosen),
         log_sd=log_sd,
-        notes=tuple(_notes(run, chosen, meeting, to_target=to_target)),
+        notes=tuple(_notes(run, chosen, group, to_target=to_target)),
     )
     if run.is_local:
-        return _now_and_then(run, meeting, every_step, to_target=to_target)
-    stretch, stretch_log_sd = meeting.model.losses.stretch(chosen, meeting.workers) if to_target else (1.0, 0.0)
+        return _local_sgd_exchange(run, group, every_step, to_target=to_target)
+    stretch, stretch_log_sd = group.model.losses.stretch(chosen, group.workers) if to_target else (1.0, 0.0)
     return replace(every_step, stretch=stretch, stretch_log_sd=stretch_log_sd)
 
 
-def _now_and_then(
-    run: RunSpec, meeting: ExchangeGroup, every_step: PredictedExchange, *, to_target: bool
+def _local_sgd_exchange(
+    run: RunSpec, group: ExchangeGroup, every_step: PredictedExchange, *, to_target: bool
 ) -> PredictedExchange:
-    """Return the mean exchange of local SGD workers, over steps that average parameters and steps that do not."""
-    gate = meeting.model.convergence.local
+    """Return the mean exchange of local SGD workers, over steps that average parameters and steps that do not.
+
+    Args:
+        run: spec of the run, which averages parameters.
+        group: the run's workers.
+        every_step: exchange of a step that averages.
+        to_target: whether the run ends at a target, so that rare averages cost steps.
+    """
+    gate = group.model.convergence.local
     averaging = communication(
         run.sync,
-        dataset_size=meeting.model.profile.job.dataset_size,
+        dataset_size=group.model.profile.job.dataset_size,
         global_batch_size=run.global_batch_size,
         measured=gate.measured_share(run.sync),
     )
     penalty, counts = gate.penalty(run.sync), to_target and averaging.share > 0
     stretch, stretch_log_sd = 1.0, 0.0
     if counts:
-        stretch, stretch_log_sd = meeting.model.losses.stretch(run.compression, meeting.workers)
-        stretch *= float(penalty.inflation(averaging.share, meeting.workers))
-        stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(averaging.share, meeting.workers)))
-    words = steps_in_words(penalty, averaging.share, meeting.workers, counts=counts)
+        stretch, stretch_log_sd = group.model.losses.stretch(run.compression, group.workers)
+        stretch *= float(penalty.inflation(averaging.share, group.workers))
+        stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(averaging.share, group.workers)))
+    words = steps_in_words(penalty, averaging.share, group.workers, counts=counts)
     return replace(
         every_step,
         exchange_s=averaging.share * every_step.exchange_s,
@@ -448,40 +455,40 @@ def _now_and_then(
     )
 
 
-def _candidates(run: RunSpec, meeting: ExchangeGroup) -> Iterable[Compression]:
+def _candidates(run: RunSpec, group: ExchangeGroup) -> Iterable[Compression]:
     """Return the compressions that the run may use, as far as its policies choose."""
     asked = run.compression
     candidates = Candidates(
         asked=asked,
         chooses_collective=run.collective_policy == "cheapest",
-        numel=meeting.model.profile.job.parameters,
-        workers=meeting.workers,
-        rounded_s={name: meeting.compress_s(Compression(name=name)) for name in ROUNDED},
+        numel=group.model.profile.job.parameters,
+        workers=group.workers,
+        rounded_s={name: group.compress_s(Compression(name=name)) for name in ROUNDED},
     )
-    if meeting.workers > 1 and run.ratio_policy == "auto":
+    if group.workers > 1 and run.ratio_policy == "auto":
         # Thinner ones need a trial that shows them to be harmless, which nobody can foresee.
         ways = (option.compression for option in candidates.all)
-        return [way for way in ways if _slowdown(run, meeting, way) <= 1 + MOST_LOST]
-    if meeting.workers > 1 and run.weighs_ways:
+        return [way for way in ways if _slowdown(run, group, way) <= 1 + MOST_LOST]
+    if group.workers > 1 and run.weighs_ways:
         ungained = [option.compression for option in candidates.all if option.gain is None]
-        return [way for way in ungained if meeting.gain(way) >= LEAST_GAIN] or ungained
-    if meeting.workers > 1 and run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
+        return [way for way in ungained if group.gain(way) >= LEAST_GAIN] or ungained
+    if group.workers > 1 and run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
         return [option.compression for option in candidates.at(asked.ratio)]
     return [asked]
 
 
-def _slowdown(run: RunSpec, meeting: ExchangeGroup, compression: Compression) -> float:
+def _slowdown(run: RunSpec, group: ExchangeGroup, compression: Compression) -> float:
     """Return the steps over those of dense training, as the run itself assumes them before it has measured anything."""
-    more = step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
-    return more * meeting.model.losses.stretch(compression, meeting.workers)[0]
+    more = step_inflation(max(group.gain(compression), 1e-9), run.slowdown_coefficient)
+    return more * group.model.losses.stretch(compression, group.workers)[0]
 
 
-def _notes(run: RunSpec, chosen: Compression, meeting: ExchangeGroup, *, to_target: bool) -> Iterator[str]:
+def _notes(run: RunSpec, chosen: Compression, group: ExchangeGroup, *, to_target: bool) -> Iterator[str]:
     """Yield sentences on what the prediction of an exchange assumes: who decides, and what was not profiled.
 
     Nothing for one worker.
     """
-    if meeting.workers == 1:
+    if group.workers == 1:
         return
     if run.ratio_policy != "fixed" and not run.is_local:
         is_whole = chosen.name == IDENTITY
@@ -490,9 +497,9 @@ def _notes(run: RunSpec, chosen: Compression, meeting: ExchangeGroup, *, to_targ
             f"How much is sent is decided while training goes on ({run.ratio_policy}: "
             f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {sent} in every step."
         )
-    if meeting.is_assumed(chosen):
+    if group.is_assumed(chosen):
         yield f"What {chosen.name} costs a worker was not profiled: nothing is counted."
-    if to_target and meeting.measured_gain(chosen) is None and not run.is_local:
+    if to_target and group.measured_gain(chosen) is None and not run.is_local:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 
 
@@ -550,7 +557,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> PlacedRun
         _slowed_s(device, device.time_s(samples), crowding, slowdown)
         for samples, slowdown in zip(shares, slowdowns, strict=True)
     ]
-    meeting = ExchangeGroup(
+    group = ExchangeGroup(
         model=model,
         workers=count,
         link=None,
@@ -558,7 +565,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> PlacedRun
         # On CPUs the exchange takes the cores that backward would hide it behind.
         overlap=learned_shape(model).overlap if device.device.kind == "cuda" else lambda compressor: NO_OVERLAP,
     )
-    exchange = predict_exchange(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
+    exchange = predict_exchange(run, group, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
     # Measured with the host to itself. Each worker evaluates in proportion to its share, without its slowdown.
     samples = min(device.largest_measured, model.whole_host.largest_measured)
     divided = crowding * times_as_long(device.time_s, model.whole_host.time_s, samples)

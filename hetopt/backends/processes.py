@@ -1,12 +1,12 @@
 """Runs that are a process of this machine: started in a session of their own, found, watched and ended by their folder.
 
-The launching process and its run share fate: when the launcher dies, by whatever signal, the kernel ends the run's
-process, and that ends whatever it has started.
+When the launching process dies, by whatever signal, the kernel ends the run's process, and that ends whatever it has
+started.
 
-A run is alive if and only if the lease on its folder is locked: a lock on an open file, which the run's process holds
-and the kernel lets go of when that ends, by whatever signal. So a folder has one living run at most, nobody has to
-clean up after a crash, and neither a clock that is set nor a file that was altered changes what is alive. The folder
-names the process that holds the lease, which is ended only where the kernel says so too.
+A run is alive if and only if the lease on its folder is locked: a lock on an open file, which the kernel lets go of
+when the run's process ends. So a folder has one living run at most, nobody has to clean up after a crash, and neither a
+clock that is set nor a file that was altered changes what is alive. The process that the folder names is ended only
+where the kernel says too that it holds the lease.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Process(Record):
         return None
 
     def holds_lease(self, run_dir: Path) -> bool:
-        """Return whether this process has locked the lease, as the kernel tells it; False where that is kept secret."""
+        """Return whether this process has locked the lease; False where the kernel does not tell."""
         with suppress(OSError):
             lease_file = (run_dir / LEASE_FILE).stat()
             for number in os.listdir(f"/proc/{self.pid}/fd"):
@@ -315,7 +315,7 @@ class ProcessLauncher(ABC):
         run would lose the steps since the one before.
         """
         begun_s = changed_s = self.clock()
-        patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), saved_bytes(run_dir)
+        patience_s, saved = self.grace_s + _longest_silence_s(last_events(run_dir)), saved_bytes(run_dir)
         while not until(lambda: self._is_gone(run_dir), within_s=min(1.0, patience_s), sleep=self.sleep):
             now_s, now = self.clock(), saved_bytes(run_dir)
             if now != saved:
@@ -337,7 +337,7 @@ class ProcessLauncher(ABC):
             del self._started[run_dir]
 
 
-def _step_s(events: Sequence[LogEvent]) -> float:
+def _longest_silence_s(events: Sequence[LogEvent]) -> float:
     """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint.
 
     0 where nothing was logged.

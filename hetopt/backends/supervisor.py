@@ -1,7 +1,7 @@
 """Moves a rented run to machines on demand at the last moment at which only they still keep its deadline.
 
-What the trainer does by itself (shares, compression, a lost worker) is not decided here. The budget has a guard of its
-own, who is asked before anything is rented (`ec2.renter.reconcile`).
+What the trainer does by itself (shares, compression, a lost worker) is not decided here, nor what the budget allows
+(`ec2.renter.reconcile`).
 """
 
 from __future__ import annotations

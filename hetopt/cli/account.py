@@ -220,10 +220,7 @@ def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:
 
 
 def _lines(host: HostFound) -> Iterator[tuple[str, str]]:
-    """Yield a mark and a sentence for each trouble of a host, behind its facts.
-
-    Of a bad host its bad troubles alone.
-    """
+    """Yield a mark and a sentence for a host's facts and each of its troubles; of a bad host for bad troubles alone."""
     from hetopt.api.hosts import in_words
 
     worst = [trouble for trouble in host.troubles if trouble.verdict == host.verdict]

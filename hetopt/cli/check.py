@@ -62,7 +62,7 @@ def _check_script(script: Path, arguments: list[str], *, as_json: bool) -> None:
 
 
 def _check_task(task: str, data: Path | None, *, as_json: bool) -> None:
-    """Print the errors of a task, and raise one that counts them.
+    """Print the findings on a task, or a line that there are no errors; raise an error that counts those there are.
 
     Raises:
         BadInput: torch is missing, or the task has errors.

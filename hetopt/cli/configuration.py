@@ -92,8 +92,7 @@ def settings(
         root: command line with all commands.
         environment: variables of the process.
         folder: folder in which the process was started.
-        typed: name of the one command that matters; None: all do. Where no file gives anything, the others' options are
-            not looked at.
+        typed: name of the command that is run, whose options alone are looked at where there is no file; None: all.
 
     Raises:
         BadInput: a file cannot be read, names an option or command that does not exist (the nearest is named), gives a
@@ -239,7 +238,9 @@ def _is_typed_only(command: str, name: str) -> bool:
 
 
 def _setting(command: str, parameter: Parameter, value: Any, source: Path | str) -> Setting:
-    """Return an option's setting from a value in a file or variable; paths in a file are below its folder.
+    """Return an option's setting from a value in a file or variable.
+
+    A path in a project's file must be below the file's folder; in a user's file ``~`` is the home folder.
 
     Raises:
         BadInput: the value cannot be, or would rent machines.

@@ -172,7 +172,7 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
     if prepared.launch.on == "ec2":
         from hetopt.api.account import rental_of
 
-        return _rented(rental_of(prepared), yes=yes)
+        return _confirmed_rental(rental_of(prepared), yes=yes)
     if prepared.spends_usd is not None and not yes:
         agree_to_spend(prepared.spends_usd)
     elif prepared.connects_to and not yes and is_attended() and not typer.confirm("Start?", default=True, err=True):
@@ -180,7 +180,7 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
     return prepared
 
 
-def _rented(rental: Rental, *, yes: bool) -> Rental:
+def _confirmed_rental(rental: Rental, *, yes: bool) -> Rental:
     """Return the rental, without its risk, once spending is confirmed: by ``yes``, else by a person at a terminal.
 
     Raises:
@@ -223,7 +223,7 @@ def agree_to_spend(most_usd: float, what: str = "it", *, hint: str = "or look fi
 
 
 def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:
-    """Return whether to begin on fewer machines, of which a remark tells.
+    """Return whether to begin on fewer machines, after a remark on what that takes.
 
     True within the plan's upper time. Beyond it a person is asked; with --yes, or without a person, the answer is
     False.

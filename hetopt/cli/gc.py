@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hetopt.api.account import Search, of_rehearsals
+from hetopt.api.account import Search, rehearsal_leftovers
 from hetopt.cli import render
 from hetopt.cli.flags import in_flags
 from hetopt.cli.options import one_of
@@ -65,7 +65,7 @@ def gc(
         left = [{"run": name, "removed": not dry_run} for name in runs_left_in_slurm(remove=not dry_run)]
         lines = [f"{'would end' if dry_run else 'ended'} the jobs of {entry['run']}" for entry in left]
     else:
-        left = [{"id": id_, "removed": not dry_run} for id_ in of_rehearsals(remove=not dry_run)]
+        left = [{"id": id_, "removed": not dry_run} for id_ in rehearsal_leftovers(remove=not dry_run)]
         lines = [f"{'would remove' if dry_run else 'removed'} rehearsal {rehearsal['id']}" for rehearsal in left]
     if json_:
         render.print_json(left)

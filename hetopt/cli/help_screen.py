@@ -188,7 +188,7 @@ def _as_written(piece: str) -> str:
 
 
 def _narrow(context: Context) -> None:
-    """Fit the help to a terminal that is narrower than click's least width."""
+    """Set the help's width where the terminal is narrower than click's least width; a width that is set stays."""
     columns = shutil.get_terminal_size().columns
     if context.terminal_width is None and columns < 50 + MARGIN:
         context.terminal_width = columns - MARGIN

@@ -181,9 +181,14 @@ def _prepared(where: Backend, place: Place, plan: Path | None, resume: str | Non
 
 
 def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:
-    """Return the backend to launch on: the one named, that of the resumed run, or the answer to a question.
+    """Return the name of the backend to launch on: the given one, that of the resumed run, or a person's answer.
 
     Nothing that rents is a default.
+
+    Args:
+        name: given backend; None: none.
+        resume: run to resume; None: none.
+        plan: file of the plan; None: a run is resumed.
 
     Raises:
         BadInput: nobody is there to say where, or the plan is an estimate, which only a rehearsal can run.

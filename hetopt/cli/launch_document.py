@@ -36,7 +36,7 @@ def show(prepared: Prepared) -> None:
     Of a resumed rental also what it has cost, on stderr.
     """
     if prepared.launch.on != "ec2":
-        render.show(_here(prepared))
+        render.show(_run_summary(prepared))
         return
     from hetopt.api.account import rental_of
 
@@ -169,10 +169,10 @@ def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
-def _here(prepared: Prepared) -> Iterator[Block]:
-    """Yield each worker's host, slowdown and local batch size, and the predicted time and cost.
+def _run_summary(prepared: Prepared) -> Iterator[Block]:
+    """Yield the lines of a run that is not rented by hetopt itself: what it does, its workers, predicted time and cost.
 
-    Of a resumed run the rest that is predicted, in their place.
+    Of a resumed run the time that is left, in their place.
     """
     record = prepared.launch
     spec, prediction, is_own, rented = record.spec, record.prediction, bool(prepared.connects_to), prepared.spends_usd

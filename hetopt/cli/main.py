@@ -86,6 +86,8 @@ class _Commands(Mapping[str, "Command"]):
 
 
 class _Root(OneScreenGroup):
+    """The group of all commands, whose modules are imported when asked for."""
+
     def __init__(self, **given: Any) -> None:
         super().__init__(**given | {"commands": _Commands()})
 
@@ -116,10 +118,10 @@ _SHOWN = 9
 
 
 def _version(wanted: bool) -> None:
-    """Print the version, and the commit in parentheses where an installation knows it: a checkout's may have changed.
+    """Print the version, with the commit in parentheses where an installation knows it, and exit; do so if ``wanted``.
 
-    It is what the wheel was built of, written by `setup.py`, or what ``pip install git+https://`` was given (PEP 610).
-    It ends the command then; unless ``wanted`` nothing happens.
+    The commit is that of the wheel, written by `setup.py`, or the one that ``pip install git+https://`` was given
+    (PEP 610). A checkout prints none, as its files may have changed.
     """
     if not wanted:
         return

@@ -112,7 +112,13 @@ def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[s
 
 
 def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
-    """Return a field as a keyword parameter that typer reads: flag, help, default and completion."""
+    """Return a field as a keyword parameter that typer reads: flag, help, default and completion.
+
+    Args:
+        name: of the field.
+        owners: option records that have the field, at least one.
+        among: number of the command's records that are a backend's.
+    """
     option = options_of(owners[0])[name]
     field = next(candidate for candidate in fields(owners[0]) if candidate.name == name)
     plain = get_args(types_of(owners[0])[name])[0]
@@ -134,7 +140,7 @@ def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
 
 
 def _help(name: str, owners: list[Any], among: int) -> str:
-    """Return the help of a field, with the backends that have it in front where others do not."""
+    """Return the help of a field, with the backends that have it in front unless all ``among`` records do."""
     places: dict[str, list[str]] = {}
     for owner in owners:
         places.setdefault(options_of(owner)[name].help, []).append(getattr(owner, "PLACE", ""))

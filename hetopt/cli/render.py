@@ -1,7 +1,7 @@
-"""How things look in a terminal; the only file that knows rich, which draws the bar of progress and nothing else: to
-import it took a twentieth of a first answer. stdout carries the artifact, stderr the progress.
+"""How things look in a terminal: the artifact on stdout, remarks and a progress bar on stderr.
 
 All text goes through `_shown`: what others wrote commands nothing here, and the library's parameters become options.
+Only this file knows rich, which draws the bar alone: to import it took a twentieth of a first answer.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def error(message: str, hint: str | None) -> None:
 
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
-    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`.
+    """Show a live progress bar on stderr during a with block; where stderr is no terminal, lines of `PlainProgress`.
 
-    The reporter may be used inside alone; what is noted meanwhile goes above the bar.
+    The block gets a reporter, to be used inside it alone; its notes go above the bar.
     """
     if not sys.stderr.isatty():
         yield Reporter(progress=PlainProgress(write=lambda text: note(f"{description}: {text}")).tell, note=note)

@@ -61,9 +61,10 @@ def report(
 
 
 def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
-    """Update the profile in a file with what a run measured, and say what it was; a new file begins with the plan's.
+    """Update the profile in a file with what a run measured, and print what changed; a new file begins with the plan's.
 
-    BadInput: the file cannot be read or written.
+    Raises:
+        BadInput: the file cannot be read or written.
     """
     from hetopt.reports.learn import learn
 

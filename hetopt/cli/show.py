@@ -51,10 +51,10 @@ def show_plan(
 
 
 def refuse_a_risk(plan: hetopt.Plan) -> None:
-    """Raise an error for a plan that keeps its limits less probably than was asked for.
+    """Refuse a plan that keeps its limits less probably than was asked for.
 
     Raises:
-        NoFeasiblePlan: it does, and nobody has accepted that.
+        NoFeasiblePlan: the plan does, and nobody has accepted that.
     """
     if plan.risk is None or plan.insight is None or plan.insight.risk_accepted:
         return

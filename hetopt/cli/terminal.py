@@ -1,7 +1,7 @@
-"""The way out to a terminal, a file or a pipe: it commands nothing, fits the encoding, and fails in a sentence.
+"""Output to a terminal, a file or a pipe: no control characters, the stream's encoding, and errors in a sentence.
 
-Text of plans, profiles, logs and clouds is written by others. On its way out every character that would do something
-instead of being shown is spelled as JSON spells it, which is right in JSON and readable anywhere else.
+Text of plans, profiles, logs and clouds is written by others. Every character that would do something instead of being
+shown is spelled as JSON spells it, which is right in JSON and readable anywhere else.
 """
 
 from __future__ import annotations

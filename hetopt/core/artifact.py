@@ -388,7 +388,13 @@ def faults(
 
 
 def _in_words(named: str, errors: list[Any], got: str) -> str:
-    """Describe the faults of one value as a part of a sentence; of a union each branch has its own."""
+    """Describe the faults of one value as a part of a sentence; of a union each branch has its own.
+
+    Args:
+        named: what the sentence calls the value.
+        errors: pydantic's, at least one.
+        got: the value as shown.
+    """
     first = errors[0]
     rules = list(dict.fromkeys(error["msg"] for error in errors))
     match first["type"]:

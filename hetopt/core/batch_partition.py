@@ -3,13 +3,13 @@
 Minimise ``max_i t_i(b_i)`` with ``t_i(b) = max(floor_i, a_i + c_i b)`` over integers ``b_i`` that sum to B, each
 between ``min_i`` and ``max_i``.
 
-A worker pays its floor whatever its share, so ``max_i t_i(b_i) = max(max_i floor_i, max_i (a_i + c_i b_i))``: the
-floors change the time, never the best shares, and the lines alone decide. For lines the continuous optimum is a water
-level T with ``sum_i clip((T - a_i) / c_i, min_i, max_i) = B``: piecewise linear and non-decreasing in T, solved on
-the segment between two of its breakpoints. Rounding down never exceeds the optimum; handing the rest one by one to
-the smallest ``t_i(b_i + 1)`` is then exact, because a minimax allocation under non-decreasing times takes the B
-earliest unit completion times. `scipy.optimize.milp` finds the same in a thousand times the time (six workers: 20 µs
-here, tens of milliseconds there). `hetopt.optimizer.search.group_shares` has the same for many clusters at once.
+A worker pays its floor whatever its share, so that floors change the time, never the best shares, and the lines alone
+decide. For lines the continuous optimum is a water level T with ``sum_i clip((T - a_i) / c_i, min_i, max_i) = B``:
+piecewise linear and non-decreasing in T, solved on the segment between two of its breakpoints. Rounding down never
+exceeds the optimum; handing the rest one by one to the smallest ``t_i(b_i + 1)`` is then exact, because a minimax
+allocation under non-decreasing times takes the B earliest unit completion times. `scipy.optimize.milp` finds the same
+in a thousand times the time (six workers: 20 µs here, tens of milliseconds there).
+`hetopt.optimizer.search.group_shares` has the same for many clusters at once.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ back instead. So machines that all cost their highest price (on demand: their pr
     lifetime  <=  left / worst                                        [h], left in USD, worst in USD an hour
     end(t)     =  t + (left - spent(t)) / worst - shutdown            what is left at a moment t pays until then
 
-spent(t) grows by at most the worst price, so end(t) never goes back: whoever reckons later, by what was really spent,
-never takes back what somebody granted before. And of several ends that were reckoned at different moments, the latest
-pays for all: what is spent after its moment t is at most (end(t) + shutdown - t) worst = left - spent(t).
+spent(t) grows by at most the worst price, so end(t) never goes back: who reckons later, by what was really spent, takes
+nothing back that was granted before, and of several ends the latest is paid for: what is spent after its moment t is
+at most (end(t) + shutdown - t) worst = left - spent(t).
 """
 
 from __future__ import annotations

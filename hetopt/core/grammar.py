@@ -5,8 +5,7 @@
     list       1, 1, 2                     between commas or semicolons, outside parentheses
     repeated   speed=1 x2                  the same so many times
 
-Values are text, or numbers with units (`hetopt.core.grammar`). `record` makes a record of a call, and `written` the
-call again. What is typed is understood, or refused in one sentence: parameter, rule, value and what to do next.
+Values are text, or numbers with units. `record` makes a record of a call, and `written` the call again.
 """
 
 from __future__ import annotations

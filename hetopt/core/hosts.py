@@ -135,7 +135,7 @@ class Hours(Record):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, given: Any) -> Any:
-        """Return hours as minutes of the day, from a text of spans; none, which is refused, if one cannot be read."""
+        """Return hours as minutes of the day, from a text of spans; no spans, which are refused, if one is misspelt."""
         if not isinstance(given, str):
             return given
         matches = [_HOURS.fullmatch(part.strip()) for part in given.split(",")]

@@ -1,11 +1,9 @@
-"""How a command ends on signals and reports progress.
+"""How a command ends by signals, shares a machine's processors, and reports progress.
 
-SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the tidying up short.
-
-A signal becomes an exception, so that every ``finally`` and ``except BaseException`` on the way is run: what the
-command has started is stopped, and what it has made for itself is removed. From then on further signals are only told
-of, until the command has ended. What it has started ends with its parent (`die_with_parent`), and shares the cores
-that the machine or its control group has (`openmp_environment`).
+SIGTERM and SIGHUP do what Ctrl-C does. The first signal becomes an exception, so that every ``finally`` and ``except
+BaseException`` on the way is run: what the command has started is stopped, and what it has made for itself is removed.
+Further signals only print a line until the command has ended. Processes that it starts end with it
+(`die_with_parent`), and share the cores that the machine or its control group has (`openmp_environment`).
 """
 
 from __future__ import annotations
@@ -133,7 +131,7 @@ def ignore_signals() -> None:
 def delay_signals() -> Iterator[None]:
     """Delay SIGINT, SIGTERM and SIGHUP to the end of a with block; in threads but the main one, do nothing.
 
-    It is for a block that starts a process and records its id.
+    For a block that starts a process and records its id.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone hears signals
         yield
@@ -218,9 +216,9 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
 
 
 class StopSignal:
-    """A recorder of the first SIGTERM or SIGINT after `listen`; calling it returns the signal's number, or None.
+    """A recorder of the first SIGTERM or SIGINT after `listen`, for a process that ends where it can end well.
 
-    It is for a process that looks for it where it can end well.
+    Calling it returns the signal's number, or None.
     """
 
     def __init__(self) -> None:

@@ -8,10 +8,9 @@ Two measures. Of a *device*, all tensors that are alive at a time; they are the 
 ``b`` being the samples of a micro-batch. Between micro-batches that were counted, computing and updating go straight
 from one to the next; beyond, on with the slope of the last ones. Of a *process*, the most it used, by a line in ``b``.
 
-Two coefficients that cannot be negative, by least squares on relative errors, robust where it is asked for.
-
-Own code because it is on the way of every plan and every worker: `scipy.optimize.nnls` gives the same (a test compares
-them), and importing it takes 14 times as long as a bare python does to start, where a whole plan may take 60 times.
+Lines are fitted by least squares on relative errors without negative coefficients (`non_negative`). That is own code,
+as every plan and worker needs it: `scipy.optimize.nnls` gives the same (a test compares them), and its import takes 14
+times as long as a bare python's start, where a whole plan may take 60 times.
 """
 
 from __future__ import annotations
@@ -200,7 +199,10 @@ class TrainingMemory(Record):
         return bisect_right(range(beyond), limit_bytes, lo=max(1, beyond // 2), key=peak) - 1
 
     def _along(self, column: str, samples: int) -> float:
-        """Interpolate counted bytes linearly, never falling; outside with the slope at that end."""
+        """Return the bytes that a field of `StepMemory` has at a micro-batch of ``samples``, never falling with them.
+
+        Linear between counted sizes; beyond them, with the slope at that end.
+        """
         sizes = [step.samples for step in self.steps]
         counted = list(accumulate((float(getattr(step, column)) for step in self.steps), max))
         if samples > sizes[-1]:
@@ -219,7 +221,7 @@ MOST_DOUBLINGS = 41
 
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
-    """Return the bytes of a sample by least squares; of one size alone, as if all of it grew with the samples."""
+    """Return the bytes of a sample by least squares; of a single size, its bytes over its samples."""
     return counted[0] / sizes[0] if len(sizes) == 1 else max(0.0, linear_regression(sizes, counted).slope)
 
 

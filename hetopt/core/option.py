@@ -200,7 +200,7 @@ def expanded(names: Iterable[str]) -> list[str]:
 
 @cache
 def _plain(annotation: str, option: Option | None) -> str:
-    """Return the annotation of a field for signatures: its type, and ``str`` beside where texts are read for it."""
+    """Return a field's annotation as signatures show it: its type, and ``| str`` where its option reads texts."""
     tree = ast.parse(annotation, mode="eval").body
     if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Tuple) and ast.unparse(tree.value) == "Annotated":
         annotation = ast.unparse(tree.slice.elts[0])

@@ -1,13 +1,9 @@
-"""Safe paths from names that others chose (keys, hosts, runs, regions), and bounded reading of their files.
+"""Safe paths from untrusted names (keys, hosts, runs, regions), and bounded reading of regular files.
 
 pathlib joins whatever it is given: an absolute right side wins, ``..`` climbs, a link leads away. So a name that was
-not written in this program is checked first and resolved after: nothing that anybody else chose names a file outside
-the folder that it was meant for.
-
-The one way in for files: a regular file of bounded size, whole, as UTF-8 text or as JSON, or one sentence.
-
-What is read comes from disk and from other people. A device or a pipe would be read without end, a deeply nested or
-immense number ends the parser, and text that no encoding can write ends whoever prints it later: none of them gets in.
+not written in this program is checked first and resolved after, and never names a file outside its folder. Files are
+read whole, as UTF-8 text or as JSON: a device or a pipe would be read without end, a deeply nested or immense number
+ends the parser, and text that no encoding can write ends whoever prints it later, so all of these are refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Untrusted text: which characters a record may hold, how others are escaped, and errors about unknown names.
 
-A name out of a file ends up in a terminal, in a script and on a page. There a line break in it begins a line of its
-own, an escape character commands the terminal, and a format character turns what stands beside it around. Records
-refuse such text; what was told by a machine or a library, and has to be shown whatever it is, is cleaned.
+In a terminal, a script or a page a line break in a name begins a line of its own, an escape character commands the
+terminal, and a format character turns what stands beside it around. Records refuse such text; what a machine or a
+library told, and has to be shown whatever it is, is cleaned.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from hetopt.core.paths import MissingFile, home, inside, opened_file, read_text,
 from hetopt.core.run_spec import Conditions, RunSpec
 
 SPEC_FILE = "spec.json"
+BUNDLE_FILE = "bundle.tar.gz"
 LIVING_FILE = "living.json"
 """File with the spec for the workers of the present hosts, while some of the run's hosts are absent. No such file: all
 are present."""

@@ -262,7 +262,7 @@ def check_for_script(spec: RunSpec) -> None:
         raise BadInput(unfit, hint="leave out sync, or the other")
 
 
-def check_batch(spec: RunSpec, samples: int) -> None:
+def check_script_batch(spec: RunSpec, samples: int) -> None:
     """Refuse a script whose loader gives another number of samples a step than the plan's global batch size.
 
     Args:

@@ -1,19 +1,8 @@
 """`RunSpec`: all that workers need to know of a run, without the reasons for it, and how people write its parts.
 
-With the records that it is made of: the settings of published policies, streams of samples, the schedule of a probe;
-and the place of a host among its workers (`Node`).
-
-What the published policies can be told beyond their name, in the one grammar: `gravac(window=50, eps=0.7)`.
-
-Of who decides how much of the gradient is sent (`RATIO_SETTINGS`), and of who shares the global batch
-(`BATCH_SETTINGS`). Each default is the published one, or what stands for it where none was printed. A run keeps only
-what was said otherwise.
-
-What a rehearsed cluster is made of: its hosts and links, and what happens to them while a run goes on; and the size
-of what trains in the place of a job that this machine cannot train.
-
-When workers put together what they have learned, which samples each of them sees, and which they hand on: the
-records, and how a person writes them.
+Its parts are records too: a host's place (`Node`), streams of samples, a probe's schedule, a rehearsed cluster with
+its links and events, the settings of published policies (each default as published, or what stands for it where
+none was printed; a run keeps only what was said otherwise), and averaging:
 
 selsync(0.3)               local-sgd(8, outer_rate=0.7)       labels(1)
 selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)

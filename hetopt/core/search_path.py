@@ -4,6 +4,7 @@
 ``json.py``. What hetopt starts has `INSTALLED_ONLY` in its environment, and so has what that starts. A script finds its
 own folder first, as with ``python SCRIPT``; what has been imported by then stays what it is.
 (Python documentation, "Command line and environment", -P and PYTHONSAFEPATH, from 3.11 on.)
+With the commands that install what is missing (`install_command`).
 """
 
 from __future__ import annotations

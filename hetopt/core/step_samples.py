@@ -39,6 +39,8 @@ MOST_SAMPLES = 20_000
 
 
 class _Line(PlainText):
+    """A part of a line of step samples: unknown fields are ignored, unless nearly named as an absent one."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=DEFERS)
 
     @model_validator(mode="before")

@@ -1,37 +1,30 @@
 """Laws of training: learning rate by batch size, gradient noise, and the extra steps that compression costs.
 
-The noise is estimated from gradients of groups of samples (`pooled_noise`) and averaged over steps (`NoiseCurve`).
+``G`` is the mean gradient over the data, ``V`` the trace of the covariance of one sample's gradient. A mean over ``b``
+independent samples has ``E|g|^2 = |G|^2 + V / b`` (McCandlish et al. 2018); the noise scale ``V / |G|^2`` is the batch
+size, in samples, at which noise and signal are equally strong. Groups of samples give an estimate (`pooled_noise`),
+which is averaged over steps (`NoiseCurve`).
 
-How many more steps a goal takes when compression holds part of the gradient back: one law for planning and training.
-
-Once gains have settled, a step sends as much energy as is new in it, if gradients are mostly noise; so what is held
-back has 1 / gain - 1 times the energy of a gradient, and the root of that is how far the model is from where dense
-training would have it, in steps. Analyses of error feedback bound what that costs by a term that grows with this
-distance (Karimireddy et al. 2019). How quickly the gradient turns over it, ``a``, depends on the task: 0.11 to 0.14 for
-a small ResNet on CIFAR-10 from 10x to 1000x, 0.03 and less for an LSTM on WikiText-2 (batches of 128 images and of 40
-windows, four workers, first 400 steps; where residuals are much younger than the run, its loss lags as the law says).
-Longer runs cost the ResNet more than that: after 625 steps at 3 % it was where dense training is after about 400.
-Training finds out which kind of task it has (`hetopt.trainer.policies.ratio.auto`); planning has the prior, and
-the pilots.
+Gradients that are held back cost steps by one law, for planning and training. Once gains have settled, a step sends as
+much energy as is new in it, if gradients are mostly noise; so what is held back has 1 / gain - 1 times the energy of a
+gradient, and the root of that is how far the model is from where dense training would have it, in steps. Analyses of
+error feedback bound the cost by a term that grows with this distance (Karimireddy et al. 2019). How quickly the
+gradient turns over it, ``a``, depends on the task: 0.11 to 0.14 for a small ResNet on CIFAR-10 from 10x to 1000x, 0.03
+and less for an LSTM on WikiText-2 (batches of 128 images and of 40 windows, four workers, first 400 steps). Longer runs
+cost the ResNet more: after 625 steps at 3 % it was where dense training is after about 400. Training measures ``a``
+(`hetopt.trainer.policies.ratio.auto`); planning has the prior, and the pilots.
 
 Before gains have settled a step delivers less than is new, until ``1 / gain - 1`` gradients are held back
-(see `backlog_after`). So many steps are missing at the end, however long the run was: of a short one that is most.
+(`backlog_after`): as many steps are missing at the end, which of a short run is most.
 
-What is rounded at random and forgotten holds nothing back, and adds noise instead:
+Rounding at random holds nothing back, and adds noise instead:
 
     S = S(B) (1 + c e) / s        e = q (Bn + B / n) / (Bn + B)
 
-``q`` is the energy that rounding adds to the sum over that of the n workers' gradients, ``E|Q(g) - g|^2 / |g|^2``.
-With ``E|g|^2 = |G|^2 + V / b`` of a worker's gradient and ``Bn = V / |G|^2``, ``e`` is that energy over the summed
-gradient's own. Where the learning rate is as high as the noise allows, ``c`` is 1 (McCandlish et al. 2018: the best
-step is shorter by as much); where it is far below, noise costs next to nothing. ``s`` is what is left of the sum in its
-own direction, below 1 where elements are clipped before they are rounded.
-
-The gradient noise scale: what the squared norms of unequal parts of one batch say about signal and noise.
-
-Notation (McCandlish et al. 2018): ``G`` is the mean gradient over the data, ``V`` the trace of the covariance of one
-sample's gradient. A mean over ``b`` independent samples has ``E|g|^2 = |G|^2 + V / b``. The simple noise scale
-``V / |G|^2`` is the batch size, in samples, at which noise and signal are equally strong.
+``q`` is the energy that rounding adds to the sum over that of the n workers' gradients, ``E|Q(g) - g|^2 / |g|^2``, and
+``e``, with ``Bn = V / |G|^2``, that energy over the summed gradient's own. Where the learning rate is as high as the
+noise allows, ``c`` is 1 (the best step is shorter by as much); where it is far below, noise costs next to nothing.
+``s`` is what is left of the sum in its own direction, below 1 where elements are clipped before they are rounded.
 """
 
 import math
@@ -104,23 +97,21 @@ def noise_scale(moments: Moments) -> float | None:
     return None if moments.gradient_square <= 0 else moments.gradient_variance / moments.gradient_square
 
 
-def step_worth(moments: Moments, batch_size: float, given: float) -> float:
-    """Return how many steps of ``given`` samples one step of ``batch_size`` samples is worth, at this gradient noise.
+def step_worth(moments: Moments, batch_size: float, reference_batch_size: float) -> float:
+    """Return how many steps of ``reference_batch_size`` samples one step of ``batch_size`` samples is worth.
 
         r = (V / B0 + |G|^2) / (V / B + |G|^2)
 
-    the gain of AdaScale SGD (Johnson et al. 2020, arXiv 2007.05105), which is also the factor on the learning rate; of
-    a larger batch it is from 1 to the ratio of both sizes.
-
-    It is 1 where neither noise nor gradient shows.
+    the gain of AdaScale SGD (Johnson et al. 2020, arXiv 2007.05105), which is also the factor on the learning rate. A
+    larger batch has 1 to the ratio of both sizes; where neither noise nor gradient shows, it is 1.
 
     Args:
-        moments: of the gradient.
+        moments: noise and length of the gradient.
         batch_size: B, samples of the step.
-        given: B0, samples of the step that it is counted in.
+        reference_batch_size: B0, samples of the steps that are counted.
     """
     square = max(0.0, moments.gradient_square)
-    squares = [moments.gradient_variance / size + square for size in (given, batch_size)]
+    squares = [moments.gradient_variance / size + square for size in (reference_batch_size, batch_size)]
     return squares[0] / squares[1] if squares[1] > 0 else 1.0
 
 

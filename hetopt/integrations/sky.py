@@ -1,10 +1,10 @@
 """Machines that SkyPilot rents, on any of its clouds and on Kubernetes: a cluster of one machine for each of a plan.
 
 ``python -m hetopt.integrations.sky RUN_DIR PARENT_PID`` rents them, conducts the run as on any hosts, and gives them
-back. SkyPilot finds the machines, boots them, and writes how ssh reaches them; nothing else is left to it. Each machine
-has one job, which ends a while after the last process of the run there, and in any case when the budget is used up;
-the cluster goes with its job (`autostop` with `down`), whatever has become of this machine. ssh's own sessions count
-for nothing there, as they have no terminal (SkyPilot 0.14.1, `sky/skylet/autostop_lib.py`).
+back. SkyPilot finds the machines, boots them, and writes how ssh reaches them. Each machine has one job, which ends a
+while after the last process of the run there, and in any case when the budget is used up; the cluster goes with its job
+(`autostop` with `down`), whatever has become of this machine. ssh's own sessions count for nothing there, as they have
+no terminal (SkyPilot 0.14.1, `sky/skylet/autostop_lib.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, NOTICE_S, ORDER_FILE, AskedBackend, Source, holder
+from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, NOTICE_S, ORDER_FILE, AskedBackend, Source, holding_script
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.ec2.renter.ordering import budget_of
 from hetopt.backends.on_this_machine import OnHosts
@@ -113,8 +113,8 @@ class Seen(NamedTuple):
 
     Attributes:
         at_s: when, by the monotonic clock.
-        address: IP address of its machine in its cloud's network; None: SkyPilot does not tell.
-        refusal: why there is none; None: it is up.
+        address: IP address of the host's machine in its cloud's network; None: SkyPilot does not tell.
+        refusal: why there is no machine; None: it is up.
     """
 
     at_s: float
@@ -176,7 +176,7 @@ class SkyLink(Source):
             raise RunFailed(f"{host.name} waits for its machine.", hint=f"see `sky status {host.address}`")
 
     def _begin(self) -> None:
-        """Set the end that the budget makes, all of which counts as spent unless the machines are given back before."""
+        """Start the time that the budget pays, which counts as spent unless the machines are given back before."""
         (self.run_dir / SPENT_FILE).write_text(str(self.spent_s + self.limit_s), encoding="ascii")
         self._begun_s, self._pool = self.clock(), ThreadPoolExecutor(max_workers=len(self.hosts))
         timer = threading.Timer(self.limit_s - NOTICE_S, self._stop)
@@ -184,6 +184,7 @@ class SkyLink(Source):
         timer.start()
 
     def _stop(self) -> None:
+        """Have the workers save a checkpoint and stop, as the budget is used up."""
         log = EventLog(self.run_dir / EVENTS_FILE)
         log.write("condition_changed", host=self.hosts[0].name, notice=True, reason="the budget is used up")
         (self.run_dir / STOP_FILE).touch()
@@ -198,6 +199,7 @@ class SkyLink(Source):
         cluster = host.address
 
         def launched(sky: Any) -> Any:
+            """Request the cluster's launch of SkyPilot; keep the request, and return it."""
             task = sky.Task.from_yaml_config(self.task(host))
             self._requests[cluster] = sky.launch(task, cluster_name=cluster, retry_until_up=True)
             return self._requests[cluster]
@@ -216,7 +218,7 @@ class SkyLink(Source):
 
     def task(self, host: Host) -> dict[str, Any]:
         """Return the task of a host's cluster, as SkyPilot's YAML has it: it holds the machine for the run."""
-        hold = ["timeout", str(math.ceil(self.left_s)), "sh", "-c", holder(self.run_dir.name, host.name)]
+        hold = ["timeout", str(math.ceil(self.left_s)), "sh", "-c", holding_script(self.run_dir.name, host.name)]
         resources = {**self.resources[host.name], "autostop": dict(ENDS)}
         return {"name": "hetopt", "resources": resources, "setup": SETUP, "run": shlex.join(hold)}
 

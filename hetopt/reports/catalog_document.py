@@ -72,7 +72,7 @@ def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listi
 def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: int, coremark: bool) -> Iterator[Block]:
     """Yield a table of instance types with prices, and notes on it.
 
-    Columns that would say nothing, or the same on each line, are left out. ``coremark`` adds the CPU benchmark.
+    Columns that would say nothing, or the same on each line, are left out.
 
     Args:
         catalog: catalogue that the types are of.

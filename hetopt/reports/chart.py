@@ -1,7 +1,7 @@
-"""The curves of a run on its page: the plot is an SVG that stretches, its words are HTML that does not.
+"""The curves of a run on its page: plots as SVG that stretches, their words as HTML that does not, also on a telephone.
 
-So a page is as readable on a telephone as on a wide screen. All charts share one axis of time, from the first step to
-the last. What lies side by side differs in lightness or dash, and each says in words where it begins and ends.
+All charts share one axis of time, from the first step to the last. What lies side by side differs in lightness or dash,
+and each curve says in words where it begins and ends.
 """
 
 from __future__ import annotations

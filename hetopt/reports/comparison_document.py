@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from hetopt.core import formatting
 from hetopt.optimizer.plan import Plan
 from hetopt.reports.document import Block, Cell, Column, Figure, Line, Remarks, Table
-from hetopt.reports.plan_document import asked
+from hetopt.reports.plan_document import goal_in_words
 
 
 def comparison(plans: Mapping[str, Plan]) -> list[Block]:
@@ -45,7 +45,7 @@ def _facts(plan: Plan) -> Iterator[str]:
     yield f"learning rate x {run.learning_rate_scale:.3g}"
     yield f"exchange {formatting.method(chosen.compression, chosen.sync, chosen.precision)}"
     yield f"by {chosen.collective}"
-    yield f"{run.task}, {asked(plan.goal)}"
+    yield f"{run.task}, {goal_in_words(plan.goal)}"
 
 
 def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:

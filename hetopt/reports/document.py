@@ -104,8 +104,6 @@ class Heading:
 class Line:
     """A sentence or a phrase that stands alone, or in a cell.
 
-    ``is_copied``: a command for the clipboard, never wrapped.
-
     Attributes:
         text: the words, which may have line breaks.
         style: how it is shown; empty: plainly.

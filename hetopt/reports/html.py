@@ -1,9 +1,8 @@
 """Documents for a browser and a notebook: one style sheet, tiles, tables, bars and intervals.
 
-No font, picture or script from elsewhere: a page that is sent to somebody shows what it showed here, also on a
-telephone, in the dark, on paper and to a screen reader. There is one accent colour; what is drawn beside it is a tint
-of it, or grey, and differs in lightness. Every figure stands beside its words as ``data-value``, in SI units or
-dollars.
+No font, picture or script comes from elsewhere: a page shows the same wherever it is sent, also on a telephone, in the
+dark, on paper and to a screen reader. There is one accent colour; all else is a tint of it, or grey, and differs in
+lightness. Every figure stands beside its words as ``data-value``, in SI units or dollars.
 """
 
 from __future__ import annotations

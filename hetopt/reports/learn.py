@@ -1,7 +1,7 @@
 """What a run teaches about its job: step times of rented clusters, and how many steps the target took.
 
-Both go back into the profile that it was planned from, in the form in which they would have been measured: steps as
-step samples, which the step model is then fitted to, and the way to the target as one more pilot.
+Both go back into the profile that the run was planned from: steps as step samples, which the step model is then fitted
+to, and the way to the target as one more pilot.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
 
 
 def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
-    """Yield a run's steps as samples; none of a miniature, of slowed workers, or of machines nobody rents."""
+    """Yield a run's steps as samples; none of a rehearsal, slowed workers, or types neither rented nor of the plan."""
     spec = launch.spec
     own_types = {group.instance_type for group in launch.plan.chosen.groups if group.is_own}
     if spec.miniature is not None or not all(
@@ -160,8 +160,8 @@ def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | No
 def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | None:
     """Return the run as a pilot, all of its sessions together: what was done again from a checkpoint counts once.
 
-    None where the log does not begin with the first step, where it was never evaluated, or changed its batch or what it
-    sent.
+    None where the log does not begin with the first step; where the run was never evaluated, or changed its batch or
+    what it sent; where nothing of gradients was sent, averages do not match the spec, or their workers had own data.
     """
     job, spec = profile.job, launch.spec
     begun = next((entry.event for entry in history.others if isinstance(entry.event, RunStarted)), None)

@@ -46,7 +46,6 @@ class LiveRun:
         progress: figures folded from all events so far.
         recent: newest steps.
         happenings: newest noteworthy events, at most five; of routine ones the last of a kind.
-        log, decisions: where reading goes on, in the log and in what the supervisor did.
         log: reader of the run's log, at the place where reading goes on.
         decisions: reader of what the supervisor did, at the place where reading goes on.
     """

@@ -61,7 +61,7 @@ def page(plan: Plan) -> Document:
         kind="hetopt plan",
         title=plan.chosen.in_words,
         about=[
-            Line(f"{plan.run.task}, {asked(plan.goal, until='to')}: {plan.chosen.hardware_in_words}", "strong"),
+            Line(f"{plan.run.task}, {goal_in_words(plan.goal, until='to')}: {plan.chosen.hardware_in_words}", "strong"),
             *warnings(plan),
         ],
         blocks=[
@@ -90,7 +90,11 @@ def answer(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None 
     where = (
         "on your own machines" if are_own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
     )
-    head = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *warnings(plan), *in_a_sentence(plan)]
+    head = [
+        Line(f"{plan.run.task}, {goal_in_words(plan.goal)}, {where}", "strong"),
+        *warnings(plan),
+        *in_a_sentence(plan),
+    ]
     names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)
@@ -149,11 +153,8 @@ def _tiles(plan: Plan) -> Iterator[Tile]:
 def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
     """Return the shell commands to type next: to measure, to export to another cloud, or to convert and launch.
 
-    The launch is on this machine where nothing should be rented. A script without a session is converted first.
-
-    An estimated job is measured next, which a machine does that holds it.
-
-    How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
+    An estimated job is measured first, on a machine that holds it; a script without a session is converted first. The
+    launch is on this machine where nothing should be rented. A comment names what the script's own options must say.
 
     Args:
         plan: plan that they are for.
@@ -236,7 +237,10 @@ def choices(plan: Plan) -> Iterator[Block]:
 
 
 def _name(way: Choice, sure: float) -> str:
-    """Return the name of a choice; ``sure`` is the plan's own chance to keep its limits."""
+    """Return the name of a choice, such as 'cheapest/safest', or 'on demand' where the plan itself is safer.
+
+    ``sure``: the plan's own chance to keep its limits.
+    """
     # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
     safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
     # A label is of one or two words: what says least is left out.
@@ -245,7 +249,14 @@ def _name(way: Choice, sure: float) -> str:
 
 
 def _machines_of(plan: Plan, way: Choice, *, same_batch: bool, evidence: bool) -> str:
-    """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence."""
+    """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence.
+
+    Args:
+        plan: plan with the choice.
+        way: choice.
+        same_batch: whether all choices have one batch size, which is then left out.
+        evidence: whether to say what the step time is from.
+    """
     if way.candidate is None:
         return "this machine, measured"
     groups, closed_s = way.candidate.groups, way.candidate.prediction.closed_s
@@ -322,7 +333,7 @@ def _memory_bound(candidate: Candidate) -> Iterator[str]:
         yield f"{'; '.join(bound)}."
 
 
-def asked(goal: Goal, *, until: str = "until") -> str:
+def goal_in_words(goal: Goal, *, until: str = "until") -> str:
     """Return a goal and its limits in a few words, such as 'until accuracy 0.9, budget $20.00'.
 
     Args:

@@ -83,7 +83,10 @@ def log_scale(values: Sequence[float]) -> Scale:
 
 
 def _limit(limit: float | None, axis: Scale, *, across: bool, name: str) -> list[str]:
-    """Return a dashed line and its name where a limit lies inside the picture; else (None, too) nothing."""
+    """Return a dashed line with its name where a limit lies inside the picture; else, and of no limit, nothing.
+
+    ``across``: the line is horizontal, of a limit on the axis that goes up.
+    """
     if limit is None or not axis.low < limit < axis.high:
         return []
     x = LEFT + axis.share(limit) * (WIDTH - LEFT - RIGHT)

@@ -268,7 +268,7 @@ def _together(synced: Sequence[SyncFigures]) -> Averaging | None:
 
 
 def _batch(progress: RunFold) -> str:
-    """Return a sentence on the batch that followed the noise, and what its steps were worth."""
+    """Return a sentence on how far the batch grew with the gradient noise, and on what its steps were worth."""
     planned, latest = formatting.counted(progress.global_batch_size, "sample"), progress.latest
     last = 0 if latest is None else sum(latest.local_batch_sizes)
     if last == progress.global_batch_size:
@@ -324,7 +324,13 @@ def _held(name: str, unit: Unit, predicted: Range, measured: float, *, factor: f
 
 
 def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Interrupted | None:
-    """Return how a run was interrupted, all sessions together; None: it never was."""
+    """Return how a run was interrupted, all sessions together; None: it never was.
+
+    Args:
+        progress: fold of the run's events.
+        step_time_s: seconds of a step, by which lost steps are counted.
+        launches: how often the run was launched or resumed.
+    """
     if progress.clock.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(
@@ -435,9 +441,14 @@ def _logged(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> Iterator[str]:
-    """Yield a sentence on each event of the run that explains one part of its time.
+    """Yield a sentence on each event that explains a part of a run's time.
 
-    ``interrupted`` None: it was not; ``contention`` None: not measured.
+    Args:
+        part: name of the part, as of `_parts_s`.
+        changes: sentences on what changed steps.
+        progress: fold of the run's events.
+        interrupted: what interruptions took; None: there were none.
+        contention: factor by which other programs slowed computing; None: not measured.
     """
     if part == "step time":
         yield from changes
@@ -457,9 +468,9 @@ def _logged(
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
-    """Return the seconds of run time beyond its prediction by where they come from; together they are all of them.
+    """Return the seconds of run time beyond its prediction by where they come from, which add up to all of them.
 
-    ``interrupted`` None: it was not.
+    ``interrupted`` None: the run was not.
     """
     step_time, steps = figures["step time"], figures["steps"]
     run_time = figures["run time"]

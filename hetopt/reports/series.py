@@ -112,7 +112,7 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         return np.array([np.nan if record is None else get(record) for record in parts], dtype=np.float64)
 
     def curve(key: str, title: str, unit: Unit, values: Column, label: str = "", *, wide: bool = False) -> Series:
-        """Return a series of medians, with its band only where the least and largest values differ from each other."""
+        """Return a series of medians, with a band where least and largest values differ; ``wide``: on a log scale."""
         low, middle, high = envelope(values, first)
         has_band = not np.array_equal(low, high, equal_nan=True)
         return Series(

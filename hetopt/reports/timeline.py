@@ -98,7 +98,10 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Notabl
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> NotableEvent:
-    """Return the happening that another session began to train."""
+    """Return the happening that a later session began to train, ``paused_s`` after the one before had ended.
+
+    ``step``: the last of the session before; those after the event's are to do again.
+    """
     again = f"; {formatting.counted(step - event.step, 'step')} to do again" if step > event.step else ""
     text = (
         f"went on from step {formatting.count(event.step)}, {formatting.duration(paused_s)} after it had ended{again}"

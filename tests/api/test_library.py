@@ -72,6 +72,10 @@ TWO = hetopt.Local(slowdowns=(1, 1))
     ("call", "said"),
     [
         (lambda _: hetopt.profile(3), "`task` must be the name of a task or script, got 3"),
+        (
+            lambda _: hetopt.profile("digits", probe_budget_usd=0.1, explore_on="ssh"),
+            '`inventory` names the hosts that `explore_on="ssh"` explores',
+        ),
         (lambda plan: hetopt.launch(plan, on="moon"), "cannot launch on 'moon'"),
         (lambda plan: hetopt.launch(plan, on="local", steps=0), "`steps` must be at least 1, got 0"),
         (lambda plan: hetopt.launch(plan, on="local", steps="many"), "`steps` must be a whole number, got 'many'"),

@@ -425,11 +425,11 @@ def test_a_launch_with_compression(plan: Plan, shown: Shown, name: str, typed: d
     here = predict_on_local(wanted, (1.0, 2.0))
     predicted = {"spec": here.run, "prediction": here.prediction, "notes": here.notes}
     started = Launch(created="", started_s=0.0, run_id="", on="local", plan=plan, **predicted)
-    shown(f"launch-{name}", launch_document._here(Prepared(launch=started)))
+    shown(f"launch-{name}", launch_document._run_summary(Prepared(launch=started)))
 
 
 def test_a_rehearsal_and_one_that_goes_on(rehearsed: Launch, tmp_path: Path, shown: Shown) -> None:
-    shown("launch-rehearsal", launch_document._here(Prepared(launch=rehearsed)))
+    shown("launch-rehearsal", launch_document._run_summary(Prepared(launch=rehearsed)))
     (tmp_path / CHECKPOINT_FOLDER).mkdir()
     (tmp_path / CHECKPOINT_FOLDER / LATEST_FILE).write_text("step-281\n", encoding="utf-8")
-    shown("launch-resumed", launch_document._here(Prepared(launch=rehearsed, folder=tmp_path)))
+    shown("launch-resumed", launch_document._run_summary(Prepared(launch=rehearsed, folder=tmp_path)))

@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 
 import hetopt
 from hetopt.backends.emulation.namespaces import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
-from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, parse_changes, parse_hosts, rehearse
+from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, parse_changes, parse_hosts, rehearse, with_stand_in
 from hetopt.backends.prediction import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import Profile
@@ -266,5 +266,5 @@ def test_its_gradient_is_whole_and_of_its_size() -> None:
 
 def test_its_profile_holds_together(estimated: Plan) -> None:
     """Shapes, numbers and bytes of the parameters are those of one model: the job's are all gone."""
-    profile = in_its_place(estimated, HERE).profile
+    profile = with_stand_in(estimated, HERE).profile
     assert Profile.model_validate_json(profile.model_dump_json()) == profile

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 
 import hetopt
 from hetopt.api.hosts import of_slurm, runs_left_in_slurm
-from hetopt.backends.asked import holder
+from hetopt.backends.asked import holding_script
 from hetopt.backends.options import Slurm
 from hetopt.backends.slurm.jobs import (
     SlurmLink,
@@ -154,11 +154,11 @@ def test_each_complaint_of_srun_is_one_sentence(complaint: str, says: str) -> No
 @given(text=st.text(min_size=1, max_size=20).filter(lambda text: text.strip() and text.isprintable()))
 def test_no_text_is_an_option_of_sbatch(text: str) -> None:
     order = SlurmLink(run="r", options=Slurm(account=text, slurm_partition=text, time_limit="90m"))
-    first, *words = order.words(SLOW)
+    first, *words = order.sbatch_command(SLOW)
     assert first == "sbatch"
     assert all(word.startswith("--") for word in words)
     assert {f"--account={text}", f"--partition={text}", "--time=90", "--gres=gpu:2", "--exclusive"} <= {*words}
-    assert {"--cpus-per-task=2", "--mem=3993M", "--nodelist=fast", "--requeue"} <= {*order.words(FAST)}
+    assert {"--cpus-per-task=2", "--mem=3993M", "--nodelist=fast", "--requeue"} <= {*order.sbatch_command(FAST)}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_job_ends_a_while_after_the_last_process_of_its_run(tmp_path: Path) ->
     """Its program, with a `sleep` that is short: it goes on as long as a process of the run is there."""
     command(tmp_path / "sleep", stdout="")
     (tmp_path / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.01\n")
-    (tmp_path / "hold").write_text(holder("r", FAST.name))
+    (tmp_path / "hold").write_text(holding_script("r", FAST.name))
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     node = subprocess.Popen([sys.executable, "-c", "input()", f"{tmp_path}/runs/r/fast"], stdin=subprocess.PIPE)
     held = subprocess.Popen(["sh", tmp_path / "hold"], env=environment)

@@ -18,9 +18,9 @@ from hetopt.backends.ssh.checking import (
     HostFound,
     Seen,
     Ways,
-    alone,
     check_hosts,
-    together,
+    own_troubles,
+    troubles_between,
 )
 from hetopt.cli.account import show
 from hetopt.core.hosts import Host
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Pat
 def test_packages_that_a_host_lacks_are_named_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     lacks = PACKAGES | dict.fromkeys(("torch", "psutil", "safetensors", "scikit-learn"))
     facts = seen(packages=lacks, gpus=[])
-    troubles = list(alone(Host(name="box1", address="box1"), facts))
+    troubles = list(own_troubles(Host(name="box1", address="box1"), facts))
     boxes = [HostFound(name=name, seen=facts, troubles=tuple(troubles), rates={}) for name in ("box1", "box2")]
     show(boxes, for_plans=False)
     shown = capsys.readouterr().out
@@ -198,10 +198,10 @@ def test_hosts_are_judged_together() -> None:
     three = {"a": seen(), "b": seen(packages=PACKAGES | {"torch": "2.7.0"}), "c": seen()}
     reached = {name: dict.fromkeys({"a", "b", "c"} - {name}, "yes") for name in three}
     ways = {name: Ways.model_validate({"reached": one, "rates": {}}) for name, one in reached.items()}
-    found = together(hosts, three, ways)
+    found = troubles_between(hosts, three, ways)
     assert [one.said for one in found["b"]] == ["it has torch 2.7.0, and a 2.13.0+cu130"]
     ways["b"] = Ways.model_validate({"reached": {"a": "timed out", "c": "timed out"}, "rates": {}})
-    assert "it cannot reach a and c (timed out)" in {one.said for one in together(hosts, three, ways)["b"]}
+    assert "it cannot reach a and c (timed out)" in {one.said for one in troubles_between(hosts, three, ways)["b"]}
 
 
 def test_the_command_says_a_line_for_each(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

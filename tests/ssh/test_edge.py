@@ -54,7 +54,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.hosts import Host, parse_hosts
 from hetopt.core.interruption import StopSignal
-from hetopt.core.run_folder import write_spec
+from hetopt.core.run_folder import BUNDLE_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from tests.face.conftest import until
 from tests.ssh.test_checking import said
@@ -455,7 +455,7 @@ def conduct(run_dir: Path, monkeypatch: pytest.MonkeyPatch, lives: dict[str, lis
     hosts = tuple(Host(name=name, address=name, private="127.0.0.1") for name in lives)
     write_spec(run_dir, spec)
     Inventory(hosts=hosts, bundle_sha256="0" * 64).save(run_dir / INVENTORY_FILE)
-    (run_dir / conductor.BUNDLE_FILE).write_bytes(b"")
+    (run_dir / BUNDLE_FILE).write_bytes(b"")
     return conductor.train(run_dir, StopSignal())
 
 

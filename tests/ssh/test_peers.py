@@ -25,7 +25,7 @@ from hetopt.backends.host import entry
 from hetopt.backends.host.protocol import Latest, State
 from hetopt.backends.on_this_machine import OnHosts
 from hetopt.backends.options import Ssh
-from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, alone, check_hosts
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, check_hosts, own_troubles
 from hetopt.backends.ssh.conductor import in_our_time
 from hetopt.backends.ssh.link import Begun
 from hetopt.backends.ssh.objects import Answer, Request
@@ -304,5 +304,5 @@ def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch:
 )
 def test_a_host_that_installs_needs_no_torch_and_more_room(more: dict[str, object], says: list[str]) -> None:
     facts = seen(packages=dict.fromkeys(PACKAGES), gpus=[], **more)
-    troubles = list(alone(Host(name="box", address="box", install=True), facts))
+    troubles = list(own_troubles(Host(name="box", address="box", install=True), facts))
     assert [words in trouble.said for words, trouble in zip(says, troubles, strict=True)] == [True] * len(says)

@@ -12,8 +12,8 @@ from hetopt.core.comm.cost import (
     LinkSpeed,
     Operation,
     Terms,
-    gloo,
-    trainer,
+    gloo_algorithm,
+    trainer_algorithm,
 )
 from hetopt.core.comm.payload_bytes import kept_elements, wire_bytes
 from tests.collective_time import collective_time_s
@@ -111,7 +111,7 @@ def forms(size, workers):
     ]
 
 
-algorithms = st.sampled_from([gloo, published_ring, published_tree])
+algorithms = st.sampled_from([gloo_algorithm, published_ring, published_tree])
 
 
 @given(st.integers(0, 3), st.integers(1, 40), networks, payloads, algorithms)
@@ -141,7 +141,7 @@ def test_the_wire_prices_with_the_same_formula(primitive, size, workers, link):
 def test_the_trainer_s_own_forms_have_fewer_messages_or_bring_fewer_bytes(members, size, primitive, sliced):
     """What it does otherwise than the library saves messages where bytes are few, and bytes where they are many."""
     operation = Operation(primitive=primitive, payload_bytes=size, members=members, sliced=sliced)
-    plain, own = operation.terms(gloo), operation.terms(trainer)
+    plain, own = operation.terms(gloo_algorithm), operation.terms(trainer_algorithm)
     if own != plain:
         assert members > 1
         assert own.messages < plain.messages or own.traffic_bytes < plain.traffic_bytes
@@ -165,7 +165,7 @@ def test_the_trainer_s_own_forms_have_fewer_messages_or_bring_fewer_bytes(member
 )
 def test_a_few_bytes_go_directly_and_a_long_vector_is_dealt_out(primitive, size, sliced, messages, traffic_bytes):
     operation = Operation(primitive=primitive, payload_bytes=size, members=8, sliced=sliced)
-    assert operation.terms(trainer) == Terms(messages=messages, traffic_bytes=traffic_bytes)
+    assert operation.terms(trainer_algorithm) == Terms(messages=messages, traffic_bytes=traffic_bytes)
 
 
 # --- Laws of the wire: what travels, what it costs, and the published tables that the formulas must reproduce

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from benchmarks._published_collectives import dense, gathered, time_s
-from hetopt.core.comm.cost import LinkSpeed, Operation, trainer
+from hetopt.core.comm.cost import LinkSpeed, Operation, trainer_algorithm
 from hetopt.core.comm.options import make_option
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Message
@@ -28,7 +28,7 @@ links = st.builds(
 def timed(primitive, size, link, *, members=WORKERS, factor=1.0):
     operation = Operation(primitive=primitive, payload_bytes=size, members=members)
     return Message(
-        primitive=primitive, payload_bytes=size, time_s=factor * time_s([operation], link, algorithms=trainer)
+        primitive=primitive, payload_bytes=size, time_s=factor * time_s([operation], link, algorithms=trainer_algorithm)
     )
 
 
@@ -42,9 +42,13 @@ def network(link, slower=()):
 def test_timings_of_lines_are_found_and_every_exchange_is_priced(link, factor):
     found = network(link, {"broadcast": factor})
     for exchange in (dense(2e5, WORKERS), gathered(9e4, WORKERS), dense(100, 2)):
-        assert found.expected_s(exchange) == pytest.approx(time_s(exchange, link, algorithms=trainer), rel=0.02)
+        assert found.expected_s(exchange) == pytest.approx(
+            time_s(exchange, link, algorithms=trainer_algorithm), rel=0.02
+        )
     shared = [Operation(primitive="broadcast", payload_bytes=5e4, members=WORKERS)]
-    assert found.expected_s(shared) == pytest.approx(factor * time_s(shared, link, algorithms=trainer), rel=0.02)
+    assert found.expected_s(shared) == pytest.approx(
+        factor * time_s(shared, link, algorithms=trainer_algorithm), rel=0.02
+    )
 
 
 LINK = LinkSpeed(latency_s=1e-3, bytes_per_s=1e7)

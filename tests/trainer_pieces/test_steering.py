@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks._published_collectives import time_s
-from hetopt.core.comm.cost import LinkSpeed, pipelined_s, trainer
+from hetopt.core.comm.cost import LinkSpeed, pipelined_s, trainer_algorithm
 from hetopt.core.comm.options import Candidates, CompressTime, make_option
 from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
@@ -57,7 +57,7 @@ FAST, SLOW = LinkSpeed(latency_s=1e-4, bytes_per_s=1e9), LinkSpeed(latency_s=1e-
 def period(steering: AdaptiveController, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10) -> Period:
     """A period in the present way over such links."""
     option = steering.candidate
-    exchange_s = option.buckets * time_s(option.operations, link, algorithms=trainer)
+    exchange_s = option.buckets * time_s(option.operations, link, algorithms=trainer_algorithm)
     sync_s = exchange_s
     if option.buckets > 1:
         backward_s = BACKWARD * COMPUTE_S
@@ -182,7 +182,7 @@ def any_run(seed, **known):
     workers, numel = rng.choice([2, 4, 8]), int(10 ** rng.uniform(5, 7.5))
     link = LinkSpeed(latency_s=10 ** rng.uniform(-4, -2), bytes_per_s=10 ** rng.uniform(6.5, 9.5))
     found = options(numel, workers)
-    dense_s = sum(link.time_s(operation.terms(trainer)) for operation in found[0].operations)
+    dense_s = sum(link.time_s(operation.terms(trainer_algorithm)) for operation in found[0].operations)
     settings = {
         "compute_s": dense_s / 10 ** rng.uniform(-0.7, 1.4),
         "kept": rng.uniform(0.02, 0.25),

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetopt.core.comm.cost import LinkSpeed, Operation, trainer
+from hetopt.core.comm.cost import LinkSpeed, Operation, trainer_algorithm
 from hetopt.core.comm.options import make_option
 from hetopt.core.run_spec import Compression
 from hetopt.core.training_laws import MOST_LOST, distance
@@ -74,7 +74,7 @@ class VirtualRun:
         factor = self.primitives.get(operation.primitive, 1.0)
         if hidden:
             factor *= self.slower.get(operation.primitive, 1.0)
-        return self.link.time_s(operation.terms(trainer)) * factor
+        return self.link.time_s(operation.terms(trainer_algorithm)) * factor
 
     def exchange_s(self, option):
         return option.buckets * sum(self.operation_s(operation) for operation in option.operations)

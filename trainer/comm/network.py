@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hetopt.core.comm.cost import LinkSpeed, Operation, Primitive, fit_alpha_beta, trainer
+from hetopt.core.comm.cost import LinkSpeed, Operation, Primitive, fit_alpha_beta, trainer_algorithm
 from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Option
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
@@ -56,7 +56,9 @@ class Network:
         A collective that was not timed counts as the first that was.
         """
         lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
-        return sum(line.time_s(operation.terms(trainer)) for line, operation in zip(lines, operations, strict=True))
+        return sum(
+            line.time_s(operation.terms(trainer_algorithm)) for line, operation in zip(lines, operations, strict=True)
+        )
 
     def exchange_s(self, option: Option) -> float:
         """Return the predicted network seconds of an exchange by ``option``, summed over its buckets.
@@ -74,7 +76,9 @@ class Network:
 def _line(timings: Sequence[Message], workers: int) -> LinkSpeed:
     """Return latency and rate by a fit of ``t / m = alpha + (x / m) beta``, which keeps relative errors as they are."""
     terms = [
-        Operation(primitive=timed.primitive, payload_bytes=timed.payload_bytes, members=workers).terms(trainer)
+        Operation(primitive=timed.primitive, payload_bytes=timed.payload_bytes, members=workers).terms(
+            trainer_algorithm
+        )
         for timed in timings
     ]
     sizes = [round(term.traffic_bytes / term.messages) for term in terms]

@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import IterableDataset
 
 from hetopt.core.errors import BadInput
-from hetopt.core.run_rules import check_batch
+from hetopt.core.run_rules import check_script_batch
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, take_parameters
 from hetopt.trainer.checkpoints.folder import SharedState
@@ -490,7 +490,7 @@ class Flow:
         if periods.engine is not None and part is not None:
             first = self._sides[0].sum
             if periods.engine.step == 0 and self._spec.script and not self._varies:
-                check_batch(self._spec, sum(taken))
+                check_script_batch(self._spec, sum(taken))
             periods.samples_seen += sum(taken)
             with self._gate:
                 # Steps over incomplete batches, over shares of before, and audits are not judged.

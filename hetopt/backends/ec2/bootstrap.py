@@ -1,15 +1,12 @@
 """The script that a rented machine runs when it boots: a timer that ends it first, then everything that may fail.
 
 Pure text. What varies is a JSON file inside a quoted here-document and a few values that can hold nothing but letters,
-digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it: machines have a
-role. The run's own secret is, by which its machines know each other, and it is of use for nothing else.
+digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it, as machines have a
+role; the secret by which the run's machines know each other is. ``HETOPT_ROOT`` says where
+to install, and programs are looked up, so that it also runs where a machine is only imitated.
 
-``HETOPT_ROOT`` says where to install; it and every program are looked up, so that the text also runs where a machine is
-only imitated.
-
-Its own end is a timer of the system with an absolute time, on disk, and an end at once where it boots again. Three
-units in ``/etc/systemd/system``, which outlive every process and every reboot (systemd.timer and systemd.time of
-systemd 252, which Amazon Linux 2023 has):
+Three units in ``/etc/systemd/system`` end the machine, and outlive every process and every reboot (systemd.timer and
+systemd.time of systemd 252, which Amazon Linux 2023 has):
 
     hetopt-end.service     shuts the machine down
     hetopt-end.timer       starts that at an absolute time; written anew with each lease
@@ -30,6 +27,7 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.host.protocol import Digest, Terms
 from hetopt.core.artifact import RunName, write_atomically
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
+from hetopt.core.search_path import CPU_INDEX
 
 UNITS_FOLDER = "/etc/systemd/system"
 UNITS_VARIABLE = "HETOPT_UNITS"
@@ -111,7 +109,6 @@ def set_timer(
 
 CONFIG_FILE = "node.json"
 
-CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WHEELS_FOLDER = "wheels"
 """Folder of the bucket where machines leave the packages that they have installed, for those that boot later."""
 
@@ -157,7 +154,7 @@ def user_data(config: NodeConfig) -> str:
     """Return the script that a rented machine runs as root when it boots (EC2 user data)."""
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
-    torch = f'\n        PIP_INDEX_URL={CPU_TORCH_INDEX} "$@" --requirement "$locks-torch.txt" &&'
+    torch = f'\n        PIP_INDEX_URL={CPU_INDEX} "$@" --requirement "$locks-torch.txt" &&'
     python = facts.PYTHON
     return f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}

@@ -53,7 +53,7 @@ class S3Objects(Objects):
         return {"Bucket": self.bucket, "Key": f"{self.prefix}/{name}", "ExpectedBucketOwner": self.account_id}
 
     def _answer(self, operation: str, name: str, **parameters: Any) -> Mapping[str, Any] | None:
-        """Return S3's answer about one object; None: it refuses, or cannot be reached."""
+        """Return S3's answer to ``operation`` on the object ``name``; None: S3 refuses, or cannot be reached."""
         try:
             answer: Mapping[str, Any] = getattr(self.client, operation)(**self._at(name), **parameters)
         except failures():
@@ -91,9 +91,11 @@ class S3Objects(Objects):
         return self._answer("put_object", name, Body=data, **condition) is not None
 
     def _carry(self, operation: str, *places: str) -> bool:
-        """Carry a file in parts; return whether that went well.
+        """Transfer a file by a client's method, in parts; return whether that went well, without the reason.
 
-        Failures are not told further.
+        Args:
+            operation: name of the method, such as ``upload_file``.
+            places: arguments of the method: where from, and where to.
         """
         from boto3.s3.transfer import TransferConfig
 
@@ -198,6 +200,7 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
     here = [total - sum(size for _, _, size in new)]  # what many threads append to: bytes as they arrive
 
     def count(arrived: int) -> None:
+        """Note bytes that have arrived; end their transfer, by an InterruptedError, once the download was stopped."""
         if stopped.is_set():
             raise InterruptedError
         here.append(arrived)

@@ -1,13 +1,10 @@
 """The process that owns a rehearsal: it builds the cluster, starts its hosts, changes them as ordered, and removes all.
 
-``python -m hetopt.backends.emulation.conductor RUN_DIR PARENT_PID``. Everything that happens to the cluster happens
-here: scheduled changes, changes that other processes ask for, hosts that die, and slowing the miniature down where the
-real computation does not fit into the declared time. Each is an event in the run's log.
+``python -m hetopt.backends.emulation.conductor RUN_DIR PARENT_PID``. Scheduled changes, changes that other processes
+ask for by a line in a file (`ask_for_change`), hosts that die, and slowing the miniature down where the real
+computation does not fit into the declared time all happen here, each an event in the run's log.
 
-With restarts the run survives the death of a host as on real machines (`hetopt.backends.conductor`): the workers of a
-task go on from memory without any host but the first, else all that are left start again from the newest checkpoint.
-
-Another process asks a running rehearsal to change a host by a line in a file (`ask_for_change`).
+With restarts the run survives the death of a host as on real machines (`hetopt.backends.conductor`).
 """
 
 from __future__ import annotations
@@ -258,10 +255,7 @@ class RehearsalConductor(Conductor):
             self.network.take_down(self._places[name])
 
     def _take_back(self, names: Sequence[str]) -> None:
-        """Bring hosts up again that were taken down, each as a new life of the same host.
-
-        A host that may join the training ones starts at once; another is fresh for the next generation.
-        """
+        """Bring hosts up again that were taken down: those that may join the training ones now, others next time."""
         for name in names:
             self.network.bring_up(self._places[name])
             self.now.ended.pop(name, None)

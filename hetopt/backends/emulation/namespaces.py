@@ -1,14 +1,13 @@
 """Builds a small network on this machine: a Linux network namespace and a rate-limited link for each host.
 
 The hosts of network ``ab12`` are the namespaces ``hetopt-ab12-h0``, ``hetopt-ab12-h1`` and so on. Each has one link,
-``eth0``, to a bridge in the namespace ``hetopt-ab12``. The bridge has a namespace of its own so that this machine's
-packet filter (Docker's drops what bridges forward), its network managers and its addresses have nothing to do with it.
-That namespace is made first and removed last, and whoever made it holds a lock on it as long as it lives: whatever a
-killed process left can be told from a living rehearsal, and removed. The bridge's alias says what it is for.
+``eth0``, to a bridge in the namespace ``hetopt-ab12``, apart from this machine's packet filter (Docker's drops what
+bridges forward), network managers and addresses. That namespace is made first and removed last, and its maker holds a
+lock on it: whatever a killed process left can be told from a living rehearsal, and removed. The bridge's alias says
+what it is for.
 
-An exchange in it takes what links and processors that are not there at once leave it. The bytes of a message travel
-while the workers that wait for them are being woken: where bytes take long, waking hardly shows, and where they take no
-time, a message takes as long as waking does. So it takes less than the sum of both:
+A message's bytes travel while the workers that wait for them are being woken, so that it takes less than the sum of
+both: waking hardly shows where bytes take long, and bytes where they take no time.
 
     (waking^p + sending^p)^(1/p)
 

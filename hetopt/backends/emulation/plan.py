@@ -2,18 +2,13 @@
 
 A machine of the plan computes a share of ``b`` samples in ``t(b)`` and sends at ``R``; its host in the miniature takes
 ``F t(b)`` and sends at ``R / F``. Every step of the miniature then takes F times as long, computation and communication
-alike, which is what makes it faithful. F is the least factor at which the real computation of all workers fits into
-the time that they declare. Kept is what the planner took for each machine, not how single steps scatter: the scatter
-that was measured belongs to this machine, not to the rented ones.
+alike. F is the least factor at which the real computation of all workers fits into the time that they declare, which is
+what the planner took for each machine, without the scatter of single steps. Not imitated: the latency of a message (the
+box has its own, larger than a data centre's), and the bus between the workers of one machine.
 
-Not imitated: the latency of a message (the box has its own, larger than a data centre's), and the bus between the
-workers of one machine.
-
-Plans of jobs that cannot be trained here, with a stand-in task in the job's place.
-
-A job whose gradient has ``G`` bytes is rehearsed with one of ``g``: over a link ``G / g`` times as slow, a step
-exchanges for as long as the job's does. What machines compute is waited for in any case. So everything about the time
-of the cluster is kept, and nothing about what is learned.
+A job that cannot be trained here has a stand-in task in its place. Where the job's gradient has ``G`` bytes and the
+stand-in's ``g``, links are ``G / g`` times as slow, so that a step exchanges for as long as the job's does: the
+cluster's time is kept, and nothing of what is learned.
 
 People write hosts as ``speed=1, rate=100mbit x2; speed=0.25, rate=25mbit, workers=2``, and changes, one a line in a
 schedule, as ``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
@@ -174,7 +169,7 @@ def rehearse(
         )
     wanted, slower = plan, links_slower(plan) if stands_in else 1.0
     if stands_in:
-        plan = in_its_place(plan, processors)
+        plan = with_stand_in(plan, processors)
     model, batch = fit(plan.profile, plan.run.precision), plan.chosen.global_batch_size
     planned = planned_hosts(wanted) if described is None else ()
     count = sum(host.workers for host in described or (planned_host.host for planned_host in planned))
@@ -235,7 +230,13 @@ def fitting_factor(
 
 
 def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tuple[Scale, list[str]]:
-    """Return the scale of computation and links, and notes on what it means; links are ``slower`` by another factor."""
+    """Return the scale of computation and links of a rehearsed plan, and notes on what it means.
+
+    Args:
+        hosts: of the cluster.
+        factor: by which computation takes longer, at least; more where links would else be too fast for this machine.
+        slower: further factor on links, of a stand-in; 1: the job itself trains.
+    """
     rates = sorted({host.host.rate_bits_per_s for host in hosts if host.host.rate_bits_per_s is not None})
     fastest = max(rates, default=0.0) / slower
     if factor < fastest / BOX_BITS_PER_S <= MOST_FOR_LINKS * factor:
@@ -327,7 +328,7 @@ def _predict(
     slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
 
     limited = partial(box_link, rate_bits_per_s=slowest, workers_per_processor=here.workers / here.cpus)
-    meeting = ExchangeGroup(
+    group = ExchangeGroup(
         model=model,
         workers=here.workers,
         link=limited if several else None,
@@ -339,7 +340,7 @@ def _predict(
         together=IN_TRAINING * here.crowding,
         steered_log_sd=STEERED_LOG_SD if several else FORETOLD_LOG_SD,
     )
-    exchange = predict_exchange(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
+    exchange = predict_exchange(run, group, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and several:
         exchange = replace(exchange, exchange_s=STEERED * exchange.exchange_s, compress_s=STEERED * exchange.compress_s)
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
@@ -372,7 +373,7 @@ def links_slower(plan: Plan) -> float:
     return plan.profile.job.gradient_bytes / GRADIENT_BYTES
 
 
-def in_its_place(plan: Plan, processors: int) -> Plan:
+def with_stand_in(plan: Plan, processors: int) -> Plan:
     """Return the plan with a small stand-in task as its job, for as many steps on the same machines.
 
     Args:
@@ -415,7 +416,12 @@ def remark(plan: Plan) -> str:
 
 
 def _profile(described: Profile, processors: int) -> Profile:
-    """Return the job's profile with the stand-in's step times on this machine as its only device."""
+    """Return the profile ``described`` with the stand-in as its job, and that job's step times here as its only device.
+
+    Args:
+        described: profile of the job that cannot be trained here.
+        processors: number that this machine's processes may use.
+    """
     job = described.job.model_copy(
         update={
             "task": STAND_IN,

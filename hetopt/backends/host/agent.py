@@ -1,16 +1,13 @@
 """The agent of a host in a run: waits for its place, hosts the workers, obeys the lease, and uploads the run's objects.
 
-It lives as long as the lease among the objects lets it. What is among the objects is believed within what the machine
-was told when it began: the latest end, and the run that was ordered.
+The agent ends with the lease in the bucket. What it reads there is believed within what the machine was told when it
+began: the latest end, and the run that was ordered. It uploads events, the end of logs, the model, a script's outputs.
 
-While it trains it copies into the bucket: events, the end of its logs, the model, a script's outputs.
 Of a checkpoint each worker's part is on the disk of its own machine. The first host, which knows when one is complete,
-picks one at a time (``ckpt/WANTED``); each machine sends its parts of that one, and only when all are there does the
-first host name it in ``ckpt/LATEST``. So what LATEST names can always be resumed from, and checkpoints that are written
-faster than they travel cost nothing.
-
-LATEST is only written over what was read: a first host that is cut off, and does not know that others go on without it,
-names nothing any more once these have.
+picks one at a time (``ckpt/WANTED``); each machine sends its parts, and once all are there the first host names it in
+``ckpt/LATEST``. So what LATEST names can always be resumed from, and checkpoints that are written faster than they
+travel cost nothing. LATEST is only written over what was read: a first host that is cut off names nothing any more once
+the others have gone on without it.
 """
 
 from __future__ import annotations
@@ -302,15 +299,18 @@ class Agent:
             (uploads.run_dir / STOP_FILE).touch()
 
     def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
-        """Heed a notice, read the lease and say that the machine lives, as they are due; return which were.
+        """Heed a notice, read the lease and say that the machine lives, as they are due.
 
         Before the machine is taken, all workers save a checkpoint, unless the others go on from memory without it: the
         wish of one is agreed by all.
 
         Args:
             run_dir: the run's folder.
-            due: when each is due next, by this method alone.
-            does: what the machine does.
+            due: when each is due next; changed by this method alone.
+            does: what the machine does, as the heartbeat says.
+
+        Returns:
+            Which were due: ``lease``, ``heartbeat``, both or neither.
         """
         every_s = {"lease": self.read_every_s, "heartbeat": self.heartbeat_s}
         now_s = self.clock()
@@ -439,7 +439,14 @@ class Checkpoints:
         return checkpoint_name(path.read_text(encoding="utf-8").strip()) if path.exists() else None
 
     def _lead(self, *, ended: bool) -> bool:
-        """Send the newest checkpoint, once the one before is complete, and name it; return whether it is named."""
+        """Send this host's parts of the newest checkpoint, and name the one before in LATEST once it is complete.
+
+        Args:
+            ended: whether training has ended, so that the newest is sent without waiting for the one before.
+
+        Returns:
+            Whether the newest checkpoint is named, or given up, or none was saved.
+        """
         newest, concluded = self._newest(), (self._named, self._given_up)
         free = self._pending is None or (ended and self._pending != newest)
         if (
@@ -466,9 +473,9 @@ class Checkpoints:
         return self.objects.put_over(LATEST_OBJECT, latest.model_dump_json().encode(), there.version if there else None)
 
     def _follow(self, *, ended: bool) -> bool:
-        """Send this machine's parts of the wanted checkpoint, or of the last; return whether none is left to send.
+        """Send this machine's parts of the wanted checkpoint, delete older ones; return whether none is left to send.
 
-        Older parts are removed from its disk.
+        ``ended``: training has ended, so that the newest checkpoint is the one that will be wanted.
         """
         folders = self._partial_folders()
         if not folders:
@@ -518,9 +525,11 @@ class Checkpoints:
         return {name.decode() for name in _NAMED.findall(manifest)} <= there
 
     def _forget_older(self, named: str, before: str | None) -> None:
-        """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it.
+        """Delete the bucket's checkpoints older than ``named``, but for ``before``, which somebody may be reading.
 
-        ``before`` None: there was none. Newer ones stay, too.
+        Args:
+            named: checkpoint that LATEST names now.
+            before: checkpoint that LATEST named until now; None: none.
         """
         for name in self.objects.names("ckpt/step-") or ():
             step = checkpoint_name(name.split("/")[1])

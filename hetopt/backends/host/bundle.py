@@ -1,9 +1,8 @@
 """The code that machines run, as one archive: hetopt as it is here, the user's code, and what they install.
 
 The same sources give the same bytes, so the archive is stored once by its hash and machines can check what they got.
-
-Nothing is run to find out: imports are read from the source. What a machine would not find is refused before anything
-is rented.
+Imports are read from the source, and nothing is run; what a machine would not find is refused before anything is
+rented.
 """
 
 from __future__ import annotations

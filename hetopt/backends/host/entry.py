@@ -1,12 +1,12 @@
 """The program that is sent to a host: it reports on the host and tries its links, or takes part in a run.
 
-Standard library alone: it is sent to machines as they are. To look, it writes nothing to any disk. After what it found
-it waits for the others' addresses on its standard input, and listens meanwhile on its own private address for those
-that know the round's token. The equation of a rate: bytes that arrived over the time between the first and the last of
-them, while all hosts send to their neighbours at once, as a ring does.
+Standard library alone: it is sent to machines as they are. To look, it writes nothing to any disk. After its report it
+waits for the others' addresses on standard input, and listens on its own private address for those that know the
+round's token. A link's rate is the bytes that arrived over the time between the first and the last of them, while all
+hosts send to their neighbours at once, as a ring does.
 
-To take part, it takes the code, checks it, and becomes the node. Everything it writes is in one folder, which it makes
-anew and which the node removes when it ends; so is the environment that it installs where that is wanted.
+To take part, it takes the code, checks it, and becomes the node. Everything it writes, the environment that it installs
+included, is in one folder, which it makes anew and which the node removes when it ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RATE = struct.Struct("!Q")
 CONFIG = "host.json"
 PID = "pid"
 MADE = "made"
-CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # `hetopt.core.search_path`, which is not sent
 _GONE_S = 15.0
 
 
@@ -95,9 +95,9 @@ def _serve(listener: socket.socket, token: bytes) -> None:
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Accept whoever knows the token; then receive, say how fast, and send as much.
+    """Serve a connection from another host that knows the token: receive, report the rate, and send as much back.
 
-    Whoever does not know it is hung up on; a broken connection is no error here.
+    A connection that tells another token is closed; a broken one is no error here.
     """
     with connection, connection.makefile("rb") as stream, suppress(OSError):  # the other end says what was wrong
         connection.settimeout(MOST_WAITING_S)
@@ -120,10 +120,7 @@ def _send(connection: socket.socket) -> None:
 
 
 def _receive(stream: BinaryIO) -> int:
-    """Receive until the sender ends; return its rate, bits per second.
-
-    It waits as long as the stream does. A stream that breaks off counts as ended.
-    """
+    """Receive until the sender ends or the stream breaks off; return the rate of what came, in bits per second."""
     chunk = stream.read(CHUNK)
     begun, total = time.monotonic(), 0
     while chunk[:1] == b"1":
@@ -253,7 +250,7 @@ def _torch_trouble() -> str | None:
 
 
 def _take_part(asked: dict[str, Any]) -> None:
-    """Take the code, say so, and become the node, in place of this program; or remove it again, and say why."""
+    """Take the code that follows a request, and replace this program by the node; on a failure clean up and say why."""
     folder = os.path.abspath(os.path.expanduser(asked["folder"]))
     root = "/".join((folder, "runs", asked["run"], asked["host"]))
     try:
@@ -273,7 +270,12 @@ def _take_part(asked: dict[str, Any]) -> None:
 
 
 def _prepare(asked: dict[str, Any], folder: str, root: str) -> str:
-    """Put all that the node needs into its folder; return its interpreter.
+    """Put all that the node needs into its folder; return the path of the Python that will run it.
+
+    Args:
+        asked: the request to take part, whose code follows on standard input.
+        folder: of the user's inventory.
+        root: the run's own folder below it, made anew.
 
     Raises:
         OSError: the folder cannot be written, or the code is not what was sent.
@@ -305,8 +307,10 @@ def _prepare(asked: dict[str, Any], folder: str, root: str) -> str:
 def _installed(root: str, *, gpu: bool) -> str:
     """Make an environment with the packages that the code's locks and the task's own requirements pin by hash.
 
-    It returns its interpreter. torch for CPUs comes from an index of its own. pip keeps nothing for another time, which
-    would stay behind.
+    torch for CPUs comes from an index of its own. pip keeps nothing for another time, which would stay behind.
+
+    Returns:
+        The path of the environment's Python.
 
     Raises:
         CalledProcessError: the environment or a package cannot be made; its output says why.
@@ -338,9 +342,9 @@ def _installed(root: str, *, gpu: bool) -> str:
 
 
 def _end_earlier(root: str) -> None:
-    """End the node of an earlier connection that does not know yet that it was cut off; its children end with it.
+    """End the node of an earlier connection, which may not know that it was cut off, and return once it is gone.
 
-    It waits until the node is gone, and kills one that does not end within `_GONE_S` seconds.
+    Its children end with it. A node that does not end within `_GONE_S` seconds is killed.
     """
     pid, until_s = _node_of(root), time.monotonic() + _GONE_S
     if pid is not None:

@@ -12,11 +12,9 @@ models/RUN/outputs/...       what a script wrote for its user, likewise         
 models/RUN/model.safetensors the trained model, beside the runs, which the bucket     written by the first host
                              forgets after a while
 
-torchrun ranks nodes by the text of their addresses, and EC2 hands out addresses as it likes. So the run's workers are
-put into the order that their addresses will have, and a rank means the same to everybody.
-
-A machine lives until its lease ends: what the budget pays for from the moment at which it was written, at the highest
-prices of the run's machines (`hetopt.core.budget_law`). Whoever follows the run writes later leases, as less was spent.
+torchrun ranks nodes by the text of their addresses, so the run's workers are put into the order of these, and a rank
+means the same to everybody. A machine lives until its lease ends (`hetopt.core.budget_law`); whoever follows the run
+writes later leases, as less was spent.
 """
 
 from __future__ import annotations
@@ -85,19 +83,10 @@ class Terms(Record):
         latest_end_s: moment that no lease extends its life beyond, seconds since the epoch.
     """
 
-    spec_sha256: Digest = Field(description="of the run that was ordered, see `spec_digest`")
-    group_secret: str = Field(
-        pattern=rf"^{SECRET_PATTERN}$",
-        description="what all machines of the run know, and nobody else (`hetopt.trainer.host.gate`)",
-    )
-    end_s: float = Field(
-        gt=0,
-        description="when it ends, unless the lease says otherwise, in seconds since the epoch: what the budget pays "
-        "for at the worst",
-    )
-    latest_end_s: float = Field(
-        gt=0, description="what no lease extends it beyond: what the budget pays for at the least"
-    )
+    spec_sha256: Digest
+    group_secret: str = Field(pattern=rf"^{SECRET_PATTERN}$")
+    end_s: float = Field(gt=0)
+    latest_end_s: float = Field(gt=0)
 
 
 class Lease(Written):
@@ -119,11 +108,11 @@ class Lease(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A machine's place in a run.
+    """A machine's place in a run, with the places of all others.
 
     Attributes:
         node: host, address and meeting point of this machine.
-        placements: those of all machines, as the renter wrote them.
+        placements: of all machines, as the renter wrote them.
     """
 
     node: Node
@@ -136,10 +125,10 @@ class Placement:
 
 
 class Place(Record):
-    """A machine's place in a run.
+    """The host that a machine is in a run, and its address.
 
     Attributes:
-        host: name of the host that it is.
+        host: name of the host.
         address: its IP address among the other machines.
     """
 
@@ -161,15 +150,9 @@ class Placements(Written, RecordLeavingOut):
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("pauses",)
 
-    generation: Generation = Field(description="grows when machines are replaced")
-    resume_from: str | None = Field(
-        default=None,
-        pattern=rf"^{CHECKPOINT_PATTERN}$",
-        description="the checkpoint that all machines go on from; absent: from the start",
-    )
-    pauses: bool = Field(
-        default=False, description="this generation saves a checkpoint and waits for the next: machines join"
-    )
+    generation: Generation
+    resume_from: str | None = Field(default=None, pattern=rf"^{CHECKPOINT_PATTERN}$")
+    pauses: bool = False
     meeting: MeetingPoint
     hosts: dict[InstanceId, Place] = Field(min_length=1)
     spec: RunSpec
@@ -218,7 +201,7 @@ class State(Record):
         reason: why they failed; None: they did not, or nobody knows.
     """
 
-    time_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
+    time_s: float = Field(ge=0, le=_LAST_MOMENT_S)
     does: str = Field(pattern=r"^([a-z ]{1,80}|ended with -?[0-9]{1,3})$")
     generation: Generation | None = None
     reason: CleanText | None = None

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, NOTICE_S, ORDER_FILE, AskedBackend, Source, holder
+from hetopt.backends.asked import ASK_AGAIN_S, LOOK_S, NOTICE_S, ORDER_FILE, AskedBackend, Source, holding_script
 from hetopt.backends.on_this_machine import OnHosts
 from hetopt.backends.options import Machines, Slurm
 from hetopt.backends.ssh.checking import Inventory
@@ -122,10 +122,7 @@ def ask_nodes(partition: str | None = None) -> dict[str, Node]:
 
 
 def device_of(kind: str) -> str | None:
-    """Return the registry's name of a GPU that Slurm calls ``kind``, such as ``tesla_v100-sxm2-32gb``, or None.
-
-    None: no known GPU is called so.
-    """
+    """Return the registry's name of the GPU that Slurm calls ``kind``, as ``tesla_v100-sxm2-32gb``; None: unknown."""
     words = re.split(r"[^A-Za-z0-9]+", kind)
     spans = [" ".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
     matches = [(len(span), gpu.name) for gpu in known_gpus() for span in spans if is_called(gpu, span)]
@@ -245,7 +242,7 @@ class SlurmLink(Source):
     _addresses: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def words(self, host: Host) -> list[str]:
+    def sbatch_command(self, host: Host) -> list[str]:
         """Return the `sbatch` command line that submits a host's job; none of its words is a secret."""
         asked = {
             "job-name": f"{JOB_PREFIX}{self.run}", "comment": host.name, "nodelist": host.address,
@@ -272,8 +269,8 @@ class SlurmLink(Source):
             BadInput: Slurm is not installed here.
         """
         test = [] if ask else ["--test-only"]
-        sbatch, *words = self.words(host)
-        done = slurm(sbatch, *test, *words, text=f"#!/bin/sh\n{holder(self.run, host.name)}")
+        sbatch, *words = self.sbatch_command(host)
+        done = slurm(sbatch, *test, *words, text=f"#!/bin/sh\n{holding_script(self.run, host.name)}")
         return None if done.returncode == 0 else _last(done.stderr)
 
     def check(self, hosts: Sequence[Host], nodes: Mapping[str, Node]) -> None:

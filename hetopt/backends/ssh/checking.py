@@ -1,6 +1,6 @@
 """`hetopt hosts check`: what would keep the user's machines from training together, in a sentence each, asked at once.
 
-Nothing is written on any of them. What they say is judged by pure functions (`alone`, `together`).
+Nothing is written on any of them. What they say is judged by pure functions (`own_troubles`, `troubles_between`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Suggested:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A trouble of a host.
+    """A sentence on what would keep a host from training, or should be known, with what mends it.
 
     Attributes:
         said: sentence without its full stop.
@@ -171,7 +171,7 @@ def check_hosts(hosts: Sequence[Host], link: Link = SSH) -> tuple[HostFound, ...
         finally:
             list(pool.map(Conversation.end, talks))
     ways = {host.name: way for host, way in zip(hosts, answered_ways, strict=True) if way is not None}
-    between = together(hosts, seen, ways)
+    between = troubles_between(hosts, seen, ways)
     results = []
     for host, answer in zip(hosts, answers, strict=True):
         if isinstance(answer, HetoptError):
@@ -179,7 +179,7 @@ def check_hosts(hosts: Sequence[Host], link: Link = SSH) -> tuple[HostFound, ...
             results.append(HostFound(name=host.name, troubles=(Trouble(text, answer.hint or ""),), rates={}))
             continue
         rates = ways[host.name].rates if host.name in ways else {}
-        troubles = [*alone(host, answer), *between[host.name]]
+        troubles = [*own_troubles(host, answer), *between[host.name]]
         results.append(
             HostFound(
                 name=host.name,
@@ -250,7 +250,7 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     )
 
 
-def alone(host: Host, seen: Seen) -> Iterator[Trouble]:
+def own_troubles(host: Host, seen: Seen) -> Iterator[Trouble]:
     """Yield what would keep a host from training, or should be known, by its report.
 
     Args:
@@ -318,7 +318,9 @@ def _version(text: str) -> tuple[int, ...]:
     return () if match is None else (int(match[1]), int(match[2]))
 
 
-def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]) -> dict[str, list[Trouble]]:
+def troubles_between(
+    hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]
+) -> dict[str, list[Trouble]]:
     """Return the troubles between hosts by host name: unequal torch, blocked links.
 
     Hosts without such a trouble have an empty list. torch counts where hetopt does not install it; it is no obstacle.
@@ -399,7 +401,7 @@ class Inventory(Artifact):
 
     hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
     addresses: dict[HostName, AddressAmongHosts] = Field(default_factory=dict)
-    left_out: dict[HostName, CleanText] = Field(default_factory=dict, description="why a host takes no part")
+    left_out: dict[HostName, CleanText] = Field(default_factory=dict)
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def host(self, name: str) -> Host:

@@ -1,8 +1,9 @@
 """The process that leads a run on the user's machines: it connects to them, places them, and keeps what they tell.
 
 ``python -m hetopt.backends.ssh.conductor RUN_DIR PARENT_PID``. Every host's part lives as long as its connection, so
-when this process ends, by whatever signal, all of it ends. Who is there, and may be used now, is told here; what that
-leads to is decided by `hetopt.backends.conductor`."""
+when this process ends, by whatever signal, all of it ends. What becomes of the run with the hosts that are there is
+decided by `hetopt.backends.conductor`.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +46,18 @@ from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import new_secret
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, OBJECTS_FOLDER, STOP_FILE, host_log_folder, read_spec
+from hetopt.core.run_folder import (
+    BUNDLE_FILE,
+    LATEST_OBJECT,
+    LOG_FOLDER,
+    OBJECTS_FOLDER,
+    STOP_FILE,
+    host_log_folder,
+    read_spec,
+)
 from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import last_log_line
 
-BUNDLE_FILE = "bundle.tar.gz"
 AGAIN_S = 5.0
 """Seconds between tries to reach a host that is away."""
 SILENT_S = 45.0
@@ -198,7 +206,7 @@ class HostsConductor(Conductor):
         return reason
 
     def _arrived(self, name: str) -> HetoptError | None:
-        """Take in a host that was connected to, in this generation or the next; return why it was not; None: it was."""
+        """Take in a host that was connected to, now or in the next generation; return why that failed, or None."""
         try:
             self._links[name] = self._coming.pop(name).result()
         except HetoptError as refusal:

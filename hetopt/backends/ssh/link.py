@@ -1,9 +1,8 @@
 """The launching machine's end of a connection to a host: the program sent there, its answers, and what goes wrong.
 
 OpenSSH is as the system has it: the user's own configuration, agent, known hosts and jump hosts hold. Nothing is ever
-asked (BatchMode), an unknown key is never accepted, no port, agent or display is forwarded. The program is Python, sent
-over the connection itself: on the host nothing needs to be there but a shell and an interpreter, and all that is said
-in either direction goes through that one connection.
+asked (BatchMode), an unknown key is never accepted, no port, agent or display is forwarded. A host needs a shell and a
+Python alone: the program, and all that is said in either direction, goes through that one connection.
 """
 
 from __future__ import annotations
@@ -389,7 +388,7 @@ class Conversation:
         return self._complaints.read(_MOST_BYTES).replace(b"\0", b"").decode(errors="replace")
 
     def _why_ended(self, *, is_late: bool) -> HetoptError:
-        """End the conversation; return the error that says why: not reached, too slow, or no program can be run."""
+        """End the conversation; return why: the host is not reached, runs no program, or is too slow (``is_late``)."""
         code, complaint = self._let_go(), self.complaint()
         unreached = self.link.why_unreached(self.host, code, complaint)
         if unreached is not None:
@@ -465,13 +464,10 @@ class Part(Conversation):
         return not self._server.is_alive()
 
     def _serve(self) -> None:
-        """Answer the host's requests until the connection ends; cut it after a frame that cannot be read.
-
-        It cuts the connection, too, where the host cannot be answered.
-        """
+        """Answer the host's requests until the connection ends; cut it where one cannot be read or answered."""
 
         def read(count: int) -> bytes:
-            """Read a number of bytes, fewer at the end; a part that comes over a slow line is heard while it does."""
+            """Read ``count`` bytes, fewer at the end; each piece that arrives counts as a sign of life."""
             data = bytearray()
             while len(data) < count and (piece := self.incoming.read1(count - len(data))):
                 data += piece

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetopt.backends.host.agent import Agent
+from hetopt.backends.host.entry import CONFIG
 from hetopt.backends.host.protocol import Terms
 from hetopt.backends.processes import LONGEST_STOP_S
 from hetopt.backends.ssh import gpus
@@ -22,7 +23,6 @@ from hetopt.backends.ssh.objects import MODELS, OBJECTS, Connection, RemoteObjec
 from hetopt.core.errors import HetoptError
 from hetopt.core.hosts import CPU
 
-CONFIG = "host.json"
 TURN_S = 0.1
 READ_EVERY_S = 0.3
 HEARTBEAT_S = 0.5

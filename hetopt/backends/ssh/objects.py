@@ -1,8 +1,7 @@
 """The objects of a run in its folder on the launching machine, and how a host reaches them by its connection.
 
-What machines in a cloud tell each other through a bucket, hosts of one's own tell each other through a folder: the
-launching machine answers their requests, one at a time for each host. A request and its answer are a frame each: two
-lengths, a line of JSON, and bytes.
+They take the place of the bucket of rented machines: the launching machine answers requests, one at a time for each
+host. A request and its answer are a frame each: two lengths, a line of JSON, and bytes.
 """
 
 from __future__ import annotations

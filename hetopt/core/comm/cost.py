@@ -17,13 +17,7 @@ the algorithm behind the collective, and are stated here once:
 
 (arXiv 2312.02493, Table I, but for the trainer's own.) Of the N - 1 messages of a direct form none waits for another,
 but each costs its ends some work: between 4 and 8 rehearsed hosts it took half as long as so many in a row.
-Standard library only, so that planning needs no torch.
-
-What travels while the backward pass still runs, and how much of it has to wait for its end.
-
-Gradients are summed in buckets, in the order in which backward produces them, as DistributedDataParallel does: a small
-one first, so that something travels early, then larger ones. The last bucket is full when backward is over, whatever
-came before.
+Numpy is loaded only by a fit.
 """
 
 from __future__ import annotations
@@ -78,7 +72,7 @@ def gathers_directly(payload_bytes: float, members: int) -> bool:
 
 
 def deals(payload_bytes: float, members: int) -> bool:
-    """Return whether a payload is broadcast to ``members`` workers in parts, as it is so large; never to two."""
+    """Return whether a payload is so large that it is broadcast to ``members`` workers, 3 or more, in parts."""
     return members > 2 and payload_bytes > DEALT_BYTES
 
 
@@ -103,7 +97,7 @@ TREE_BROADCAST = Algorithm(messages=math.log2, traffic=math.log2)
 DEALT_BROADCAST = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambda n: 2 * (n - 1) / n)
 
 
-def gloo(operation: Operation) -> Algorithm:
+def gloo_algorithm(operation: Operation) -> Algorithm:
     """Return gloo's own algorithm of a collective operation, by its primitive alone, whatever payload and members.
 
     The line through a profile's measured times is of this algorithm.
@@ -112,7 +106,7 @@ def gloo(operation: Operation) -> Algorithm:
     return rings[operation.primitive]
 
 
-def trainer(operation: Operation) -> Algorithm:
+def trainer_algorithm(operation: Operation) -> Algorithm:
     """Return the algorithm by which the trainer does a collective operation over gloo, by its payload and members.
 
     Operations that the trainer does not do itself get gloo's own algorithm. Where another library does otherwise, the
@@ -128,12 +122,12 @@ def trainer(operation: Operation) -> Algorithm:
             return DIRECT_ALL_REDUCE
         case "broadcast" if deals(size, members):
             return DEALT_BROADCAST
-    return gloo(operation)
+    return gloo_algorithm(operation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The amounts of a collective in which its time is linear.
+    """The two amounts by which the time of a collective grows.
 
     Attributes:
         messages: messages in a row.
@@ -160,7 +154,7 @@ class Operation:
     members: int
     sliced: bool = False
 
-    def terms(self, algorithm_of: Callable[[Operation], Algorithm] = gloo) -> Terms:
+    def terms(self, algorithm_of: Callable[[Operation], Algorithm] = gloo_algorithm) -> Terms:
         """Return the messages in a row and the slowest link's bytes, by the algorithm that ``algorithm_of`` picks."""
         algorithm = algorithm_of(self)
         return Terms(

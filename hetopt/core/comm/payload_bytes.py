@@ -1,10 +1,7 @@
-"""The bytes of a compressed gradient on the wire, by collective operation, for planner and trainer alike.
+"""The payload bytes of each collective operation of a compressed exchange, for planner and trainer alike.
 
-Standard library only, so that planning needs no torch.
-
-How many levels a quantiser may use, and how wide its codes are, so that no sum over the workers can overflow.
-
-Codes are integers in -s..s for s levels, and N workers' codes sum to at most N s in magnitude.
+With the bits and levels of quantised codes, such that no sum over the workers overflows: codes are integers in -s..s
+for s levels, and N workers' codes sum to at most N s in magnitude. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -240,7 +237,16 @@ _Part = tuple[cost.Primitive | Literal["sliced"], int]
 
 
 def _selected(collective: str, numel: int, kept: int, workers: int, same_size: bool, coding: str) -> list[_Part]:
-    """Return the collective operations that exchange ``kept`` selected elements."""
+    """Return the parts of an exchange of ``kept`` selected elements: each operation with its payload bytes, in order.
+
+    Args:
+        collective: name, as in `composition.COLLECTIVES`.
+        numel: elements of the gradient.
+        kept: elements that are sent.
+        workers: number of workers that take part.
+        same_size: whether all workers select equally many; else a gather tells their numbers first.
+        coding: of the selected elements, as in `composition.CODINGS`.
+    """
     if collective == GATHER:
         lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
         return [*lengths, ("all_gather", element_bytes(numel, kept, coding))]

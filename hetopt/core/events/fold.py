@@ -1,11 +1,11 @@
 """A run's event log, folded once: all that `status`, `launch`, `report`, the metrics and the supervisor read of it.
 
-`RunFold` takes one event after the other, as they are read, and is what the run has come to: sessions, workers, totals
-and the newest figures, in memory that does not grow with the log. `RunHistory` also keeps every event with its place in
-the run, for what draws the whole of it or learns from it. Views of either are pure functions elsewhere.
+`RunFold` takes one event after the other and is what the run has come to: sessions, workers, totals and the newest
+figures, in memory that does not grow with the log. `RunHistory` also keeps every event with its place in the run. Views
+of either are pure functions elsewhere.
 
-A run is stopped and goes on, loses workers and gets others. Its own time leaves out what passed while nothing of it
-ran; each worker that ever trained keeps one place in every table, whoever else is there.
+A run's own time leaves out what passed while nothing of it ran; each worker that ever trained keeps one place in every
+table, whoever else is there.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ class RunFold:
         self.step, self.furthest_step = event.step, max(event.step, self.furthest_step)
 
     def _begin_training(self, time_s: float, *, before_s: float = 0.0) -> None:
-        """Begin training at an event, or some seconds before it; in a session that had begun it goes on."""
+        """Begin the training time of a session at an event, or ``before_s`` earlier; do nothing where it has begun."""
         self._worked_s = now_s = self.clock.now_s
         if self._training_since_s is not None:
             return

@@ -1,12 +1,8 @@
-"""The run's event log: JSON Lines, one event a line, appended as it happens and readable while the run goes on.
+"""The run's event log, written and read: JSON Lines, one event a line, appended as it happens.
 
-Every event has ``event`` (its name) and ``time_s`` (seconds since the epoch). A reader ignores names and fields that it
-does not know, and a last line that is still being written.
-
-Reads event logs: whoever looks at a run gets its events here, as records, and is told what was passed over.
-
-A log comes from disk, from other machines and from other versions. A line that is no event ends nothing: it is counted.
-A last line that is still being written waits for its end.
+Every event has ``event`` (its name) and ``time_s`` (seconds since the epoch). A log may come from another machine or
+version: a reader ignores names and fields that it does not know, counts lines that are no events, and leaves a last
+line that is still being written.
 """
 
 from __future__ import annotations

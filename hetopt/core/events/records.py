@@ -1,15 +1,9 @@
-"""The records of a run's event log, one for each kind of event.
+"""The records of a run's event log, one for each kind of event, and the types of their fields.
 
-A line that fits none of them is no event: `EventReader` counts it and goes on. Every field that was not there from the
-first version on has a default, so that old logs are read. Fields that nothing is made of have no place here, and are
-passed over as those of newer versions are. Lists of workers have equal lengths.
-
-Who writes an event with `EventLog.write` gives it a record here.
-
-What the events of a log are made of: their numbers, names and sentences, and the parts that several lines hold.
-
-All is as strict as a log is trusted little: numbers are finite and bounded, so that sums of them are too; names hold no
-control characters, and sentences are freed of them.
+`EventReader` counts a line that fits none of them. Every field that was not there from the first version on has a
+default, so that old logs are read; unknown fields are passed over. Numbers are finite and bounded, so that sums of
+them are too; names hold no control characters, and sentences are freed of them. Lists of workers have equal lengths.
+A new kind of event that `EventLog.write` is given needs a record here.
 """
 
 import re

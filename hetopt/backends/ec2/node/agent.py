@@ -67,8 +67,14 @@ _PATHS = facts.METADATA_PATHS
 _TIMEOUT_S = 2.0
 
 
-def _asked(method: str, path: str, headers: Mapping[str, str]) -> str | None:
-    """Return the metadata service's answer, past any proxy (its address is this machine); None: no value, or nobody."""
+def _request(method: str, path: str, headers: Mapping[str, str]) -> str | None:
+    """Return a value of the machine's metadata service, asked past any proxy; None: no such value, or no such service.
+
+    Args:
+        method: of HTTP.
+        path: of the value, after the service's address.
+        headers: of the request.
+    """
     base = os.environ.get(facts.METADATA_ENDPOINT_VARIABLE, facts.METADATA_ENDPOINT).rstrip("/")
     request = urllib.request.Request(f"{base}{path}", method=method, headers=dict(headers))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -81,8 +87,8 @@ def _asked(method: str, path: str, headers: Mapping[str, str]) -> str | None:
 
 def metadata(path: str) -> str | None:
     """Ask the EC2 metadata service, with a new token, for the text at a path; None: no such value, or no answer."""
-    token = _asked("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
-    return None if token is None else _asked("GET", path, {facts.METADATA_HEADERS["token"]: token})
+    token = _request("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
+    return None if token is None else _request("GET", path, {facts.METADATA_HEADERS["token"]: token})
 
 
 def is_taken() -> bool:

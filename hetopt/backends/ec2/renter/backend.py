@@ -1,10 +1,7 @@
 """EC2 as a backend: the plan's machines are ordered, rented, and given back when the run ends.
 
-A probe is a run like any other: it has a ledger, a lease and a hard stop, which is what is left of the budget of all
-probes.
-
-Of a run from elsewhere the bucket holds the order, and EC2 its machines. A model arrives whole or not at all, and is
-checked by its size.
+A probe is a run like any other: with a ledger, a lease, and what is left of all probes' budget as its hard stop. Of a
+run that was launched elsewhere the bucket holds the order, and EC2 its machines.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any
 from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
+from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Ec2Launcher, Loop, read_lease
 from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Network, Order, Role, last_seen
 from hetopt.backends.ec2.renter.ordering import Orders, image_kind
 from hetopt.backends.ec2.renter.request import Edge, Request, connect, if_there, instances_in, read
@@ -30,7 +27,7 @@ from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused, NoFeasiblePlan
 from hetopt.core.paths import shown
 from hetopt.core.plain_text import typed
-from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
+from hetopt.core.run_folder import BUNDLE_FILE, MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
@@ -429,11 +426,18 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
 
 
 def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: str) -> None:
-    """Fetch an object into a file, whole or not at all, where it is not there already in its size.
+    """Fetch an object of the bucket into a file, whole or not at all; do nothing where a file of its size is there.
+
+    Args:
+        objects: of the bucket.
+        name: of the object.
+        path: of the file.
+        size_bytes: of the object.
+        run_id: run that the hints name.
 
     Raises:
-        BadInput: there is no room for it.
-        CloudRefused: it could not be read to its end; the file is removed.
+        BadInput: there is no room for the file.
+        CloudRefused: the object could not be read to its end; the file is removed.
     """
     if path.is_file() and path.stat().st_size == size_bytes:
         return

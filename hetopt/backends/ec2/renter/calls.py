@@ -1,14 +1,12 @@
 """The AWS calls that rent an order's machines, in sequence; `hetopt launch --dry-run` prints just these.
 
-Everything is made by name or by token, so that the same call twice makes one thing: the launch template and fleets by
-their client token, the security group and objects by their name.
+Everything is made by name or by token, so that the same call twice makes one thing.
 
-Where the account has the role that `hetopt setup --print-policy` names, EventBridge Scheduler ends each machine, as an
-end that stands on no machine: it is left for those that neither their own timer, nor the lease, nor whoever follows the
-run reaches. Until a machine has its place that is a deadline to boot (`order.UNPLACED_S`); from then on the lease's end
-and some slack (`order.outside_end_s`), which whoever follows the run moves before the lease. There is one schedule for
-each machine, as one id that EC2 does not know would spare all others of a call; all of a run's are in one group, which
-has the run's tags and is removed with it. Schedules delete themselves when they have ended their machine.
+Where the account has the role that `hetopt setup --print-policy` names, EventBridge Scheduler ends each machine that
+neither its own timer, nor the lease, nor whoever follows the run reaches: at a deadline to boot (`order.UNPLACED_S`)
+until the machine has its place, then at the lease's end and some slack (`order.outside_end_s`), which whoever follows
+the run moves before the lease. Each machine has a schedule of its own, as one id that EC2 does not know would spare all
+others of a call. A run's schedules are in one group, which is removed with it, and delete themselves once they ran.
 """
 
 from __future__ import annotations
@@ -343,7 +341,7 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
 
 
 def _template_call(order: Order, kind: str, group: str, generation: int, end_s: float) -> Request:
-    """Return the call that creates the launch template of one kind of boot image; see `template_calls`."""
+    """Return the call that creates the launch template of a kind of boot image; arguments as of `template_calls`."""
     assert order.spec_sha256 is not None, "an order of a run says what its machines are to run (`Order.of_run`)"
     step = f"template-{kind}"
     name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")

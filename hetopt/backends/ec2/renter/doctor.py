@@ -1,20 +1,17 @@
 """Finds what would stop a launch, and says what an administrator sets up once so that nothing does.
 
-Each check is one sentence, and one command where something is wrong. Nothing is made. Permissions are tried with calls
-that EC2 only checks (``DryRun``), which says nothing of capacity or quota; quotas are read, and an object
-of the bucket is written over a version that it does not have.
+Nothing is made: permissions are tried with calls that EC2 only checks (``DryRun``), which says nothing of capacity;
+quotas are read, and an object of the bucket is written over a version that it does not have.
 
 What hetopt must be allowed, and no more, is data: ``policies.json``. Whatever is made must carry hetopt's tags in the
 call that makes it, and only what carries the caller's own name can be removed: the id of a role alone, as its sessions
-are called 'ID:SESSION' and have a new name in every process. Machines have a role of their own, which reaches the
-bucket and sees what spot costs, and nothing else.
+are called 'ID:SESSION' and have a new name in every process.
 
-All machines of an account share that role: the credentials of an instance profile take neither session policies nor
-session tags, and a role for each run would need rights to make roles, which few people have (IAM user guide, "Session
-policies" and "Session tags"; EC2 user guide, "IAM roles for Amazon EC2"; read 2026-11). So a run is kept from another
-by its name, which ends in 64 random bits and is in no list that a machine may ask for: to list or name what a run
-wrote, one must know it. And what steers machines is written by renters alone: that is denied to machines, which counts
-before whatever an administrator allows their role beside it.
+Machines of an account share one role, which reaches the bucket and sees what spot costs: the credentials of an instance
+profile take neither session policies nor session tags, and a role for each run would need rights that few people have
+(IAM user guide, "Session policies" and "Session tags"; EC2 user guide, "IAM roles for Amazon EC2"; read 2026-11). So a
+run is kept from another by its name, which ends in 64 random bits and is in no list that a machine may ask for; and
+machines are denied to write what steers machines, whatever an administrator allows their role beside.
 """
 
 from __future__ import annotations
@@ -48,10 +45,10 @@ Verdict = Literal["good", "bad", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The result of a check.
+    """One result of the doctor, such as on the bucket or on a quota.
 
     Attributes:
-        name: of the check.
+        name: what was looked at.
         verdict: good, bad or unknown.
         said: sentence on what was found.
         hint: what to do about it; None: nothing needs to be done.
@@ -155,7 +152,7 @@ def _profile(edge: Edge, instance_profile: str) -> str:
 
 
 def _end_outside(edge: Edge) -> str:
-    """Return a sentence on whether the scheduler ends machines that no run reaches. A launch does without."""
+    """Return a sentence on whether the account's scheduler may end machines that no run reaches, which is optional."""
     if calls.end_role(edge) is not None:
         return f"{calls.END_ROLE} is there: the scheduler ends machines that nothing else has ended"
     return (
@@ -248,10 +245,10 @@ def account_quotas(edge: Edge) -> dict[Bucket, int]:
 
 
 def _granted(edge: Edge, code: str) -> float:
-    """Return the vCPUs of a quota: what was granted, or what every account has that never asked for more.
+    """Return the vCPUs of the quota with AWS's ``code``: what was granted, or what every account has.
 
     Raises:
-        ApiRefused: AWS does not tell it.
+        ApiRefused: AWS does not tell.
     """
     request = read("service-quotas", "get_service_quota", "", ServiceCode="ec2", QuotaCode=code)
     try:

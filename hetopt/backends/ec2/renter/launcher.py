@@ -1,9 +1,9 @@
 """Runs on EC2: rents, looks, decides by `reconcile`, records, acts, records, and gives back.
 
 All machines of an order are rented in one zone, or in the next, or none and nothing is left behind. A look is two
-lists, whatever the run's size, and what the machines have written since the last look: the run's folder is brought up
-to date as if the run were here. Several terminals may look at the same time; one does. Whatever ends the process in
-between, the next one reads what was meant and goes on with it: everything it must know is in the run's folder.
+lists, whatever the run's size, and what the machines have written since the last look, by which the run's folder is
+brought up to date; of several terminals one looks at a time. The folder has everything that must be known, so that a
+process goes on with what an earlier one meant to do, whatever ended that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from hetopt.backends.ec2.renter.order import (
     Order,
     Role,
     Zone,
-    are_due,
     billed_from_s,
     ending_of,
     failed_s,
@@ -42,6 +41,7 @@ from hetopt.backends.ec2.renter.order import (
     price_request,
     rebilled,
     remember,
+    spot_prices_due,
     stepped_s,
     stopped_s,
     why_failed,
@@ -90,12 +90,11 @@ from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
+from hetopt.core.run_folder import BUNDLE_FILE, LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import RunState, RunStatus, last_events, log_bytes
 from hetopt.optimizer.plan import Market
 
-BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
 
 _STOP_PATIENCE_S = 120.0
@@ -122,13 +121,13 @@ _ATTEMPTS_AN_ASK = 100
 
 @dataclass(frozen=True, kw_only=True)
 class _Renter:
-    """The means of a renter.
+    """The base of what rents: a clock, and the callbacks to people.
 
     Attributes:
-        clock: seconds since the epoch.
+        clock: returns seconds since the epoch.
         sleep: waits for so many seconds.
-        tell: says what goes on.
-        accept: whether a run may begin on fewer machines, when no zone has all; absent: all or none.
+        tell: receives lines on what goes on.
+        accept: returns whether a run may begin on the fewer machines of its spec, when no zone has all; None: never.
         patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
     """
 
@@ -170,7 +169,9 @@ class Loop(_Renter):
         before = last_seen(self.run_dir)
         try:
             written = {request.step: self.edge(request) for request in calls.object_calls(self.order, contents, bundle)}
-            zone, ids, left = self._somewhere(spec, self._templates(self.order.network.security_group or self._group()))
+            zone, ids, left = self._in_any_zone(
+                spec, self._templates(self.order.network.security_group or self._group())
+            )
             self.order.of_run(left).save(self.run_dir / ORDER_FILE)
             self._end_outside(ids.values())
             state = ClusterState(
@@ -182,7 +183,7 @@ class Loop(_Renter):
             )
             self.tell("waiting for the machines' addresses")
             machines = (*before.machines, *self.granted(self.machines_of(ids), state))
-            return self._place(state.model_copy(update={"machines": machines}), left)
+            return self._write_placement(state.model_copy(update={"machines": machines}), left)
         except BaseException as error:
             self._clear_after(error)
             raise
@@ -234,9 +235,9 @@ class Loop(_Renter):
             before = last_seen(self.run_dir)
             if not is_alone:
                 return before
-            beats = {Path(name).stem: entry["LastModified"].timestamp() for name, entry in self._written("state")}
+            beats = {Path(name).stem: entry["LastModified"].timestamp() for name, entry in self._objects_in("state")}
             machines = self._machines(before, beats) if before.alive else before.machines
-            updated = self._hear(before) if before.alive else before
+            updated = self._with_lease(before) if before.alive else before
             known = log_bytes(self.run_dir)
             # Events last: a run whose machines have ended has written all of them.
             self._fetch_events()
@@ -263,6 +264,10 @@ class Loop(_Renter):
         """Return the states of a run's machines now, and of machines that EC2 lists and no record knows.
 
         The process that rented such machines was killed meanwhile. They are paid for, and relieved.
+
+        Args:
+            before: the last cluster state.
+            beats: when each machine last said that it lives, epoch seconds by id; none: the bucket was not read.
         """
         listed, now_s = instances_in(self.edge(calls.addresses_call(self.order))), self.clock()
         known, host = {machine.id for machine in before.machines}, self.order.workers[0].host
@@ -273,8 +278,8 @@ class Loop(_Renter):
         lease_s = now_s if before.lease_end_s is None else min(now_s, before.lease_end_s)
         return tuple(_updated(machine, listed.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
 
-    def _hear(self, before: ClusterState) -> ClusterState:
-        """Return the cluster state with the bucket's lease, by which another terminal may have asked the run to end."""
+    def _with_lease(self, before: ClusterState) -> ClusterState:
+        """Return the cluster state with the lease in the bucket, where another terminal may have wished a stop."""
         written = read_lease(self.edge, self.order)
         if written is None:
             return before
@@ -288,9 +293,9 @@ class Loop(_Renter):
         return before.model_copy(update=changes)
 
     def _fetch_events(self) -> None:
-        """Append new events to the log; each object is named by its offset in the log, and any other is none."""
+        """Append the bucket's new events to the log here; each of their objects is named by its offset in the log."""
         path, have = self.run_dir / EVENTS_FILE, log_bytes(self.run_dir)
-        for name, entry in self._written("events", after=f"{have - 1:015d}~" if have else ""):
+        for name, entry in self._objects_in("events", after=f"{have - 1:015d}~" if have else ""):
             match = _EVENTS_NAME.fullmatch(name)
             if match is None or entry["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
                 continue  # no part of a log, or one that is here already
@@ -300,12 +305,12 @@ class Loop(_Renter):
             have += len(body)
 
     def _fetch_logs(self, folder: str) -> None:
-        """Fetch every log that has grown. The machines keep only the end of a long one.
+        """Fetch the logs that have grown since they were fetched last; of a long one the bucket has only the end.
 
         Args:
             folder: in the bucket, and in the run's folder.
         """
-        for name, entry in self._written(folder):
+        for name, entry in self._objects_in(folder):
             try:
                 path = inside(self.run_dir / folder, name, what="log")
                 if path.exists() and path.stat().st_mtime >= entry["LastModified"].timestamp():
@@ -318,7 +323,7 @@ class Loop(_Renter):
             body: bytes = self.edge(calls.get_object(self.order, entry["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))
 
-    def _written(self, folder: str, after: str = "") -> Iterator[tuple[str, Answer]]:
+    def _objects_in(self, folder: str, after: str = "") -> Iterator[tuple[str, Answer]]:
         """Yield the names and descriptions of the run's objects in a folder of the bucket, in order.
 
         Args:
@@ -383,18 +388,18 @@ class Loop(_Renter):
             case End():
                 Remover(edge=self.edge, sleep=self.sleep).end_machines(action.ids)
             case Announce():
-                return self._place(state, read_spec(self.run_dir), pauses=action.pauses)
+                return self._write_placement(state, read_spec(self.run_dir), pauses=action.pauses)
             case Place():
-                return self._place(state, action.spec)
+                return self._write_placement(state, action.spec)
         return self.save(state)
 
-    def _place(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
-        """Write generation and places for the machines that serve; return the cluster state that was recorded.
+    def _write_placement(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> ClusterState:
+        """Write the placement of the machines that serve into the bucket; return the cluster state that was recorded.
 
         Workers are recorded as of the types that were granted, by which later plans learn from the run.
 
         Args:
-            state: as it was seen last.
+            state: as it was seen last, with the generation.
             spec: of the run, on the hosts that serve.
             pauses: whether workers are to save a checkpoint and wait for the next generation.
         """
@@ -404,7 +409,14 @@ class Loop(_Renter):
         state = self._outlive(state, state.lease_end_s or self.order.created_s + self.order.lifetime_s)
         if state.generation or any(machine.has_stepped for machine in state.machines):
             state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
-        self._tell_places(state, spec, pauses=pauses)
+        hosts = host_names(spec)
+        seats = {
+            machine.id: Seat(host=machine.host, address=machine.address)
+            for machine in state.serving
+            if machine.host in hosts
+        }
+        body = placement_json(spec, seats, state.generation, state.resume_from, pauses=pauses)
+        self.edge(calls.placement_call(self.order, body))
         write_spec(self.run_dir, spec)
         return self.save(state)
 
@@ -435,11 +447,15 @@ class Loop(_Renter):
     def _outlive(self, state: ClusterState, lease_end_s: float) -> ClusterState:
         """Have the account end machines with a place later than their lease; return the state with the new ends.
 
-        It is called before the lease grows, and after it has shrunk. Each move is a call for each machine, so that they
+        To be called before the lease grows, and after it has shrunk. Each move is a call for each machine, so that ends
         are moved when half of the slack is used up. Without the account's role nothing is done.
 
+        Args:
+            state: the last cluster state.
+            lease_end_s: end of the lease, epoch seconds.
+
         Raises:
-            CloudRefused: AWS refuses a move: it may end them sooner, so that their lease must not grow.
+            CloudRefused: AWS refuses a move: it may end machines sooner, so that their lease must not grow.
         """
         if self.order.end_role is None:
             return state
@@ -461,7 +477,7 @@ class Loop(_Renter):
             CloudRefused: AWS refuses the call.
         """
         order, now_s = self.order, self.clock()
-        if are_due(order, state, now_s):
+        if spot_prices_due(order, state, now_s):
             roles = [role for role in order.roles if role.market == "spot"]
             types = list(dict.fromkeys(name for role in roles for name in role.instance_types))
             history = self.edge(price_request(types, billed_from_s(order, state)))
@@ -532,17 +548,6 @@ class Loop(_Renter):
         state = state.model_copy(update={"machines": (*state.machines, *machines)})
         return self.save(state)
 
-    def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> None:
-        """Write the placement of the machines that serve."""
-        hosts = host_names(spec)
-        places = {
-            machine.id: Seat(host=machine.host, address=machine.address)
-            for machine in state.serving
-            if machine.host in hosts
-        }
-        body = placement_json(spec, places, state.generation, state.resume_from, pauses=pauses)
-        self.edge(calls.placement_call(self.order, body))
-
     @property
     def made(self) -> Made:
         """The ids of what the run has made in AWS and not removed, by its ledger as of now; asks AWS nothing."""
@@ -581,7 +586,7 @@ class Loop(_Renter):
             kind: str(self.edge(request)["LaunchTemplate"]["LaunchTemplateId"]) for kind, request in requests.items()
         }
 
-    def _somewhere(self, spec: RunSpec, templates: Mapping[str, str]) -> tuple[Zone, dict[str, str], RunSpec]:
+    def _in_any_zone(self, spec: RunSpec, templates: Mapping[str, str]) -> tuple[Zone, dict[str, str], RunSpec]:
         """Rent in the first zone that has all machines; where none has, and fewer may do, in the first with some.
 
         Returns:
@@ -626,9 +631,14 @@ class Loop(_Renter):
         *,
         together: bool,
     ) -> tuple[dict[str, str], list[CloudRefused]]:
-        """Rent roles in a zone; return the ids of the machines by host, and the refusals of the others.
+        """Rent roles in a zone; return their machines' ids by host, and a refusal for each role that was not granted.
 
-        Where only all of them together are of use, the first role that is refused ends the asking.
+        Args:
+            roles: to rent, each as a whole or not at all.
+            zone: where.
+            attempt: number of earlier tries, which makes another token.
+            templates: launch templates, by kind of image.
+            together: whether the first refusal ends the asking, as the roles are of no use without each other.
         """
         ids: dict[str, str] = {}
         refused: list[CloudRefused] = []
@@ -642,15 +652,12 @@ class Loop(_Renter):
                     break
         return ids, refused
 
-    def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[CloudRefused]) -> RunSpec | None:
-        """Return the run on the hosts that a zone has; None: they cannot hold its batch.
-
-        What was refused is told first.
-        """
+    def _on_fewer(self, spec: RunSpec, hosts: Collection[str], refused: Sequence[CloudRefused]) -> RunSpec | None:
+        """Return the run on ``hosts``, which a zone has, and tell the refusals; None: they cannot hold its batch."""
         for error in refused:
             self.tell(error.message)
         try:
-            return without(spec, {host for role in self.order.roles for host in role.hosts if host not in there})
+            return without(spec, {host for role in self.order.roles for host in role.hosts if host not in hosts})
         except CloudRefused as error:
             self.tell(error.message)
             return None
@@ -679,9 +686,11 @@ class Loop(_Renter):
         return ids[:needed], None if needed else _why_short(request, answer, len(ids), role)
 
     def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> None:
-        """Have the account end machines that come to no place, if it has the role for that.
+        """Have the account end machines at a time by which they should have a place, if it has the role for that.
 
-        ``lease_end_s`` None: the run has no lease yet.
+        Args:
+            ids: of the machines.
+            lease_end_s: end of the run's lease, epoch seconds; None: of the first lease, which the order has.
         """
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
         for request in calls.end_calls(self.order, ids, at_s):
@@ -734,10 +743,10 @@ class Loop(_Renter):
         self._or_also(error, f"something may be left of run {run_id}", partial(remover.remove_run, run_id))
 
     def _or_also(self, error: BaseException, otherwise: str, step: Callable[[], None]) -> None:
-        """Take a step after an error, and tell where it fails, too; the first reason stays the one that is told first.
+        """Take a step after an error; where the step fails, too, add what that means to the error's hint, or tell it.
 
         Args:
-            error: that happened.
+            error: that happened; its own message stays.
             otherwise: half a sentence on what it means where the step fails.
             step: gives back or removes.
         """
@@ -812,7 +821,13 @@ def _updated(
 
 
 def _why_short(request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
-    """Return why a fleet request was accepted, and not filled: its errors are inside the answer.
+    """Return the refusal of a fleet that was accepted and not filled, by the errors inside the answer.
+
+    Args:
+        request: for the fleet.
+        answer: of EC2.
+        granted: number of machines that came.
+        role: of the machines.
 
     Raises:
         ApiRefused: trying elsewhere cannot help.

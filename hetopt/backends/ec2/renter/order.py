@@ -1,16 +1,13 @@
 """The order of machines and the cluster state last seen: the two records of a run on EC2, each a file in its folder.
 
-Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. The highest
-price of each machine bounds their lifetime, and their end comes before the budget: the law is `hetopt.core.budget_law`.
-While somebody follows the run, what was really spent replaces the worst case, and the same inequality grants more time
-(`reconcile.lease_end_s`).
+Everything of a run carries the order's tags, by which anybody finds it again, in every region. The highest price of
+each machine bounds their lifetime, so that their end comes before the budget's (`hetopt.core.budget_law`); while
+somebody follows the run, the same law grants more time by what was really spent (`reconcile.lease_end_s`).
 
-What was seen last: machines, what they cost, and how the run is; nobody needs to log in for that. A
-machine whose boot fails leaves its log in the bucket and shuts down, so nobody hears of it by the run's events. It is
-asked for again, as is one that has booted and ends before a step was done, until it is given up
-(`hetopt.backends.backend`): each try costs minutes of the machine. Prices of spot pools are asked for in one call,
-believed up to the worst price, and billed from then on. What a run has seen of its pools, hours and preemptions, is
-kept for the next plan once the run is over.
+A machine whose boot fails leaves its log in the bucket and shuts down. Another is asked for in its place, as for one
+that ends before a step was done, until the host is given up (`hetopt.backends.backend`): each try costs minutes of a
+machine. Prices of spot pools are believed up to the worst price, and billed from when they were asked for. What a run
+has seen of its pools is kept for the next plan once the run is over.
 """
 
 from __future__ import annotations
@@ -112,7 +109,7 @@ class Rate(Record):
     """
 
     usd_per_hour: PositiveFloat
-    worst_usd_per_hour: PositiveFloat = Field(description="on spot, the highest price at which the machine is kept")
+    worst_usd_per_hour: PositiveFloat
     on_demand_usd_per_hour: PositiveFloat
 
 
@@ -134,8 +131,8 @@ class Zone(Record):
     zone_id: str
     subnet_id: str
     vpc_id: str
-    gives_address: bool = Field(default=True, description="whether machines there get a public one, if they may")
-    rates: dict[str, Rate] = Field(description="by instance type that it has")
+    gives_address: bool = True
+    rates: dict[str, Rate]
 
     def types(self, role: Role) -> list[str]:
         """Return the instance types of a role that the zone has, the planned one first if it has that."""
@@ -180,8 +177,8 @@ class Role(Record):
     """
 
     name: str
-    instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then what may stand in")
-    hosts: tuple[HostName, ...] = Field(min_length=1, description="their names in the run")
+    instance_types: tuple[str, ...] = Field(min_length=1)
+    hosts: tuple[HostName, ...] = Field(min_length=1)
     market: Market
     image_kind: str
 
@@ -213,12 +210,10 @@ class Network(Record):
         proxy: address of the proxy by which machines reach S3 and packages; None: directly.
     """
 
-    subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
-    security_group: str | None = Field(default=None, description="instead of one that is made for the run")
-    public_address: bool = Field(default=True, description="as the subnet gives it; else none, whatever it gives")
-    proxy: str | None = Field(
-        default=None, pattern=PROXY_PATTERN, description="by which machines reach S3 and packages"
-    )
+    subnets: tuple[str, ...] = ()
+    security_group: str | None = None
+    public_address: bool = True
+    proxy: str | None = Field(default=None, pattern=PROXY_PATTERN)
 
 
 class Order(Artifact):
@@ -258,39 +253,29 @@ class Order(Artifact):
     MADE_BY: ClassVar[str] = "hetopt launch PLAN --on ec2"
 
     run_id: RunName
-    life: NonNegativeInt = Field(default=0, description="how often it was resumed; what is asked for is new each time")
+    life: NonNegativeInt = 0
     hetopt_version: str
     region: str = Field(pattern=REGION_PATTERN)
     account_id: str = Field(pattern=r"^\d{12}$")
-    owner: str = Field(description="the id of the caller or of the caller's role, as policies can compare it")
-    launched_by: str = Field(default="", description="the caller's name, for people")
+    owner: str
+    launched_by: str = ""
     bucket: str = Field(pattern=BUCKET_PATTERN)
     instance_profile: str = Field(pattern=r"^[\w+=,.@-]{1,128}$")
-    end_role: str | None = Field(
-        default=None, description="in which machines are ended from outside; absent: they are not"
-    )
+    end_role: str | None = None
     volume_gb: PositiveInt
-    extras_usd_per_hour: NonNegativeFloat = Field(
-        description="of a machine's volume, address and requests; in all rates"
-    )
-    zones: tuple[Zone, ...] = Field(min_length=1, description="to be tried in this order")
+    extras_usd_per_hour: NonNegativeFloat
+    zones: tuple[Zone, ...] = Field(min_length=1)
     roles: tuple[Role, ...] = Field(min_length=1)
     images: dict[str, BootImage]
-    network: Network = Field(default=Network(), description="as it was chosen at launch")
+    network: Network = Network()
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    group_secret: str = Field(
-        default="", pattern=rf"^({SECRET_PATTERN})?$", description="by which the machines of the run know each other"
-    )
-    spec_sha256: str | None = Field(
-        default=None, pattern=r"^[0-9a-f]{64}$", description="of the run that machines may take part in"
-    )
-    workers: tuple[WorkerSpec, ...] = Field(default=(), description="that the run begins with, and is to have again")
+    group_secret: str = Field(default="", pattern=rf"^({SECRET_PATTERN})?$")
+    spec_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    workers: tuple[WorkerSpec, ...] = ()
     created_s: NonNegativeFloat
     budget_usd: PositiveFloat
-    fixed_usd: NonNegativeFloat = Field(description="storage and requests, whatever the machines do")
-    move_usd: NonNegativeFloat = Field(
-        default=0.0, description="kept back for a move to on-demand machines, while both are paid; 0: it does not move"
-    )
+    fixed_usd: NonNegativeFloat
+    move_usd: NonNegativeFloat = 0.0
     checkpoint_s: NonNegativeFloat
     lifetime_s: PositiveFloat
 
@@ -481,39 +466,33 @@ class MachineState(Record):
         life: how often the run had been resumed when it was rented.
     """
 
-    since_s: NonNegativeFloat = Field(description="when its time on the bill began, seconds since the epoch")
-    until_s: NonNegativeFloat | None = Field(default=None, description="when that ended; absent while it runs")
-    usd_per_hour: NonNegativeFloat = Field(
-        description="all that is paid for it now, volume and address included; of one that has ended, at last"
-    )
-    paid_usd: NonNegativeFloat = Field(default=0.0, description="what it had cost when its price last changed")
-    priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
+    since_s: NonNegativeFloat
+    until_s: NonNegativeFloat | None = None
+    usd_per_hour: NonNegativeFloat
+    paid_usd: NonNegativeFloat = 0.0
+    priced_s: NonNegativeFloat | None = None
     id: str
     host: HostName
-    address: str = Field(default="", description="among the others")
+    address: str = ""
     instance_type: str
-    state: CleanText = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
+    state: CleanText
     reason: CleanText | None = None
     ending: Ending | None = None
     zone: str = ""
-    extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
-    heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
-    has_stepped: bool = Field(default=False, description="a step was done while it had its place")
-    on_demand: bool = Field(default=False, description="nobody takes it back")
+    extras_usd_per_hour: NonNegativeFloat
+    heartbeat_s: NonNegativeFloat | None = None
+    has_stepped: bool = False
+    on_demand: bool = False
     duty: Duty = "serves"
-    end_asked_s: NonNegativeFloat | None = Field(
-        default=None, description="when it was ended because it has no place any more"
-    )
-    ends_outside_s: NonNegativeFloat | None = Field(
-        default=None, description="when the account ends it, as far as is known here"
-    )
-    life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
+    end_asked_s: NonNegativeFloat | None = None
+    ends_outside_s: NonNegativeFloat | None = None
+    life: NonNegativeInt = 0
 
     @property
     def has_failed(self) -> bool:
-        """True if the machine ended by itself before it did a step. One that EC2 has forgotten may have done some.
+        """True if the machine ended by itself before it did a step.
 
-        One that waited for its place and had said that it lives has not failed.
+        Not if EC2 has forgotten it, as it may have done some; nor if it had lived and waited for its place.
         """
         by_itself = self.ending in ("finished", "unknown") and self.state != "gone"
         was_awaited = self.heartbeat_s is None or self.duty == "serves"
@@ -574,30 +553,24 @@ class ClusterState(Artifact):
 
     time_s: NonNegativeFloat
     zone: str = ""
-    generation: NonNegativeInt = Field(default=0, description="how often machines were replaced")
+    generation: NonNegativeInt = 0
     machines: tuple[MachineState, ...] = ()
-    lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
-    lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
+    lease_end_s: NonNegativeFloat | None = None
+    lease_tag: str | None = None
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: CleanText | None = None
-    given_up: tuple[str, ...] = Field(
-        default=(), description="hosts that no machine is rented for again: their boots fail"
-    )
-    asks: NonNegativeInt = Field(default=0, description="how often lost machines were asked for")
-    asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
-    on_demand: bool = Field(default=False, description="the run moves to on-demand machines, or has")
-    spot_usd_per_hour: dict[str, dict[str, PositiveFloat]] = Field(
-        default_factory=dict, description="by zone and type, volume and address included; absent: as it was ordered"
-    )
-    prices_seen_s: NonNegativeFloat | None = Field(default=None, description="when they were seen last")
-    placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
-    resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
-    paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
-    missed: tuple[str, ...] = Field(
-        default=(), description="hosts of this generation that were lost, without whom the others go on from memory"
-    )
-    missed_s: NonNegativeFloat = Field(default=0.0, description="when the last of them was lost; 0: none was")
-    cleared: bool = Field(default=False, description="groups and templates are gone too")
+    given_up: tuple[str, ...] = ()
+    asks: NonNegativeInt = 0
+    asked_s: NonNegativeFloat | None = None
+    on_demand: bool = False
+    spot_usd_per_hour: dict[str, dict[str, PositiveFloat]] = Field(default_factory=dict)
+    prices_seen_s: NonNegativeFloat | None = None
+    placed_s: NonNegativeFloat = 0.0
+    resume_from: str | None = None
+    paused_s: NonNegativeFloat | None = None
+    missed: tuple[str, ...] = ()
+    missed_s: NonNegativeFloat = 0.0
+    cleared: bool = False
 
     @property
     def alive(self) -> list[MachineState]:
@@ -713,14 +686,12 @@ def changes_of(answer: Answer) -> list[PriceChange]:
     )
 
 
-def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
-    """Return whether to ask for spot prices: spot machines ran since the last, and 10 minutes passed or all ended.
-
-    Of machines that have all ended they are asked for once more, for their bill.
+def spot_prices_due(order: Order, seen: ClusterState, now_s: float) -> bool:
+    """Return whether to ask for spot prices: spot machines ran since the last, and 10 minutes passed or all have ended.
 
     Args:
         order: of the run.
-        seen: its last look.
+        seen: the last cluster state; where all machines have ended, prices are asked for once more, for their bill.
         now_s: seconds since the epoch.
     """
     seen_s = billed_from_s(order, seen)
@@ -862,7 +833,7 @@ def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> 
     return [host for host in hosts if is_given_up(counts[host])]
 
 
-def last_words(run_dir: Path) -> str | None:
+def boot_log_end(run_dir: Path) -> str | None:
     """Return the last four lines of the newest boot log in a run's folder, joined by ' | '; None: there is none."""
     logs = (run_dir / BOOT_FOLDER).glob("*.log")
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
@@ -882,7 +853,7 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
     state_reason = f"EC2 says: {_reason(machines) or 'nothing'}"
     if all(machine.heartbeat_s is not None for machine in machines):
         return f"{named} ended before a step was done; {last_log_line(run_dir, machines[-1].host) or state_reason}"
-    words = last_words(run_dir)
+    words = boot_log_end(run_dir)
     return f"{named} ended before it had booted; {f'the newest boot log ends: {words}' if words else state_reason}"
 
 
@@ -908,7 +879,7 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
         last_events(run_dir),
         alive=bool(seen.alive),
         stop_wished=seen.stop_wished_s is not None,
-        last_line=None if seen.alive else _last_words(run_dir, seen),
+        last_line=None if seen.alive else _why_ended(run_dir, seen),
     )
     return replace(status, reason=status.reason or seen.stop_reason)
 
@@ -946,8 +917,8 @@ def stopped_s(events: Sequence[LogEvent]) -> float | None:
     return last.time_s if isinstance(last, TrainingFinished) else None
 
 
-def _last_words(run_dir: Path, seen: ClusterState) -> str | None:
-    """Return the reason for the end of a run that wrote no event about it; None: not known."""
+def _why_ended(run_dir: Path, seen: ClusterState) -> str | None:
+    """Return a sentence on the end of a run that wrote no event about it, by its machines and logs; None: not known."""
     taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
     if taken:
         return f"EC2 took {', '.join(machine.host for machine in taken)} back"

@@ -315,16 +315,16 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
         raise BadInput(
             f"the subnets are in several networks: {', '.join(networks)}.", hint="name `subnets` of one network"
         )
-    _check_kinds(edge, subnets)
+    _check_zones(edge, subnets)
     _check_tenancy(edge, networks[0])
     return subnets
 
 
-def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
-    """Make sure that subnets are in the region itself: in other places its prices bound no bill.
+def _check_zones(edge: Edge, subnets: Sequence[Answer]) -> None:
+    """Refuse subnets outside the region's own availability zones, where its prices bound no bill.
 
     Raises:
-        BadInput: one of them is elsewhere.
+        BadInput: a subnet is on an Outpost, or in a local or Wavelength zone.
     """
     zones = edge(read("ec2", "describe_availability_zones", "whether the subnets are in the region itself"))
     usual = {zone["ZoneName"] for zone in zones["AvailabilityZones"] if zone.get("ZoneType") == facts.USUAL_ZONE}
@@ -338,10 +338,14 @@ def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
 
 
 def _check_tenancy(edge: Edge, network: str) -> None:
-    """Make sure that machines of a network cost what machines cost. A default network's always do.
+    """Refuse a network whose machines have hardware of their own, which costs more than the prices here.
+
+    Args:
+        edge: makes the calls.
+        network: id of the network (VPC) of named subnets; the default one always shares hardware.
 
     Raises:
-        BadInput: each of them has hardware of its own, whatever it asks for.
+        BadInput: machines of the network do not share hardware, whatever they ask for.
     """
     asked = read("ec2", "describe_vpcs", "whether machines cost there what they cost", VpcIds=[network])
     [vpc] = edge(asked)["Vpcs"]
@@ -461,7 +465,7 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
     """Return the budget in USD of a launch: ``wished_usd``, or else the plan's.
 
     A budget below the plan's high cost is refused, unless the plan says how likely its own budget is enough, and the
-    budget is no lower than that.
+    launch's is no lower than the plan's.
 
     Args:
         plan: to be launched.
@@ -684,9 +688,9 @@ class Orders:
 
 
 def _nat_usd(roles: Sequence[Role], billing: Billing) -> float:
-    """Return the USD for a NAT gateway's traffic, by which machines without a public address install their packages.
+    """Return the USD for the packages that machines without a public address load through a NAT gateway.
 
-    Its hours are paid whoever trains, and S3 has a gateway endpoint, which is free: neither is counted.
+    Neither the gateway's hours, which are paid whoever trains, nor traffic with S3, which is free, is counted.
     """
     facts = provisioning_facts()
     kinds = [(role.machines, "gpu" if role.image_kind.endswith("-gpu") else "cpu") for role in roles]

@@ -2,15 +2,12 @@
 
 Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves: from memory
 where workers can and the first host is there, and a machine in the place of a lost one joins them as it comes; else
-from the newest checkpoint, and once new machines say that they live, all save a checkpoint at one step and go on
-together. A machine that no host of the run wants trains on until the one that relieves it can take over, and ends
-after that.
+from the newest checkpoint, and once new machines live, all save a checkpoint at one step and go on together. A machine
+that no host wants trains on until the one that relieves it can take over.
 
-Each action carries the record of the run that is to be kept with it, so that the same question is answered anew after
-it: `launcher.Loop` observes, asks for the next action, records, acts, records, and asks again until there is none.
-
-What is wanted is kept in the run's folder beside what was seen (`ClusterState`), so that a process which dies is
-followed by one that wants the same:
+Each action carries the record of the run that is to be kept with it: `launcher.Loop` observes, asks for the next
+action, records, acts, records, and asks again until there is none. What is wanted is kept beside what was seen
+(`ClusterState`), so that a process which dies is followed by one that wants the same:
 
     recover    the same hosts: one whose machine was lost has none now
     move       hosts on demand: no machine on spot fits them (`moved`)

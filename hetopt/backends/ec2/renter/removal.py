@@ -1,13 +1,11 @@
 """Finds what carries hetopt's tags in a region, by tag and by recorded id, and removes it in the order EC2 needs.
 
-A list that cannot be had hides nothing of the others, and is never taken for an empty one. What it takes is the same
-however many machines there are: a few lists, each in pages. Whatever may be gone already is no error, neither where it
-is removed nor where it is asked for: removing is the same twice. Lists lag behind what was made, so that ids in hand go
-first. An instant fleet is no more than the order of its machines, which carry its tags: it costs nothing, and EC2
-forgets it.
+A list that cannot be had hides nothing of the others, and is never taken for an empty one. What is gone already is no
+error. Lists lag behind what was made, so that recorded ids go first. An instant fleet is no more than the order of its
+machines, which carry its tags: it costs nothing, and EC2 forgets it.
 
-A run that was launched here and is over is known by its folder. Of any other, its own bucket tells whether it goes on:
-the lease, which is there before any machine is and grows while somebody follows the run, and the machines' heartbeats.
+A run that was launched here and is over is known by its folder. Of any other, its bucket tells whether it goes on: by
+the lease, which is there before any machine is and grows while somebody follows the run, and by heartbeats.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ from hetopt.backends.ec2.renter.request import (
     Kind,
     Made,
     Request,
+    existing_ids,
     if_there,
     instances_in,
     read,
     read_ledger,
-    there,
     unresolved,
 )
 from hetopt.backends.host.protocol import Lease
@@ -132,10 +130,7 @@ def _instances(edge: Edge, run_id: str | None) -> list[TaggedResource]:
 
 
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[TaggedResource]:
-    """Return the schedule groups of a run (None: all). Whoever may not list them has made none.
-
-    They cost nothing, and go by themselves.
-    """
+    """Return the schedule groups of a run (None: all), which cost nothing; none where the caller may not list them."""
     prefix = NAMED if run_id is None else prefix_of(run_id)
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
     listed = if_there(edge, request, (f"{facts.DENIED}Exception",)) or {"ScheduleGroups": ()}
@@ -285,7 +280,12 @@ class Remover:
             self._until_known(ids[at : at + INSTANCES_A_CALL], self._terminate)
 
     def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
-        """Do a step to resources, again to those that EC2 does not know yet: the ledger has just seen them made."""
+        """Repeat a step, for as long as EC2 takes to list what it has made, on resources that it does not know yet.
+
+        Args:
+            ids: of the resources.
+            step: acts on resources; returns the ids of those that EC2 does not know. Recorded ones are tried again.
+        """
         left = list(ids)
 
         def is_done() -> bool:
@@ -353,7 +353,7 @@ class Remover:
 
 
 def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
-    """Take one step of several; a refusal keeps none of the others from being done."""
+    """Call ``step``, and append a `CloudRefused` that it raises to ``refused``, so that further steps can follow."""
     try:
         step()
     except CloudRefused as error:
@@ -393,7 +393,7 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
             over = seen.cleared or not seen.alive
         except BadInput:
             over = True
-        moments = [entry.time_s for entry in unresolved(entries)] + list(there(entries).values() if over else ())
+        moments = [entry.time_s for entry in unresolved(entries)] + list(existing_ids(entries).values() if over else ())
         made_s = max(moments, default=None)
         runs[folder.name] = LocalRun(folder=folder, region=entries[0].region, over=over, made_s=made_s)
     return runs

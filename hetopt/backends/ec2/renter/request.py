@@ -1,16 +1,14 @@
-"""Describes a call to AWS as plain data, says what each refusal of it means, and carries it out with boto3.
+"""Calls to AWS as plain data, what each refusal of them means, the ledger of those made, and boto3 to make them.
 
-A call says what is asked, why, and what it costs. A refusal is one line of cause,
-the next command to try, and whether trying again can help (``errors.toml``); the names of botocore's own exceptions
-stand for what goes wrong before a call leaves this machine.
+A refusal is one line of cause, the next command to try, and whether trying again can help (``errors.toml``); the names
+of botocore's own exceptions stand for what goes wrong before a call leaves this machine.
 
-botocore tries calls again by itself, and capacity that is not there arrives as a fault of the server: it would ask an
-exhausted pool five times. So it gets one attempt, and `Retrying` decides: the same call with the same token, later, and
-never at an exhausted pool. What makes things carries a token, or a name that only one thing can have, so the second
-call answers what the first one made. What removes is the same twice.
+botocore takes a lack of capacity for a fault of the server, and would ask an exhausted pool five times. So it gets one
+attempt, and `Retrying` decides: the same call with the same token, later, and never at an exhausted pool. What makes
+things carries a token, or a name that only one thing can have, so that a second call answers what the first one made.
 
-The ledger is written before a call leaves this machine and flushed to the disk, so that whatever ends the process, the
-names of everything that may exist are known: the line before says what was about to be made, the line after its ids.
+The ledger is flushed to the disk before a call leaves this machine, so that whatever ends the process, the names of
+everything that may exist are known: the line before says what was about to be made, the line after its ids.
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ something."""
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """A row of the table of AWS's error codes.
+    """The meaning of some of AWS's error codes: a row of ``errors.toml``.
 
     Attributes:
         codes: exact codes, or patterns of them.
@@ -157,7 +155,14 @@ class ApiRefused(CloudRefused):
     """
 
     def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
-        """Say what the error code means in a sentence, with the hint of who denied it, where its text tells."""
+        """Say what the error code means in a sentence, with the hint of who denied it, where AWS's text tells.
+
+        Args:
+            request: call that was refused.
+            code: AWS's error code.
+            text: AWS's own words.
+            endpoint: name of what answered, for people.
+        """
         row = meaning_of(code)
         words = _words(request, code, text, endpoint)
         hint = next((denier["hint"] for denier in _READ["denier"] if denier["text"] in text), row.hint)
@@ -195,7 +200,7 @@ def instances_in(answer: Answer) -> dict[str, Answer]:
 
 
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
-    """Return the words that the sentences on refusals have places for, from a call and AWS's code and text."""
+    """Return the texts for the placeholders of ``errors.toml``, by name; arguments are those of `ApiRefused`."""
     types = instance_types_of(request)
     target = request.parameters.get("TargetCapacitySpecification", {})
     market: Market = "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
@@ -340,9 +345,9 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the ``begun`` entries of calls whose end nobody knows: the process died, or no answer came.
+    """Return the ``begun`` entries, in order, of calls whose end nobody knows: the process died, or no answer came.
 
-    In their order; entries of retries that no answer came to leave a call open.
+    An entry ``lost``, of a try without an answer, leaves its call open.
     """
     open_: dict[int, Entry] = {}
     for entry in entries:
@@ -375,7 +380,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
         entries: of the ledger.
         now_s: seconds since the epoch.
     """
-    ids = there(entries)
+    ids = existing_ids(entries)
     open_ = [entry for entry in unresolved(entries) if entry.makes not in (None, "object")]
     newest_s = max((entry.time_s for entry in entries if entry.makes not in (None, "object")), default=-SETTLES_S)
     return Made(
@@ -385,7 +390,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
     )
 
 
-def there(entries: Iterable[Entry]) -> dict[str, float]:
+def existing_ids(entries: Iterable[Entry]) -> dict[str, float]:
     """Return the ids that were made and not removed, by a ledger's entries, with when each was made (epoch seconds)."""
     made_s: dict[str, float] = {}
     for entry in entries:
