@@ -9,12 +9,8 @@ exchange, and each step that the script has done goes through the same `Engine.a
 Inside a period the only communication is the gradient's. At its end one row of numbers of each worker is gathered;
 every rank reads the same rows, and so decides the same.
 
-With the first events of a run: what is trained, on whom, and over which network. With the shares in use, and when
-things are due in a run: its end, the next evaluation, the next look at the gathered statistics. Progress is counted in
-samples, so that it means the same when the global batch differs between attempts.
-
-What has to be the same on all workers has a short mark here, equal where it is, bit for bit, on whatever device it
-lies.
+Beside `Engine` stand the shares in use (`Balance`), when things are due (`Milestones`, by samples, which mean the same
+whatever the global batch), a checksum of tensors, and a run's first events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model's shards on the devices of a machine: how they are cut by torch's ``fully_shard``, and put together again.
+"""Models sharded over the devices of a machine by torch's ``fully_shard``, and their states cut and put together.
 
 The devices of a machine hold one replica, or several where machines have unequal numbers of devices. Each device keeps
 its part of every parameter, gradient and optimizer state, and sums its part of the gradient with its counterparts, the

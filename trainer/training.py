@@ -1,16 +1,12 @@
 """The training of a task on one worker: its model, data feed, gradient exchange and steps, and the state to resume.
 
-The engine as a task's loop drives it: it computes the steps, too.
+`Training` is the engine as a task's loop drives it: it computes the steps, and the paired trials of
+`hetopt.trainer.policies.ratio.auto`, too.
 
-Puts a worker's parts together: the model, the data, the batch policy, the pace, and the step.
-
-Trains the twins of a trial (`hetopt.trainer.policies.ratio.auto`) on this worker, from where training is.
-
-Whether the gradients of parts of a batch add up to that of the batch: measured once, before a run trains.
-
-One worker computes its first batch whole, and then in two unequal parts, in evaluation mode but for BatchNorm. What
-differs by more than rounding would differ between the workers of a run, too. Where random numbers are drawn even so,
-nothing is compared.
+**Test of the loss** (`probe_loss`), once before a run trains: do gradients of parts add up to that of a batch? One
+worker computes its first batch whole, and then in two unequal parts, in evaluation mode but for BatchNorm. What differs
+by more than rounding would differ between the workers of a run, too. Where random numbers are drawn even so, nothing is
+compared.
 """
 
 from __future__ import annotations

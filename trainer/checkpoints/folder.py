@@ -1,4 +1,4 @@
-"""What a run needs to go on after an interruption, how it lies on disk, and which checkpoint a run goes on from.
+"""Checkpoints of a run: their files, which one a run goes on from, and the thread that writes them while it trains.
 
     checkpoint/LATEST                      name of the newest, for whoever copies checkpoints elsewhere; written last
     checkpoint/step-120/manifest.json      the files below with their hashes; written when all of them are on disk
@@ -7,19 +7,15 @@
     checkpoint/step-140.partial/           one that is being written
 
 Every file is tensors and plain values: loading a checkpoint runs no code. The newest one that is whole counts, whatever
-LATEST says; one that is torn or altered is passed over and named. The list of its files with their sizes and hashes
-tells a whole checkpoint from a torn one.
+LATEST says; one that is torn or altered, by its manifest, is passed over and named.
 
-Saves checkpoints while training goes on: a copy is taken between two steps, and a thread writes it.
+**Saving.** A copy is taken between two steps, for which training pauses, and a thread writes it. Each worker tells in
+its control row how far its part is; once every row says that it is on disk, the workers tell each other its hash and
+the leader makes it the newest checkpoint. A disk that refuses is told as an event, and the next checkpoint is tried
+when it is due. Where it is full, an older checkpoint gives way.
 
-Training pauses for the copy alone. Each worker tells in its control row how far its part is; once every row says that
-it is on disk, the workers tell each other its hash and the leader makes it the newest checkpoint. A disk that refuses
-is told as an event, and the next checkpoint is tried when it is due. Where it is full, an older checkpoint gives way.
-
-Nested plain values and tensors as one safetensors file, in memory or on disk, and back.
-
-What comes from a disk or over a network is never unpickled: reading this runs no code, whatever the bytes are.
-Tensors are numbered in the order in which they are met; one more, `_TREE`, holds the JSON of everything around them.
+**Format.** `pack` makes nested plain values and tensors one safetensors file, which is never unpickled: tensors are
+numbered in the order in which they are met; one more, `_TREE`, holds the JSON of everything around them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""One exchange of gradients: residual added, compressed, summed over all workers, and the new residual kept.
+"""Sums of gradients over all workers: whole (`Exchange`) or in buckets under backward; and averages of parameters.
 
-Its compression may change while the run goes on; the residual is kept through every change.
+An exchange adds the residual, compresses, sums over all workers and keeps the new residual, through every change of
+compression.
 
-In buckets: a gradient is summed part by part while the backward pass still makes the rest of it.
-
-Of parameters: averages what workers have learned for themselves since their models were last alike, each by the samples
-it saw.
-
-What travels is how far a worker has come, not where it is: workers that have not moved keep the very bits that they
+`average_parameters` weighs each worker by the samples it saw since all models were last alike. What travels is how far
+a worker has come, not where it is: workers that have not moved keep the very bits that they
 had, rounding is that of the small update and not of the parameter, and how far the workers have come apart can be told
 from sums that do not cancel. So it can be rounded to a half, a quarter or an eighth of the bytes as gradients are, and
 what rounding leaves goes with the next average.

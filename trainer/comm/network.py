@@ -1,6 +1,6 @@
 """Speed of the network and of the compressors before the first step, measured on the group that will train.
 
-How quick each collective is between the workers: a line through what it took with few and with many bytes.
+The time t of a collective is a line through what it took with few and with many bytes:
 
     t = m alpha + x beta            m, x: messages in a row and bytes over the slowest link (`hetopt.core.comm.cost`)
 

@@ -1,10 +1,9 @@
-"""Long vectors: walked in pieces that stay in a core's cache, and their sums of squares.
+"""Arithmetic on long vectors: in pieces that fit a core's cache, sums of squares, and packing of flags and codes.
 
-Small numbers packed tightly: flags and codes into bytes, and codes side by side into words that backends can sum.
-
-Backends sum int8 and int32, neither 4 nor 16 bits. Two codes share a word as ``high * 2^bits + (low + bias)``: with a
-bias of s for codes in -s..s the low lane is never negative, and while N s fits a lane (`payload_bytes.LARGEST_SUM`)
-the sum over N workers neither carries nor overflows, at any point on the way.
+`Lanes` packs codes into words that backends can sum. Backends sum int8 and int32, neither 4 nor 16 bits. Two codes
+share a word as ``high * 2^bits + (low + bias)``: with a bias of s for codes in -s..s the low lane is never negative,
+and while N s fits a lane (`payload_bytes.LARGEST_SUM`) the sum over N workers neither carries nor overflows, at any
+point on the way.
 """
 
 from __future__ import annotations

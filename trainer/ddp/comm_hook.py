@@ -1,4 +1,4 @@
-"""hetopt's exchange of gradients as a communication hook of DistributedDataParallel (DDP).
+"""How a script's gradients are summed: by a communication hook of DistributedDataParallel (DDP), or between shards.
 
     state = hetopt.CommState(ddp, compression="topk:0.01,memory=error_feedback")
     ddp.register_comm_hook(state, hetopt.comm_hook)
@@ -8,19 +8,15 @@ the mean over all workers, as DDP takes it, compressed if asked for. Under ``het
 its share of the batch before backward begins (see `hetopt.trainer.ddp.script`). In an audit step the leader's gradient
 takes the place of the mean, and the hook notes how far the sum of the others' is from it (`session.audit`).
 
-How the gradients of one model of a script travel: what a script's run asks of each way.
-
-How long modules of DistributedDataParallel live in processes of hetopt: until these end.
-
-Torch 2.13 may hang where one is deleted after its process group, as at the end of a script's `main`: it waits, with the
+**Modules of DistributedDataParallel** are kept until their process ends (`keep_modules`): torch 2.13 may hang where one
+is deleted after its process group, as at the end of a script's `main`: it waits, with the
 interpreter's lock, for a thread of gloo's that asks for that lock.
 
-Models that a script shards by torch's ``fully_shard``: sharded inside each machine, summed between machines.
-
-A script calls ``fully_shard`` over all of its workers. Here the devices of a machine hold one replica, and each device
-sums the gradient of its own shard with its counterparts on the other machines: by torch's hook for that
-(`FSDPModule.set_all_reduce_hook`), compressed if the plan says so. Of D devices, device i has n_i of a batch's B
-samples. FSDP takes the mean over the devices of a replica and the hook the mean over replicas, so the loss L_i counts
+**Sharded models** (`ShardedState`). A script calls torch's ``fully_shard`` over all of its workers. Here the devices of
+a machine hold one replica, and each device sums the gradient of its own shard with its counterparts on the other
+machines: by torch's hook for that (`FSDPModule.set_all_reduce_hook`), compressed if the plan says so. Of D devices,
+device i has n_i of a batch's B samples. FSDP takes the mean over the devices of a replica and the hook the mean over
+replicas, so the loss L_i counts
 
     D n_i / B     so that the mean of all is that of one machine,   sum_i (n_i / B) dL_i
 

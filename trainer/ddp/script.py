@@ -13,11 +13,9 @@ micro-batches under ``no_sync``, a communication hook of the script's) mixes the
 process group, samplers, loop and checkpoints stay what they are. Accelerate, Lightning and transformers stand on the
 same; of transformers one fact more is known, by what its ``Trainer`` divides a loss (see `_weighing`).
 
-Batches of a DDP script in unequal shares: the samples that all ranks would read, cut by the plan.
-
-A script's sampler gives each rank its samples (``DistributedSampler``, or the batch sampler that Accelerate makes).
-Asked for every rank in turn, it tells the batch of all of them; each worker takes its share of that. So a shuffle, a
-seed, ``set_epoch`` and padding mean what they mean under torchrun, whatever the sampler is.
+**Batches.** A script's sampler gives each rank its samples (``DistributedSampler``, or the batch sampler that
+Accelerate makes). Asked for every rank in turn, it tells the batch of all of them; each worker takes its share of that.
+So a shuffle, a seed, ``set_epoch`` and padding mean what they mean under torchrun, whatever the sampler is.
 """
 
 from __future__ import annotations

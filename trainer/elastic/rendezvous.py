@@ -1,4 +1,4 @@
-"""How workers agree on the next generation over a store that all of them reach.
+"""Generations of workers: who trains next when a group has fallen apart, and how workers agree on that over a store.
 
     generation          number of the newest generation that anybody wants
     G/member/PLACE      who has registered for generation G
@@ -7,8 +7,6 @@
     G/here/PLACE        who has seen that it has: a generation whose members do not all come is passed over
 
 The protocol is a generator of pauses, so that the same code runs in real time and in a simulation.
-
-Who trains next: pure rules for closing a new generation of workers when the one before has fallen apart.
 
 A *generation* is a group of workers that train together. A worker that is lost ends it: the others leave it, register
 for the next one, and so does whoever comes back or is started in place of a lost one. The next generation begins when

@@ -11,11 +11,9 @@ without one.
 The store that workers meet over is on the first host. The process that hosts workers there opens it, and outlives any
 of them; other hosts reach it through a relay of their own.
 
-Breaks connections that a group of workers holds open, so that nobody waits in them any longer.
-
-gloo's operations end when a connection breaks or time is up, and by no other means: a worker whose neighbour has left
-the group without dying would wait for its whole time. Only Linux tells which connections a process has; elsewhere
-nothing is broken, and time must be up.
+**Breaking connections.** gloo's operations end when a connection breaks or time is up, and by no other means: a worker
+whose neighbour has left the group without dying would wait for its whole time. Only Linux tells which connections a
+process has; elsewhere nothing is broken, and time must be up.
 """
 
 from __future__ import annotations

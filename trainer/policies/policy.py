@@ -1,13 +1,10 @@
-"""What a batch policy is: a pure function from what all workers measured to the shares of the next steps.
+"""Batch policies: pure functions from what all workers measured to the shares of the next steps.
 
 ``(state, observation) -> (state, decision)`` over values that all ranks hold alike, so all ranks decide the same
 without another message. The state is a small plain record, and travels in checkpoints.
 
-Compute times gathered over an epoch, for the policies that decide once an epoch.
-
-Proportional shares with a dead-band, smoothing, bounds and a growth cap (arXiv 2305.12213; OmniLearn, 2503.17469).
-
-The published law, for worker k with share b_k and smoothed compute time mu_k:
+**Dynamic** (arXiv 2305.12213; OmniLearn, 2503.17469): shares by throughput with a dead-band, smoothing, bounds and a
+cap on growth. The published law, for worker k with share b_k and smoothed compute time mu_k:
 
     tau_k = mu_k - mean(mu),   X_k = b_k / mu_k,   b_k <- b_k - X_k tau_k = b_k mean(mu) / mu_k
 
@@ -25,44 +22,37 @@ falls a little. Caps that leave no room for the batch are lifted. The smoothing 
 OmniLearn, as its released code has it, is this law once an epoch on epoch means, with a dead-band of 0.2 and bounds of
 [16, 96] at 32 samples a worker, which are [1/2, 3] times the equal share here.
 
-hetopt's own policy: learns how long each worker takes for how many samples, and solves for the best shares at once.
-
+**Model**, hetopt's own, learns how long each worker takes for how many samples, and solves for the best shares.
 Published policies move a share in proportion to the throughput it showed, ``b / t``. That is exact only for workers
 without overhead; with ``t = a + c b`` the error shrinks by a / t an adjustment, and every adjustment acts on noise.
-Here each worker has a line (`hetopt.trainer.policies.policy`) and the shares solve
+Here each worker has a line (`WorkerLine`) and the shares solve
 
     minimise  max_i (a_i + c_i b_i)    over integers b_i >= minimum with sum b_i = B
 
 exactly (`hetopt.core.batch_partition`). From equal shares this takes one adjustment where there is no overhead and two
 where there is: the first makes every worker show a second point of its line.
 
-**When to act.** The expected gain is ``1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
+The expected gain is ``1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
 Shares change when it exceeds ``least_gain``. Shares that stayed for ``settled_periods`` are settled: from then on a
 change has to be worth ``settled_gain``. In a long run noise and slow drift get many chances, and must not make shares
 flicker. A worker that changes its speed unsettles them.
 
-What is known of one worker's compute time: a line over its share, how sure it is, and whether it has just moved.
-
-A step of b samples takes ``t(b) = a + c b``: ``a`` seconds whatever the share, ``c`` seconds a sample. The pair (a, c)
-is followed by a Kalman filter, which is least squares:
+**A worker's line.** A step of b samples takes ``t(b) = a + c b``: ``a`` seconds whatever the share, ``c`` seconds a
+sample. The pair (a, c) is followed by a Kalman filter, which is least squares:
 
     observation    t_k = a + c b_k + e,           sd(e) = r t_k
 
-**Prior.** The first observation fixes one point of the line and says nothing about its slope; the prior does: no
+The first observation fixes one point of the line and says nothing about its slope; the prior does: no
 overhead, give or take `OVERHEAD_SD` of the time seen. Once two shares are far enough apart for their times to differ by
 more than the errors, the data outweigh it.
 
-**Hiccups.** An observation counts for no more than `CLIP` standard errors (Huber 1964), so one bad period hardly moves
+An observation counts for no more than `CLIP` standard errors (Huber 1964), so one bad period hardly moves
 the line. Two one-sided cumulative sums (Page 1954) collect what is left of the errors beyond `SLACK`. One observation
 alone cannot carry a sum beyond `ALARM`; two bad ones in a row do, and so does a smaller shift that stays. Then the
 worker's speed has changed, and the line is scaled through the present observation, overhead and slope alike: a slower
 machine is slower at everything, so the ratio a : c, which took two shares to learn, is kept.
 
-**Errors.** r comes from the spread of the steps within periods.
-
-The filter is of our own: two numbers in closed form, in a record that goes into checkpoints; no dependency has one.
-
-The batch policies by name, which of them a run has, and those of a few lines, as published.
+r comes from the spread of the steps within periods.
 
 **Proportional** (arXiv 2110.08941) re-cuts the batch once an epoch in proportion to the throughput of the last one.
 

@@ -1,22 +1,15 @@
-"""The samples of a script's own batches that each worker computes: the script's order, cut into unequal slices.
+"""A script's own batches cut into unequal slices, audits of those slices, random numbers, and what a run is told.
 
 Every worker draws the same batches, in the order in which one machine would, and computes its part of each. Which part
 that is, a table of shares says, and from which batch on.
 
-Audit steps: how far shares are from one machine, measured in the run itself whatever the script computes.
+**Audit steps** measure how far shares are from one machine, whatever the script computes. In an audit step the leader
+computes the whole batch and the other workers compute it in shares. All of them step by the leader's gradient, so that
+the step is exact whatever is found; the distance of the shares' sum from it is the figure.
 
-In an audit step the leader computes the whole batch and the other workers compute it in shares. All of them step by the
-leader's gradient, so that the step is exact whatever is found; the distance of the shares' sum from it is the figure.
-It knows no loss, layer or operator.
-
-Random numbers of several workers: each has its own streams, as under DistributedDataParallel.
-
-What a worker draws (augmentation, dropout, noise) belongs to its own samples. Orders of samples, and streams that every
-worker reads whole, are drawn alike: with the numbers of rank 0 as an epoch begins, which are those of one machine.
-
-What a session is told beforehand: who takes how much, what is sent, and who decides on shares as it goes on.
-
-The session of this process that is open, if there is one; and how a script ends when the run is asked to.
+**Random numbers.** What a worker draws (augmentation, dropout, noise) belongs to its own samples. Orders of samples,
+and streams that every worker reads whole, are drawn alike: with the numbers of rank 0 as an epoch begins, which are
+those of one machine.
 """
 
 from __future__ import annotations

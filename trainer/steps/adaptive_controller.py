@@ -1,8 +1,6 @@
-"""Control of the gradient exchange: a ratio policy decides between control periods what is sent, alike on every rank.
+"""How gradients travel in a run, of a task or a script: what sums them, and the ratio policy that changes it.
 
-How gradients travel in a run, and who decides that: what sums them over all workers, made once.
-
-One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts.
+The policy decides between control periods, alike on every rank.
 """
 
 from __future__ import annotations

@@ -1,30 +1,16 @@
-"""One training step up to the summed gradient: what every form of it takes and leaves behind.
+"""One training step up to the summed gradient: forward and backward over micro-batches, and the sum over workers.
 
 Every micro-batch contributes its mean gradient times (its samples / B), and workers SUM: whatever the shares, the
 result is the mean gradient of one machine with the whole batch of B samples. Where a loss is a mean over something else
 (tokens), its counts stand for samples, and are added up over the workers before anything is compressed.
 
-Squared norms of the gradients of groups of samples, read off while a step is computed.
+The gradient is computed in one flat buffer, and summed in buckets under backward; hooks on the parameters tell when a
+bucket is made. At once is summed what needs the whole gradient (Top-k, residuals in true units under loss scaling),
+what is so small that nothing can be sent under backward, and what a single worker computes.
 
-The noise of a gradient shows in how far the gradients of parts of a batch differ (`hetopt.core.training_laws`). Where
-several workers train, each one's samples are a group; a single worker has its micro-batches.
-
-Number formats of the forward and backward pass, and the loss scale that fp16 needs.
-
-Parts of a flat gradient, told of one after the other while the backward pass that makes them still runs.
-
-A hook on each parameter tells when its gradient is there, so that nothing has to wrap the model.
-
-The step that computes a gradient in one flat buffer, and sums it at once or in buckets under backward.
-
-At once what needs the whole gradient (Top-k, residuals in true units under loss scaling), what is so small that nothing
-can be sent under backward, and what a single worker computes.
-
-Forward and backward over one worker's micro-batches, and what happens when one of them does not fit into memory.
-
-A micro-batch larger than any that this worker has computed may not fit. Before it is tried, what a forward pass changes
-besides gradients is kept, and it is put back if memory runs out: the step can then be computed again in smaller
-micro-batches as if the larger one had never been tried. No sample is lost and none counts twice.
+**Memory.** A micro-batch larger than any that this worker has computed may not fit. Before it is tried, what a forward
+pass changes besides gradients is kept, and it is put back if memory runs out: the step can then be computed again in
+smaller micro-batches as if the larger one had never been tried. No sample is lost and none counts twice.
 """
 
 from __future__ import annotations

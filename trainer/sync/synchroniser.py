@@ -1,13 +1,11 @@
-"""Averages the parameters of workers that train for themselves, whenever the policy of the run says so.
+"""Local SGD: averages of the parameters of workers that train for themselves, and the policies that say when.
 
 The published order: the local step first, then the vote, then the average. With ``vote_lag`` 1 the votes of a step
 travel while the next is computed, and what they ask for is done after that one: no step waits for a message of a few
 bytes, nor, by that, for the slowest worker of each single step.
 
-What becomes of an average: taken as it is, or stepped towards as an optimizer would (DiLoCo, arXiv 2311.08105).
-
-The averaged update ``u`` of all workers, mean minus the last common parameters ``x``, is taken as a gradient of its
-own, downhill. With the rate ``r`` and Nesterov's momentum ``m``::
+**Outer step** (DiLoCo, arXiv 2311.08105). The averaged update ``u`` of all workers, mean minus the last common
+parameters ``x``, is taken as a gradient of its own, downhill. With the rate ``r`` and Nesterov's momentum ``m``::
 
     v <- m v + u
     x <- x + r (u + m v)
@@ -28,11 +26,9 @@ of the progress of a step on summed gradients: samples of different workers shar
 read off sketches of a few kilobytes (Charikar et al. 2002). With a small LSTM on characters and four workers this told
 of 8 and 32 local steps 1.07 and 1.16 times the steps, which took 1.08 to 1.16 and 1.15 to 1.32 times as many.
 
-When workers that train for themselves average their parameters: pure functions of what all of them know.
-
-``(state, observation) -> (state, decision)`` over values that all ranks hold alike, as of the batch policies. Asked
-after every step; the state is a small plain record, and travels in checkpoints. Local SGD and FedAvg average after a
-number of steps that is known beforehand; SelSync while gradients change (2307.07950).
+**Policies** are pure functions, ``(state, observation) -> (state, decision)``, over values that all ranks hold alike,
+asked after every step; the state is a small plain record, and travels in checkpoints. Local SGD and FedAvg average
+after a number of steps that is known beforehand; SelSync while gradients change (2307.07950).
 
 **SelSync.** A worker votes for a synchronisation where the relative change of its gradient's moving squared norm
 reaches delta; as many as it takes decide for all. Asking whether at least m workers reach delta is asking whether the

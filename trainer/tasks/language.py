@@ -1,9 +1,7 @@
-"""The bundled language-model task: the small LSTM of Zaremba et al. 2014, on any text folder.
+"""The bundled language-model task: the small LSTM of Zaremba et al. 2014, on Penn Treebank, WikiText or plain text.
 
 The paper sums the loss over the 35 tokens of a window where we average, so its learning rate 1.0 and gradient norm 5
 are 35 and 5/35 here; 20 and 0.25 are the customary round values on that scale.
-
-Text on disk as language-model samples: Penn Treebank, WikiText and plain text files, read by one loader.
 
 Words are what stands between spaces; every line ends with ``<eos>``. A sample is one window of consecutive tokens and
 the token that follows each of them. The state of the model starts at zero in every window: shares of workers change
