@@ -103,9 +103,9 @@ class Balance:
         self.shares = first_shares(spec, minimum=minimum)
 
     def is_due(self, period: Period) -> bool:
-        """Count one more control period; return whether it is time to judge local batch sizes, and if so count anew.
+        """Count one more control period; return whether local batch sizes are to be judged now, and if so count anew.
 
-        Time is after ten steps (or a whole control period, if that is shorter), or after 1 s.
+        They are after ten steps (or a whole control period, if that is shorter), or after 1 s.
         """
         self._unjudged_steps += period.steps
         self._unjudged_s += period.steps * period.step_time_s
@@ -118,12 +118,10 @@ class Balance:
     def judge(self, period: Period, epoch: int, samples_seen: int) -> Event | None:
         """Let the policy set local batch sizes by a control period; return the change as an event's fields.
 
-        None: no change.
-
         Args:
-            period: the last one, whose medians are over all steps since shares were last judged.
+            period: last control period, whose medians are over all steps since shares were last judged.
             epoch: completed epochs.
-            samples_seen: by all workers.
+            samples_seen: samples of all workers so far.
 
         Returns:
             Shares ``before`` and ``after``, and the ``reason``; None: shares stay.
@@ -360,9 +358,10 @@ class Engine:
 
     @property
     def wants_norms(self) -> bool:
-        """True where the next step is to measure its gradient's norms: few steps, uncompressed, of several workers.
+        """Whether the next step is to measure its gradient's norms, in a few steps of a control period.
 
-        Of a sharded model no device has them. A worker alone tells them where the batch follows the noise.
+        Only gradients that are summed uncompressed, of a model that is not sharded, have norms; those of a worker alone
+        are measured where the batch follows the noise.
         """
         is_dense = self.exchange.is_dense and self.shards.devices == 1
         is_known = self.context.world_size > 1 or self.balance.worth is not None

@@ -185,13 +185,11 @@ def _repeated(module: nn.Module, holders: tuple[type[nn.Module], ...]) -> Iterat
 
 
 def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[str, Any]:
-    """Return a model's number of ``blocks`` and the ``block_share`` of all weights in the largest.
-
-    Empty where the model has no blocks.
+    """Return a model's number of ``blocks`` and the ``block_share`` of all weights in the largest; empty: no blocks.
 
     Args:
         model: model, sharded or not.
-        kind: class of the blocks; None: as `blocks_of` finds it, see `blocks_of`.
+        kind: class of the blocks; None: as `blocks_of` finds it.
     """
     try:
         return _facts_of(blocks_of(model, kind), model)

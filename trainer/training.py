@@ -279,7 +279,9 @@ def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
 
 
 def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
-    """Return the relative difference of two parts from the whole (the first), weighted as a loss of a kind ``by`` is.
+    """Return the relative difference of two parts' gradient from the whole batch's, weighted as losses of kind ``by``.
+
+    ``computed`` is of the whole batch, the first and the second part.
 
     All devices of a sharded model must call it.
     """
@@ -753,7 +755,7 @@ class Training(Engine):
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     def follow_shares(self) -> None:
-        """Update `milestones` by the samples of a step and the progress, after local batch sizes may have changed."""
+        """Set in `milestones` the samples of a step, and those by which progress is behind, from the present shares."""
         position, drawn = self.feed.cursor.position, self.feed.drawn(self.balance.shares)
         behind = position - self.balance.progress(position)
         self.milestones = replace(self.milestones, global_batch_size=sum(drawn), behind=behind)

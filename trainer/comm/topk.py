@@ -393,7 +393,6 @@ def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[float | None, 
         most: most magnitudes that may reach it.
         rounds: bisections before giving up.
 
-
     Returns:
         (threshold, None) where one is found. Else two bounds: the highest threshold tried that more than ``most``
         elements reach (None: none was tried), and the lowest that fewer than k reach (infinity: none was tried). (None,

@@ -141,13 +141,15 @@ class GradientNorms:
         self._local, self._summed = self._local / factor**2, self._summed / factor**2
 
     def take(self, samples: int) -> tuple[float, ...] | None:
-        """Return this worker's squared norm, that of the sum, ``samples`` and the number of groups (1 without).
+        """Return the step's norms, and stop measuring until `ask` is called again.
 
-        It ends the step: the next one's norms have to be asked for again.
+        Args:
+            samples: of this worker in the step.
 
-        None: not asked for, or the sum's norm is zero or not finite.
-
-        The first is ``sum_j |w_j|^2 / p_j`` over the groups, each of a part ``p_j`` of the worker's samples.
+        Returns:
+            This worker's squared norm (of groups: ``sum_j |w_j|^2 / p_j``, ``p_j`` a group's part of the samples), that
+            of the sum, ``samples``, and the number of groups, 1 without any. None: not asked for, or the sum's norm is
+            zero or not finite.
         """
         norms = (
             (self._local, self._summed, float(samples), max(1.0, self._groups)) if 0 < self._summed < math.inf else None

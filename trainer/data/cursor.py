@@ -540,10 +540,7 @@ class StreamCursor(Cursor):
         return self
 
     def flow(self) -> dict[str, float]:
-        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field.
-
-        Reset all.
-        """
+        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field."""
         now_s = self._clock()
         arrived = self._arrived(now_s)
         first = first_kept(

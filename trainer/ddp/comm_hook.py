@@ -319,7 +319,6 @@ class CommState(GradientState):
     def audited(self) -> tuple[Tensor, float] | None:
         """Return and forget the leader's gradient minus the shares' sum, [elements], and the norm of the leader's.
 
-
         Returns:
             Both, on the CPU; None: the backward pass that ended exchanged no audited gradient.
         """

@@ -452,8 +452,8 @@ class DdpRun:
     def _factor(self) -> float:
         """Return the factor on this worker's loss of the batch, and note whether the step is an audit so far.
 
-        Only steps all of whose batches are audited tell anything. In others the leader computes a batch that was to be
-        audited for all: nothing of it counts that the others have left in ``.grad`` under ``no_sync``.
+        A step is an audit if all of its batches are. In another step the leader computes a batch that was to be audited
+        alone: the others' factor is 0, and what they have left in ``.grad`` under ``no_sync`` is set to zero.
         """
         part = self._part
         if part is None or self._state is None:
@@ -472,7 +472,7 @@ class DdpRun:
         return 0.0 if is_leaders else self.world_size * part.weight
 
     def _weight(self) -> float:
-        """Return the weight of this worker's loss in that of the step, which is its gradient's; 0 before a batch."""
+        """Return the weight of this worker's gradient in the workers' sum, 0 to 1; 0 before a batch."""
         part, weight = self._part, None if self._state is None else self._state.weight
         if weight is not None:
             return 1 / self.world_size if weight == SUM else float(weight)

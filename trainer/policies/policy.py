@@ -812,7 +812,7 @@ class CriticalBatch:
         return step_worth(planned, self.given, self.least)
 
     def believed(self, curve: NoiseCurve) -> Moments | None:
-        """Return the noise to act by, whose scale is the critical batch size; None: nothing is known yet."""
+        """Return gradient noise by the measured curve and the plan's critical batch size; None: neither is known."""
         likely, planned = curve.likely, self.critical
         if likely is None:
             return None if planned is None else Moments(gradient_variance=planned, gradient_square=1.0)
@@ -823,13 +823,13 @@ class CriticalBatch:
         )
 
     def moved(self, kept: BatchDecision, model: ModelState, rest_s: float, noise: Moments) -> BatchDecision:
-        """Return the shares of the batch of least time for as much progress, or ``kept`` where little is gained.
+        """Return the shares of the batch size of least time for a step of progress, or ``kept`` where little is gained.
 
         Args:
-            kept: the shares now.
+            kept: decision with the present shares.
             model: the workers' lines.
-            rest_s: what a step takes beyond computing.
-            noise: of the gradient.
+            rest_s: seconds that a step takes beyond computing.
+            noise: noise of the gradient, whose scale is the critical batch size.
         """
         now = sum(kept.local_batch_sizes)
         is_seen = all(line.relative_sd(2 * line.samples) <= LINE_KNOWN for line in model.lines)

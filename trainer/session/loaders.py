@@ -180,7 +180,7 @@ class SessionLoader:
             self._start = start or self._random_now()
         self._drawn_epoch, self._drawn, self._cut = self._drawn_epoch + 1, 0, None
         self._is_first = not self._skip
-        with nullcontext() if self._is_alone else self._flow.drawing():
+        with nullcontext() if self._is_alone else self._flow.meeting():
             self._common = CommonNumbers(States.of(self._start["random"]), self._flow.world_size)
 
     def _alike(self) -> AbstractContextManager[None]:

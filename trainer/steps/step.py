@@ -443,8 +443,8 @@ the name of the way whose times the step has, and whether each worker trains for
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
     """Return a function that decides at each step whether gradients are summed whole or in buckets, and by what.
 
-    Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
-    so is every step that looks at gains. Nor do workers train for themselves before their residuals are sent.
+    Buckets keep no residual. So the first step after a sparsified exchange is summed whole, which sends the residual,
+    and so is every step that looks at gains. Nor do workers train for themselves before their residuals are sent.
 
     Args:
         exchange: exchange of whole gradients, whose compression changes.
@@ -742,12 +742,14 @@ class FusedStep:
         raise DoesNotFit(self._part)
 
     def _groups(self, batch: Batch, samples: int, *, of: int) -> list[tuple[Batch, int]]:
-        """Return a micro-batch with its samples, in groups where a worker alone is to tell the noise of its gradient.
+        """Return a micro-batch cut into groups, each with its number of samples, to measure the noise of the gradient.
+
+        One group, unless a worker trains alone and norms are asked for.
 
         Args:
-            batch: of the micro-batch.
-            samples: of it.
-            of: micro-batches of the step.
+            batch: data of the micro-batch.
+            samples: number of samples of the micro-batch.
+            of: number of micro-batches of the step.
         """
         count = min(NOISE_GROUPS // of, samples // 2) if self._norms.is_asked and group_size(None) == 1 else 1
         edges = [place * samples // max(1, count) for place in range(max(1, count) + 1)]

@@ -594,8 +594,7 @@ class Synchronizer:
         """Send this worker's gradient change, and return the changes of all workers, in rank order; all must call it.
 
         They are of this step where ``vote_lag`` is 0, else of the step before; the call waits for them. None: there was
-        no
-        step before, or another policy than `SelSync` decides, and nothing is sent.
+        no step before, or another policy than `SelSync` decides, and nothing is sent.
         """
         if not isinstance(self._policy, SelSync):  # which alone goes by how gradients change
             return None
