@@ -49,7 +49,7 @@ def fitted_whole(rows: Mapping[str, Samples], fixed: Mapping[str, Normal] | None
 
 
 def learned_priors(fits: Mapping[str, Posterior]) -> dict[str, Normal]:
-    """Return priors from fits under `FLAT`, which are given by the name of their folder: job and cluster."""
+    """Return priors of the step model by parameter, pooled over fits under `FLAT` by folder, ``JOB-CLUSTER``."""
     clusters = len({folder.split("-")[1] for folder in fits})
     priors = dict(PRIORS)
     for index, name in enumerate(SHARED):
@@ -61,7 +61,7 @@ def learned_priors(fits: Mapping[str, Posterior]) -> dict[str, Normal]:
 
 
 def _pooled(modes: Array, variances: Array, flat: Normal, clusters: int) -> Normal:
-    """Return a parameter's prior from its posterior modes and variances, a folder each, where the samples told any."""
+    """Return a parameter's prior from its posterior modes and variances by folder; ``flat`` if no folder tells it."""
     assert flat.mean is not None
     information = 1 / variances - flat.sd**-2
     informed = information >= 1e-3

@@ -285,12 +285,12 @@ def pool_of(drawn: Random, catalog: Catalog, name: str, *, scarce: bool) -> list
 
 @dataclass(kw_only=True)
 class Narrator:
-    """The teller of stories on one account.
+    """Simulator of stories, one after another, on one account.
 
     Attributes:
-        folder: of everything that they write.
-        plan_of: makes plans.
-        bundle_sha256: of the code that machines would get.
+        folder: folder of all files that stories write.
+        plan_of: returns a plan on given machines within a budget.
+        bundle_sha256: SHA-256 of the code that machines would get.
     """
 
     account: Account
