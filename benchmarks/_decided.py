@@ -37,8 +37,8 @@ class Menu:
     """The configurations to choose from, by measured seconds and price.
 
     Attributes:
-        seconds: of a sample, as measured.
-        usd_per_s: price of a second, in any currency.
+        seconds: measured seconds of a sample, by configuration.
+        usd_per_s: price of a second, by configuration, in any currency.
     """
 
     seconds: Array
@@ -130,9 +130,9 @@ class Decision:
     """A choice of a configuration, judged by measured times.
 
     Attributes:
-        extra: cost of the choice (time, under a budget) over that of the best that keeps the limits, less 1; nothing
-            where it is less because the limits are not kept.
-        kept: whether the limits are.
+        extra: cost of the choice (time, under a budget) over that of the best that keeps the limits, less 1; 0 where a
+            choice costs less because it does not keep the limits.
+        kept: whether the choice keeps the limits.
     """
 
     extra: float

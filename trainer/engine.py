@@ -222,10 +222,7 @@ class Milestones:
     behind: float = 0.0
 
     def ended_by(self, step: int, samples_seen: float) -> str | None:
-        """Return the limit that is reached, "steps" or "epochs", by steps done and progress in samples.
-
-        None: neither is.
-        """
+        """Return the limit that is reached, "steps" or "epochs", by steps done and progress in samples; None: none."""
         if self.stop.max_steps is not None and step >= self.stop.max_steps:
             return "steps"
         if self.stop.max_epochs is not None and samples_seen >= self._samples(self.stop.max_epochs):

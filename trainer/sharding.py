@@ -331,10 +331,7 @@ def share(
 
 
 def tied_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> str | None:
-    """Return the name of a parameter that has places in two of ``blocks``, or in one and outside.
-
-    None: there is none.
-    """
+    """Return the name of a parameter that is in two of ``blocks``, or in one and outside; None: there is none."""
     numbers = {id(block): number for number, block in enumerate(blocks, start=1)}
     named = model.named_modules(remove_duplicate=False)
     starts = [(f"{name}.", numbers[id(module)]) for name, module in named if id(module) in numbers]

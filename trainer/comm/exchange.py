@@ -388,7 +388,7 @@ class BucketExchange:
 
     Args:
         compression: one that may work on a part of the gradient, see `composition.Method.by_shape`.
-        parameters: of the model, in the order of the flat gradient; at least one.
+        parameters: of the model, in the order of the flat gradient; at least one, all on one device.
         clock: returns seconds.
         seed: of all randomness, the same on every worker.
         store: store for a roll call when an exchange times out; None: nobody is named.
@@ -408,19 +408,6 @@ class BucketExchange:
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Begin a thread that exchanges; the exchange of a bucket is made at its first use.
-
-        Args:
-            compression: of every bucket.
-            parameters: one at least, all on one device.
-            clock: in seconds.
-            seed: the same on every worker.
-            store: names who is lost, as of `Guard`; None: nobody is named.
-            group: of the workers; None: the default group.
-
-        Raises:
-            BadInput: as of `checked_for`.
-        """
         self._seed = seed
         self._spans: dict[int, Span] = {}
         numel = 0

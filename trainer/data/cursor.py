@@ -409,7 +409,6 @@ class PartitionedCursor(Cursor):
     def __init__(
         self, parts: Parts, dataset_size: int, *, weights: Sequence[int], positions: Sequence[int] | None = None
     ) -> None:
-        """Begin each worker's stream at its place in ``positions``; None: at the start."""
         super().__init__(dataset_size, sum(positions or ()))
         self._parts = parts
         self._weights = tuple(weights)

@@ -84,10 +84,7 @@ class GradientState:
         self.waited_s = 0.0
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return the cost of the exchanges since the last call, added up, and forget it.
-
-        None: there was no exchange.
-        """
+        """Return the cost of the exchanges since the last call, added up, and forget it; None: there was none."""
         taken, self.stats = self.stats, []
         return summed(taken)
 
@@ -158,10 +155,8 @@ class WholeSum:
     def wait(self) -> ExchangeStats | None:
         """Replace all buckets, in place, by their sum over all workers; return its cost.
 
-        None: some gradient was not finite.
-
-        Where the gradient is not finite on some worker, all buckets are filled with infinity and nothing is kept for
-        later. Every bucket must have begun.
+        Every bucket must have begun. Where the gradient is not finite on some worker, all buckets are filled with
+        infinity, no residual is kept, and None is returned.
 
         Raises:
             BadInput: workers are about to exchange in different ways.
@@ -218,11 +213,6 @@ class CommState(GradientState):
         spec: RunSpec | None = None,
         reach: Callable[[float], None] = lambda done: None,
     ) -> None:
-        """Prepare the state of a hook for a module; without a run spec, one is made that sends in this way.
-
-        Raises:
-            BadInput: ``weight`` is a text other than `SUM`, or as of `make_spec`.
-        """
         if isinstance(weight, str) and weight != SUM:
             raise BadInput(f"weight must be None, {SUM!r} or a number, got {weight!r}.")
         self._workers = dist.get_world_size(ddp.process_group)

@@ -732,10 +732,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         return runs[0]
 
     def ask_trainer() -> None:
-        """Have the Trainer of transformers, once it is imported, say how it divides its losses.
-
-        No step is audited then.
-        """
+        """Extend the Trainer of transformers, if imported, to note how it divides losses; its steps are not audited."""
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):

@@ -149,9 +149,9 @@ class AuditResult:
     Attributes:
         distance: norm of the difference between the shares' gradient and the leader's, over the norm of the leader's.
         draws: whether random numbers were drawn while a worker computed (dropout, noise).
-        audits: number of audits so far in which they were.
-        coherence: of the differences so far, k |mean|^2 / mean |difference|^2 of k: about 1 where they are noise, and
-            k where they are always the same.
+        audits: number k of audits so far in which random numbers were drawn.
+        coherence: k |mean|^2 / mean |difference|^2 over the differences of these audits: about 1 where they are noise,
+            and k where they are always the same.
     """
 
     distance: float
@@ -169,8 +169,8 @@ class AuditResult:
             apart: [elements] the leader's gradient minus the sum of the others'.
             norm: norm of the leader's gradient.
             draws: whether random numbers were drawn.
-            before: sums over earlier audits: of the differences over ``norm``, of their squared norms, and of 1; empty:
-                no audit yet. Changed in place.
+            before: three sums over earlier audits, changed in place: of the differences over ``norm``, of their squared
+                norms, and of 1; empty: no audit yet.
         """
         square = float(apart.square().sum())
         distance = math.sqrt(square) / norm if norm else float(square > 0)
@@ -514,7 +514,7 @@ class Registry:
 
     Attributes:
         open: tuple of the one open session; empty: no session is open.
-        begun: number of sessions that have ever begun in this process.
+        begun: number of sessions that have begun in this process.
         shares: facts on what devices are to share of the last session's model, and on its blocks; empty: nothing.
     """
 

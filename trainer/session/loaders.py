@@ -86,11 +86,6 @@ class SessionLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], flow: Flow) -> None:
-        """Prepare to read a script's loader in slices.
-
-        Raises:
-            BadInput: several workers train, and the loader makes no batches.
-        """
         self.run = self._flow = flow
         self._loader = loader
         self._is_stream = isinstance(loader.dataset, IterableDataset)

@@ -249,8 +249,8 @@ class SelSync:
             state: state after the step before.
             step: number of steps since the run began, this one included.
             gap: steps since the last average, this one included.
-            change: that the needed votes depend on; None: not known.
-            voted: whether it is above delta.
+            change: relative change that as many workers reach as votes are needed; None: not known.
+            voted: whether ``change`` reaches delta.
             overdue: whether more local steps were done than the run allows.
         """
         mean = 1 / self.synchronised_share
@@ -261,10 +261,7 @@ class SelSync:
         return self._steered(state, change, synchronised=synchronise), synchronise
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
-        """Return the state with delta set to a first change that is finite and above zero.
-
-        Else (None, too) the state as it is.
-        """
+        """Return the state with delta set to a first ``change`` that is finite and above zero; else unchanged."""
         if state.log_delta is not None or change is None or not 0 < change < math.inf:
             return state
         return SelSyncState(log_delta=math.log(change))
@@ -608,10 +605,7 @@ class Synchronizer:
         return None if rows is None else tuple(row[0] for row in rows)
 
     def _synchronise(self, channel: Channel, ranks: Sequence[int]) -> float:
-        """Average the parameters of the workers ``ranks``, in place, on all.
-
-        Return the divergence of all before that.
-        """
+        """Average the parameters of the workers ``ranks``, in place, on all; return how far all had come apart."""
         parameters = self._vector.read()
         rounds = self._state.done if self._is_chosen else 0
         if rounds and (rounds % LOOKS_EVERY == 0 or rounds & (rounds - 1) == 0):

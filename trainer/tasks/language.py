@@ -182,11 +182,10 @@ class LSTMLanguageModel(nn.Module):
         width: size of embedding and hidden state.
         layers: number of LSTM layers.
         dropout: probability by which embeddings, outputs of layers and the last hidden state are dropped.
-        initial_range: largest magnitude of a parameter at first.
+        initial_range: largest magnitude of a parameter at first; all are drawn uniformly.
     """
 
     def __init__(self, *, vocabulary_size: int, width: int, layers: int, dropout: float, initial_range: float) -> None:
-        """Draw all parameters uniformly from [-initial_range, initial_range]; ``dropout`` is the part dropped."""
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary_size, width)

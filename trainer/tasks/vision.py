@@ -108,7 +108,6 @@ class ImageDataset:
     """
 
     def __init__(self, images: Tensor, labels: Tensor, *, padding: int = 0) -> None:
-        """Take uint8 ``images`` [n, channels, height, width] and int64 ``labels`` [n]."""
         self._images = images
         self._labels = labels
         self._mean = torch.tensor(MEAN).view(-1, 1, 1) * 255

@@ -291,7 +291,7 @@ class AutoState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatedOption:
-    """An exchange option, its energy kept (0 to 1), step seconds, and seconds per progress of a dense step (hoped).
+    """An exchange option with its gain, step seconds, and expected and hoped-for seconds per dense step's progress.
 
     Attributes:
         option: the exchange.
@@ -508,11 +508,9 @@ class Outlook:
         return chosen.option.ratio if worth else None
 
     def trial(self, best: RatedOption) -> RatedOption | None:
-        """Return the untried option of least hoped-for seconds per progress.
+        """Return the untried option of least hoped-for seconds per progress, at most twice those of ``best``.
 
         None: no option could save what a change costs.
-
-        It takes at most twice the best's seconds per progress.
 
         Args:
             best: best option of those that were tried.

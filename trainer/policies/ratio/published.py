@@ -223,10 +223,7 @@ class ThresholdRatio(ThresholdSettings):
         return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
 
     def _compresses(self, gains: tuple[float, ...]) -> bool:
-        """Return whether the workers' gains, by mean, majority, any or all, lose at most ``delta``.
-
-        Never if that is 0.
-        """
+        """Return whether compressing loses at most ``delta``, by mean or votes of gains; False if ``delta`` is 0."""
         if self.delta == 0:
             return False
         least = 1 - self.delta - _ROUNDING
@@ -349,9 +346,7 @@ class Gravac(GravacSettings):
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
     """Return the smaller of the two factors of most worth, if the worths are equal within ``tolerance``.
 
-    None: they differ.
-
-    None also where fewer than two factors were sent.
+    None: they differ, or fewer than two factors were sent.
 
     Args:
         worth: throughput times gain, by factor.
