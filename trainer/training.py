@@ -911,9 +911,9 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
     """Return a function that trains a copy of model and optimizer for some steps, and returns the mean loss.
 
     Args:
-        training: that is under way.
-        reader: of its samples.
-        ratio: of the gradient's elements that are learned from in a step, the others later; 1: all at once.
+        training: training under way, whose model and optimizer are copied.
+        reader: reader of the training samples.
+        ratio: fraction of the gradient's elements that a step applies, the others later; 1: all.
     """
     context, task = training.context, training.task
     model = make_model(task).to(context.device)

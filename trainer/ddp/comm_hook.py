@@ -191,9 +191,9 @@ class CommState(GradientState):
         reach: told how much of the gradient is made (1 = all), before that part is sent.
 
     Attributes:
-        exchange: how gradients travel.
-        weight: as above; may be set before each backward pass.
-        record: what audits found.
+        exchange: exchange of gradients.
+        weight: as the argument; may be set before each backward pass.
+        record: settings and results of audits.
         is_audit: whether the step at hand is an audit, on all workers.
         differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
 

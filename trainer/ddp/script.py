@@ -351,7 +351,7 @@ class DdpRun:
         """Register a sharded module, whose gradients hetopt exchanges between replicas, in place of those inside it.
 
         Args:
-            module: that was sharded.
+            module: sharded module.
             replicas: the devices that hold the same shard as this one; None: the script's own mesh sums everything.
         """
         inside = set(module.modules())

@@ -137,7 +137,7 @@ class BatchObservation:
         compute_s: median time that a step's computation took on each worker.
         spread_s: robust standard deviation of one step's computation (1.4826 x median absolute deviation), 0 where a
             single step was seen.
-        steps: how many steps the medians are over.
+        steps: number of steps that the medians are over.
         epoch: epochs completed when the period ended.
         step_time_s: mean time of a step of the period, on the leader's clock.
         noise: of the gradient, the mean of the period's samples; None: there were none.
@@ -202,10 +202,10 @@ class EpochMean(Record):
     """Mean compute seconds of each worker's steps since the last decision, all with the same local batch sizes.
 
     Attributes:
-        epoch: the epoch that is being gathered.
-        local_batch_sizes: shares of the steps.
-        compute_s: mean of the periods' medians, weighted by steps; empty before the first.
-        steps: how many steps.
+        epoch: number of the epoch that the steps are of.
+        local_batch_sizes: local batch sizes of these steps, in rank order.
+        compute_s: mean seconds of each worker, of the periods' medians weighted by steps; empty before the first.
+        steps: number of steps that the mean is over.
     """
 
     epoch: NonNegativeInt = 0
@@ -380,18 +380,18 @@ class WorkerLine(Record):
     """A worker's compute seconds as a line over its samples, with errors, noise, and evidence of a changed speed.
 
     Attributes:
-        samples: the share last seen.
-        last_s: the time that it took then.
-        fixed_s: a. Noise may push it below 0; `possible` brings it back.
-        per_sample_s: c.
-        fixed_variance: of a.
-        covariance: of a and c.
-        per_sample_variance: of c.
+        samples: local batch size of the last period.
+        last_s: compute seconds of a step of the last period.
+        fixed_s: a, in s. Noise may push it below 0; `possible` brings it back.
+        per_sample_s: c, in s.
+        fixed_variance: variance of a.
+        covariance: covariance of a and c.
+        per_sample_variance: variance of c.
         step_variance: relative variance of the time of one step.
-        periods: observations so far.
+        periods: number of periods observed.
         since_change: periods since the worker's speed changed; None: it never did.
-        slower: evidence that the worker has become slower than the line says.
-        faster: that it has become faster.
+        slower: cumulative sum of evidence that the worker has become slower than the line.
+        faster: the same of having become faster.
     """
 
     samples: PositiveInt
@@ -436,8 +436,8 @@ class WorkerLine(Record):
         """Return the line after one more period, scaled by the new time if the worker's speed has changed.
 
         Args:
-            samples: the worker's share in it.
-            time_s: median compute time of its steps.
+            samples: the worker's local batch size in the period.
+            time_s: median compute time of the period's steps.
             relative_error: relative standard error of that median, as far as the spread of the steps explains it.
             step_variance: relative variance of those steps.
         """
@@ -555,8 +555,8 @@ class ModelShares:
     Args:
         minimum: least share of a worker.
         least_gain: gain in the slowest worker's time that is worth a change.
-        settled_gain: the same once shares are settled.
-        settled_periods: periods without a change after which they are.
+        settled_gain: gain that is worth a change once shares are settled.
+        settled_periods: periods without a change after which shares are settled.
     """
 
     minimum: int = 1
@@ -729,7 +729,7 @@ class CriticalState(Record):
         given: samples of the planned batch; 0 before the first period.
         model: the workers' lines.
         curve: gradient noise of the run so far.
-        rest_s: what a step of the last period took beyond computing; None: there was none.
+        rest_s: seconds that a step of the last period took beyond computing; None: no period yet.
         worth: steps of the planned batch that one of the next steps is worth.
         spent: samples until ``since`` beyond those that the planned batch would have taken to get as far.
         since: samples seen when ``worth`` was found.

@@ -74,7 +74,6 @@ class StepMessages(Guard):
         room: float64 values of a gradient that every message can carry; 0: none.
 
     Attributes:
-        room: as above.
         load: [room] gradient that the next message carries.
         loaded: [room] the sum over workers of what their last messages carried.
         waited_s: seconds of this step in which this worker waited for the others' messages.

@@ -493,9 +493,8 @@ class FusedStep:
         devices: number of devices that share the model, over whose gradients torch takes the mean.
 
     Attributes:
-        way: as above; it may change between steps, on all workers alike.
-        in_buckets: likewise.
-        is_alone: whether a step's gradient stays this worker's own; likewise.
+        way, in_buckets: as the arguments; they may change between steps, on all workers alike.
+        is_alone: whether a step's gradient stays this worker's own; it may change, too.
         flat: gradient, 1-D fp32: of this worker while a step computes it, then of all; of a sharded model the part that
             this device holds.
         proven: samples of the largest micro-batch that is known to fit.

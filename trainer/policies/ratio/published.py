@@ -110,11 +110,9 @@ class ScheduledRatio:
 class AccordionState(Record):
     """State of `Accordion`: the smoothed gradient norm now and at the last look, and when the next look is due.
 
-    ``learning_rate`` is that of the last period in which it was known.
-
     Attributes:
         norm: smoothed norm of the gradient; None: not seen yet.
-        norm_at_look: that norm at the last look; None: no look yet.
+        norm_at_look: smoothed norm at the last look; None: no look yet.
         learning_rate: learning rate of the last period in which it was known; None: in none.
         next_look_epoch: epoch from which the next look is due.
         gentle: whether the gentle ratio is in use.
