@@ -1,7 +1,7 @@
-"""Batch policies side by side: small tasks trained in earnest, on the clock and at the price of one stated cluster.
+"""Batch policies compared on small tasks that are really trained, with the time and price of one stated cluster.
 
-The trainer's own loop trains with one worker that stands for all; each step computes and exchanges for as long as the
-planner predicts for its batch. Nothing else takes time.
+One worker of the trainer's own loop stands for all; each step computes and exchanges for as long as the planner
+predicts for its batch, and nothing else takes time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""When a run would have become good over other links: what it learned in each step, and the time of such a step there.
+"""Time to a quality over other links: the steps of one training run, and the time of a step on each kind of link.
 
-What a step learns does not depend on how long it takes. So one training run says after which step a quality was
-reached, and in which way each step's gradient travelled; the time of a step of each way is measured on every kind of
-link.
+What a step learns does not depend on how long it takes: a run says after which step a quality was reached and by which
+method each step's gradient travelled, and a step of each method is timed on every kind of link.
 """
 
 from __future__ import annotations

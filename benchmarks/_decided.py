@@ -1,7 +1,7 @@
-"""A choice among configurations of which the true times are known, and what it cost beside the best that could be made.
+"""Choices among configurations whose true times are known, and what they cost beside the best choice.
 
-Totals are of one sample: its seconds, and their price. A throughput or a deadline is then the most seconds, a budget
-the most dollars, as `hetopt.optimizer.search.objective` has limits; the rule that chooses is `recommend`'s own.
+Totals are of one sample: its seconds and their price. A throughput or a deadline is the most seconds, a budget the most
+dollars (`hetopt.optimizer.search.objective`); the rule that chooses is `recommend`'s own.
 """
 
 from __future__ import annotations

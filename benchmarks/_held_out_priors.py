@@ -1,9 +1,8 @@
-"""Priors of the step model taken from other data only, by rule, so that a folder is scored by what it never shaped.
+"""Priors of the step model from other folders of step times alone, so that a folder is scored by what it never shaped.
 
-Each of the other folders is fitted whole under flat priors. A parameter's prior is then the random-effects mean of
-those fits (DerSimonian and Laird 1986). Jobs on one cluster are not independent of each other, so that what their
-variance says counts as seen between clusters, and the flat prior's variance as one more cluster: two that are alike do
-not tell what a third is like.
+Each of the other folders is fitted whole under flat priors. A parameter's prior is the random-effects mean of those
+fits (DerSimonian and Laird 1986). Jobs on one cluster depend on each other, so their variance counts as seen between
+clusters, and the flat prior's variance as one more cluster: two that are alike do not tell what a third is like.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many nodes of a spot cluster were running, from the public recordings, as fates of the hosts of a rehearsal.
+"""Hosts of a rehearsal that go and come as the nodes of a spot cluster did in public recordings.
 
-A recording tells numbers, not which node it was: those that go and come are drawn. Of a cluster with more nodes than
-the rehearsal has hosts, each host stands for a group of nodes that is there when all of the group are.
+A recording tells how many nodes ran, not which: those are drawn. Of a cluster with more nodes than the rehearsal has
+hosts, each host stands for a group of nodes, and is there when all of the group are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Machines of the unkind account that live in its own time: they boot, say that they live, train, and come to grief.
+"""Machines of the simulated account, in its own time: they boot, report, train, and fail.
 
-What each does is what the agent on it would write into the bucket (`hetopt.backends.ec2.node.agent`), turn by turn, and
-what EC2 would say of it. Which of them hangs, fails in boot, starts again or is taken back, and at
-what lead it is told so, is drawn by the seed of the story for each machine in the order of their beginnings.
+Each does what its agent would write into the bucket (`hetopt.backends.ec2.node.agent`) and what EC2 would say of it.
+Which machine hangs, fails in boot, restarts or is taken back, and at what notice, is drawn by the story's seed in the
+order in which machines begin.
 """
 
 from __future__ import annotations

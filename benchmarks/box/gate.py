@@ -1,7 +1,6 @@
-"""IAM in front of a moto server: each call as it arrives is asked of the printed policy, with the keys that it has.
+"""IAM in front of a moto server: each call that arrives is checked against the printed policy.
 
-Nothing of what the caller meant is believed: actions, tags and resources are read from the wire, and whose a thing is
-from the tags that it bears.
+Actions, tags and resources are read from the wire, and ownership from the tags of the resource.
 """
 
 from __future__ import annotations

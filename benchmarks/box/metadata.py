@@ -1,4 +1,4 @@
-"""A metadata service as EC2's, version 2: tokens are required and end, and notices are 404 until they are written."""
+"""A server of EC2's instance metadata, version 2: tokens are required and end; notices are 404 until written."""
 
 from __future__ import annotations
 
