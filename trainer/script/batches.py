@@ -1,4 +1,4 @@
-"""A script's own batches cut into unequal slices, audits of those slices, random numbers, and what a run is told.
+"""A script's own batches in unequal slices, audits of the slices, random numbers, run spec and open session.
 
 Every worker draws the same batches, in the order in which one machine would, and computes its part of each. Which part
 that is, a table of shares says, and from which batch on.

@@ -23,10 +23,10 @@ gradient and residual, which is what is sent; the paper mixes the two.
 paper: 10 sends a tenth. There is a floor factor, and a candidate above it.
 
 *Payload.* In every step, before anything is sent: the candidate if it keeps eps of the gradient's energy, else the
-floor if that does, else everything (`hetopt.trainer.comm.topk`). Once a window of steps:
+floor if that does, else everything (`hetopt.trainer.comm.topk`).
 
-*Next candidate.* The policy raises the candidate: exponentially (floor x 2, 4, 16, 256: 10, 20, 40, 160, 1000) or
-geometrically (10, 20, 40, ..., 1280, 2000), up to the largest factor.
+*Next candidate.* Once a window of steps the policy raises the candidate: exponentially (floor x 2, 4, 16, 256: 10, 20,
+40, 160, 1000) or geometrically (10, 20, 40, ..., 1280, 2000), up to the largest factor.
 
 *Floor.* If ``|d_min - d_c| <= omega d_min``, nothing is lost by the candidate, which becomes the floor.
 
