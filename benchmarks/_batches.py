@@ -1,7 +1,7 @@
-"""Batch policies side by side: small tasks trained in earnest, on the clock and at the price of one stated cluster.
+"""Batch policies compared on small tasks that are really trained, with the time and price of one stated cluster.
 
-The trainer's own loop trains with one worker that stands for all; each step computes and exchanges for as long as the
-planner predicts for its batch. Nothing else takes time.
+One worker of the trainer's own loop stands for all; each step computes and exchanges for as long as the planner
+predicts for its batch, and nothing else takes time.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def planner() -> StepTimes:
 
 @functools.cache
 def step_times(given: int) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
-    """Return batch sizes from the given one, the seconds of their steps, and of one machine's part of them."""
+    """Return batch sizes from ``given`` to 16 times that, seconds of their steps, and of one machine alone."""
     sizes = [MACHINES * round(given * 2 ** (place / 2) / MACHINES) for place in range(9)]
     node = Node(type=TYPE, workers=1)
     asked = [
@@ -141,10 +141,7 @@ class Pollux(AdaScale):
     """The policy of the batch size of most goodput (Qiao et al. 2021), which knows the true time of steps."""
 
     def moved(self, kept: BatchDecision, model: ModelState, rest_s: float, noise: Moments) -> BatchDecision:
-        """Return the shares of the best of fifty batch sizes, where that is 5 % better than the present one.
-
-        Else ``kept``.
-        """
+        """Return the shares of the best of fifty batch sizes if 5 % better than the present one, else ``kept``."""
         clock, times = Clock(self.given), np.geomspace(1, LARGEST_BATCH_FACTOR, 50)
         sizes = [sum(kept.local_batch_sizes), *(round(self.given * time) for time in times.tolist())]
         goodputs = [step_worth(noise, size, self.given) / clock.step_s(size) for size in sizes]
@@ -172,12 +169,12 @@ register(
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Way to choose the batch, by its name in the table.
+    """Batch policy with its first batch size and learning rate, by its name in the table.
 
     Attributes:
-        times: batch at the start over the given one.
-        power: the learning rate grows with this power of it.
-        policy: as of runs, with its settings.
+        times: first batch size over the job's own.
+        power: exponent of ``times`` in the factor on the learning rate.
+        policy: name of the batch policy, which ``settings`` are of.
     """
 
     name: str
@@ -198,7 +195,7 @@ POLLUX = Contender(name="pollux", policy="pollux")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A task to an evaluation loss.
+    """A task that is trained until its evaluation loss reaches a target.
 
     Attributes:
         material: makes the task, at a learning rate of 1, and its data.

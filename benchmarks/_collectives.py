@@ -1,8 +1,7 @@
-"""What a worker of `benchmarks.exchange` does: calibrates the network as the trainer does, and times real exchanges.
+"""The worker of `benchmarks.exchange`: calibrates the network as the trainer does, and times real exchanges.
 
-Workers on hosts of their own are done with compressing at the same time. Here several share a processor, and one would
-begin a collective while others still wait for theirs; so all begin each collective together. And as training computes
-between two exchanges, there is the pause of calibration before each.
+Here workers share a processor, and one could begin a collective while others still compress: so all begin each
+collective together, after the pause of calibration.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""When a run would have become good over other links: what it learned in each step, and the time of such a step there.
+"""Time to a quality over other links: the steps of one training run, and the time of a step on each kind of link.
 
-What a step learns does not depend on how long it takes. So one training run says after which step a quality was
-reached, and in which way each step's gradient travelled; the time of a step of each way is measured on every kind of
-link.
+What a step learns does not depend on how long it takes: a run says after which step a quality was reached and by which
+method each step's gradient travelled, and a step of each method is timed on every kind of link.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class Job:
     """A training task with its data, batch and quality metric.
 
     Attributes:
-        task, batch, epochs: what is trained, with which global batch, for how long.
-        data: its folder under the shared data; None: it comes with the task.
-        metric, higher_is_better: what good is.
+        task, batch, epochs: name of the task, global batch in samples, and length of a run.
+        data: folder of its data under the shared data; None: it comes with the task.
+        metric, higher_is_better: metric of quality, and which direction is better.
         points: units of the metric in one point.
     """
 
@@ -63,9 +62,9 @@ class Trajectory:
     """The evaluations and sent bytes of a run by step, whatever time its steps took.
 
     Attributes:
-        stretches: in order.
-        evaluations: steps done, and the quality then; larger is better.
-        dense_bytes: of one step's whole gradient; 1 where none was exchanged.
+        stretches: consecutive steps by method, in order.
+        evaluations: (steps done, quality then) of each; larger is better.
+        dense_bytes: bytes of the whole gradient; 1 where none was exchanged.
     """
 
     stretches: tuple[Stretch, ...]
@@ -109,10 +108,10 @@ def trajectory(log: Log, *, by: By, compression: Compression, job: Job) -> Traje
     """Return the trajectory that a run's log records.
 
     Args:
-        log: of a run of ``job``.
-        by: whose run.
-        compression: that the run was asked for; where its steps name another ratio, collective or compressor, theirs.
-        job: for its metric.
+        log: log of a run of ``job``.
+        by: trainer of the run.
+        compression: compression that the run was asked for; what a step's event names counts in its place.
+        job: job, whose metric counts.
     """
     sign = 1 if job.higher_is_better else -1
     stretches, evaluations, dense_bytes = [], [], 1.0

@@ -35,10 +35,10 @@ class Contender:
     """A side of the comparison: a trainer with its compression and synchronization.
 
     Attributes:
-        by: who trains.
-        compression, ratio_policy, ratio_settings, sync: where it is hetopt.
-        decides_by_links: what it decides depends on the links; it has plain DDP's learning rate.
-        is_quick: part of the quick form.
+        by: trainer of the side.
+        compression, ratio_policy, ratio_settings, sync: settings of hetopt's trainer.
+        decides_by_links: whether its decisions depend on the links; then it has plain DDP's learning rate.
+        is_quick: whether it takes part in the quick form.
     """
 
     by: By = "hetopt"
@@ -105,8 +105,8 @@ class Model:
 
     Attributes:
         job: task, data and length.
-        quick_epochs: of the quick form.
-        evaluations: in an epoch.
+        quick_epochs: epochs of a run in the quick form.
+        evaluations: number of evaluations in an epoch.
     """
 
     job: Job
@@ -119,10 +119,10 @@ class Runs:
     """The settings that all runs of a model have in common.
 
     Attributes:
-        model: that is trained.
-        quick: for less long, with fewer sides.
-        only: of those, the ones that take part; none: all.
-        seeds: of those sides that train more than once.
+        model: model that is trained.
+        quick: whether runs are shorter and sides fewer.
+        only: names of the sides that take part; empty: all.
+        seeds: seeds of the sides that train more than once.
         step_s: declared time of a step's computation; None: as fast as the machine goes.
         factors: on the task's learning rate, by side; 1 where it has none yet.
     """

@@ -1,8 +1,8 @@
 """The workers of a rehearsed benchmark: ``python -m benchmarks._crew FOLDER``.
 
-One process imports torch, which takes seconds, and then becomes a worker on each host of ``FOLDER/runs.json``. A worker
-joins the others once and then does the runs of ``FOLDER/runs.json`` one after another, hetopt's and the baseline's
-in turn: starting processes takes longer than most runs, and sides that take turns see the same machine.
+One process imports torch, and becomes a worker on each host of ``FOLDER/runs.json``. A worker joins the others once and
+then does the runs one after another, hetopt's and the baseline's in turn: starting processes takes longer than most
+runs, and sides that take turns see the same machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A choice among configurations of which the true times are known, and what it cost beside the best that could be made.
+"""Choices among configurations whose true times are known, and what they cost beside the best choice.
 
-Totals are of one sample: its seconds, and their price. A throughput or a deadline is then the most seconds, a budget
-the most dollars, as `hetopt.optimizer.search.objective` has limits; the rule that chooses is `recommend`'s own.
+Totals are of one sample: its seconds and their price. A throughput or a deadline is the most seconds, a budget the most
+dollars (`hetopt.optimizer.search.objective`); the rule that chooses is `recommend`'s own.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Menu:
     """The configurations to choose from, by measured seconds and price.
 
     Attributes:
-        seconds: of a sample, as measured.
-        usd_per_s: price of a second, in any currency.
+        seconds: measured seconds of a sample, by configuration.
+        usd_per_s: price of a second, by configuration, in any currency.
     """
 
     seconds: Array
@@ -89,24 +89,21 @@ def as_recommended(menu: Menu, belief: Belief) -> Chooser:
     return by_chance(menu, belief, SURE)
 
 
-def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
-    """Return the chooser of `recommend` for a confidence: the best configuration that keeps the limits so probably.
+def by_chance(menu: Menu, belief: Belief, confidence: float) -> Chooser:
+    """Return a function from limits to a row of ``menu``: the best that keeps them with probability ``confidence``.
 
-    Where none is expected to keep them, it chooses the one that exceeds them least.
+    Where none is expected to keep the limits, the row that exceeds them least. The rule is that of `recommend`.
     """
     forecast = belief.forecast(menu)
 
     def chosen(limits: Limits) -> int:
-        """Return the row of the best configuration that is likely to keep the limits.
-
-        Without any, of the least overrun.
-        """
+        """Return the row of the best configuration that is likely to keep the limits, else of the least overrun."""
         overrun = limits.overrun(forecast)
         fits = np.flatnonzero(overrun <= 1)
         if not len(fits):
             return int(overrun.argmin())
         best_first = fits[np.argsort(limits.expected_score(forecast)[fits], kind="stable")]
-        return int(best_first[first_likely(belief.chances(menu, limits)[best_first], asked)])
+        return int(best_first[first_likely(belief.chances(menu, limits)[best_first], confidence)])
 
     return chosen
 
@@ -122,7 +119,7 @@ def throughputs(menu: Menu) -> list[Limits]:
 
 
 def _between(values: Array) -> list[float]:
-    """Return limits in equal ratios; where all values are alike, none that rounding makes impossible to keep."""
+    """Return `TARGETS` limits between the least and the largest value, in equal ratios, none below what can be kept."""
     between = np.geomspace(values.min(), values.max(), TARGETS + 2)[1:-1]
     limits: list[float] = np.maximum(between, values.min() * (1 + ROUNDING)).tolist()
     return limits
@@ -133,9 +130,9 @@ class Decision:
     """A choice of a configuration, judged by measured times.
 
     Attributes:
-        extra: cost of the choice (time, under a budget) over that of the best that keeps the limits, less 1; nothing
-            where it is less because the limits are not kept.
-        kept: whether the limits are.
+        extra: cost of the choice (time, under a budget) over that of the best that keeps the limits, less 1; 0 where a
+            choice costs less because it does not keep the limits.
+        kept: whether the choice keeps the limits.
     """
 
     extra: float

@@ -51,7 +51,7 @@ class Fault:
             and begin again), ``tear`` the newest checkpoint at a byte and kill all, ``leave``: a worker goes with its
             warden and does not come back until it is to ``return``, ``kill-all``, ``slow``: for a second a worker gets
             a tenth of its time, ``full``: for a second there is no room for a checkpoint.
-        place: of the worker, where it is about one.
+        place: number of the worker, for faults of one worker.
         byte: where a checkpoint is torn, as a fraction of its largest file.
     """
 
@@ -65,10 +65,10 @@ class FaultyRun:
     """A run with its faults and processes.
 
     Args:
-        run_dir: of the run; it exists.
-        spec: of it.
-        faults: in the order of their steps.
-        environment: of its workers, on top of this process's.
+        run_dir: existing folder of the run.
+        spec: run spec.
+        faults: faults to inject, in the order of their steps.
+        environment: variables of the workers, on top of this process's.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class FaultyRun:
         self._wardens[place] = child
 
     def _collect(self, meeting: str) -> bool:
-        """Reap workers that have ended, and return whether the run is over; raise `_Again` where it is to go on."""
+        """Reap supervisors that have ended; return whether the run is over; raise `_Again` to launch it again."""
         for place, warden in list(self._wardens.items()):
             pid, status = os.waitpid(warden, os.WNOHANG)
             if pid:
@@ -292,7 +292,7 @@ def _until_the_end(run: FaultyRun, deadline_s: float) -> str:
 
 
 def _start_store() -> tuple[str, int]:
-    """Start a process that holds the rendezvous store; return the store's address and the process."""
+    """Start a process that holds the rendezvous store; return the store's address and the process's number."""
     here, there = get_context("fork").Pipe()
     child = os.fork()
     if child == 0:
@@ -313,7 +313,7 @@ def _hold_store(tell: Connection) -> NoReturn:
 
 
 def _child_of(warden: int | None) -> int | None:
-    """Return the number of the worker's process under a supervisor; None: there is none."""
+    """Return the process number of the worker under the supervisor process ``warden``; None: there is none."""
     if warden is None:
         return None
     try:

@@ -64,14 +64,14 @@ def runs(benchmark: str) -> frozenset[Path]:
 
 @functools.cache
 def imported(module: str) -> tuple[str, ...]:
-    """Return the names that a module of this repository imports anywhere: modules, and what may be modules."""
+    """Return the absolute names that a module of this repository imports: modules and members, perhaps modules."""
     file = _file(module)
     assert file is not None
     return tuple(_named(ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))))
 
 
 def _named(tree: ast.AST) -> Iterator[str]:
-    """Yield the absolute names that a module imports anywhere: modules, and members, which may be modules."""
+    """Yield the absolute names imported anywhere in a syntax tree: modules, and members, which may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +82,7 @@ def _named(tree: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def _file(module: str) -> Path | None:
-    """Return the file of a module without links; None for a module of another repository."""
+    """Return the file of a module, links resolved, as a path in the repository; None: it has no file here."""
     if module.partition(".")[0] not in ("hetopt", "benchmarks"):
         return None
     path = REPOSITORY.joinpath(*module.split("."))

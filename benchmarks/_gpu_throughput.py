@@ -82,7 +82,7 @@ def folder() -> Path | None:
 
 
 def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
-    """Return the GPUs' facts by name, memory and form."""
+    """Return the facts of GPUs by (name, memory in GiB, form factor), as texts."""
     gpus = {}
     for row in _rows(data / "gpus.csv"):
         fp32 = float(row["fp32_tflops"])
@@ -166,7 +166,7 @@ def read_machines(data: Path) -> tuple[Machine, ...]:
 
 
 def _cell(job: dict[str, str], gpu: Gpu, batch: float, rows: list[dict[str, str]], suite: str) -> Measured:
-    """Return the median step over machines and containers; in `pollux` by the line's seconds a sample."""
+    """Return the median measured step over ``rows``; of suite `pollux` by the slope of a line through the rows."""
     named = Counter(row["precision"] for row in rows).most_common(1)[0][0]
     forward = job["forward_gflop_per_sample"]
     measured = Measured(

@@ -1,9 +1,8 @@
-"""Priors of the step model taken from other data only, by rule, so that a folder is scored by what it never shaped.
+"""Priors of the step model from other folders of step times alone, so that a folder is scored by what it never shaped.
 
-Each of the other folders is fitted whole under flat priors. A parameter's prior is then the random-effects mean of
-those fits (DerSimonian and Laird 1986). Jobs on one cluster are not independent of each other, so that what their
-variance says counts as seen between clusters, and the flat prior's variance as one more cluster: two that are alike do
-not tell what a third is like.
+Each of the other folders is fitted whole under flat priors. A parameter's prior is the random-effects mean of those
+fits (DerSimonian and Laird 1986). Jobs on one cluster depend on each other, so their variance counts as seen between
+clusters, and the flat prior's variance as one more cluster: two that are alike do not tell what a third is like.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def fitted_whole(rows: Mapping[str, Samples], fixed: Mapping[str, Normal] | None
 
 
 def learned_priors(fits: Mapping[str, Posterior]) -> dict[str, Normal]:
-    """Return priors from fits under `FLAT`, which are given by the name of their folder: job and cluster."""
+    """Return priors of the step model by parameter, pooled over fits under `FLAT` by folder, ``JOB-CLUSTER``."""
     clusters = len({folder.split("-")[1] for folder in fits})
     priors = dict(PRIORS)
     for index, name in enumerate(SHARED):
@@ -61,7 +60,7 @@ def learned_priors(fits: Mapping[str, Posterior]) -> dict[str, Normal]:
 
 
 def _pooled(modes: Array, variances: Array, flat: Normal, clusters: int) -> Normal:
-    """Return a parameter's prior from its posterior modes and variances, a folder each, where the samples told any."""
+    """Return a parameter's prior from its posterior modes and variances by folder; ``flat`` if no folder tells it."""
     assert flat.mean is not None
     information = 1 / variances - flat.sd**-2
     informed = information >= 1e-3

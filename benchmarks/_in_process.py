@@ -27,13 +27,13 @@ def train_here(
     """Train on the CPU in this process; return the events of the run, where this is the worker that writes them.
 
     Args:
-        spec: of the run.
-        run_dir: its folder.
-        rank: of this worker; of several, all meet in the default process group.
-        world_size: how many there are.
-        stop_requested: asked after every control period.
-        material: what is trained; None: what the spec names.
-        clock: of the run.
+        spec: run spec.
+        run_dir: folder of the run.
+        rank: number of this worker; several meet in the default process group.
+        world_size: number of workers.
+        stop_requested: returns whether the run is to end; called after every control period.
+        material: task and data; None: those that the spec names.
+        clock: returns seconds.
     """
     log = run_dir / EVENTS_FILE if rank == 0 else None
     events = EventLog(log)

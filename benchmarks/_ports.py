@@ -1,7 +1,6 @@
-"""Ports for servers that must be told theirs before they listen: nobody else takes them meanwhile.
+"""Free ports for servers that are told theirs before they listen, which no other process takes meanwhile.
 
-All of 127.0.0.0/8 is this machine on Linux, and clients connect from 127.0.0.1. So a process that has an address there
-by its own number shares its ports with nobody.
+All of 127.0.0.0/8 is this machine on Linux: an address there by the process's own number shares its ports with nobody.
 """
 
 from __future__ import annotations

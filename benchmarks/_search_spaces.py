@@ -83,7 +83,7 @@ def small(count: int, *, seed: int) -> Iterator[Question]:
 
 
 def everything(space: SearchSpace, job: JobModel, types: int) -> tuple[ClusterRows, Forecast]:
-    """Return the forecast of every cluster of at most ``types`` types, priced one by one."""
+    """Return every cluster of at most ``types`` machine types, as rows, and the forecast of each."""
     clusters = [
         Cluster.of(zip(chosen, counts, strict=True), batch, 0)
         for kinds in range(1, types + 1)

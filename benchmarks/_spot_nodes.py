@@ -1,7 +1,7 @@
-"""How many nodes of a spot cluster were running, from the public recordings, as fates of the hosts of a rehearsal.
+"""Hosts of a rehearsal that go and come as the nodes of a spot cluster did in public recordings.
 
-A recording tells numbers, not which node it was: those that go and come are drawn. Of a cluster with more nodes than
-the rehearsal has hosts, each host stands for a group of nodes that is there when all of the group are.
+A recording tells how many nodes ran, not which: those are drawn. Of a cluster with more nodes than the rehearsal has
+hosts, each host stands for a group of nodes, and is there when all of the group are.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class NodeTrace:
     """A recording of the number of running nodes of a spot cluster.
 
     Attributes:
-        nodes: of the cluster.
-        running: of them, at each sample.
-        gap_s: between two samples.
+        nodes: number of nodes of the cluster.
+        running: number of running nodes at each sample.
+        gap_s: seconds between two samples.
     """
 
     name: str
@@ -46,8 +46,8 @@ class NodeTrace:
         """Return the part of ``samples`` samples in which most nodes come and go, of those that begin with all nodes.
 
         Args:
-            samples: its length.
-            without_any: most of it in which no node is there at all: nothing is trained or paid then.
+            samples: length of the part.
+            without_any: largest fraction of the part without any running node, when nothing is trained or paid.
 
         Raises:
             ValueError: there is no such part.
@@ -101,9 +101,9 @@ def moves_of(trace: NodeTrace, *, compression: float, seed: int, notice: bool) -
     """Return the moves of the hosts over a trace; all hosts are there at the beginning.
 
     Args:
-        trace: with a host for each of its nodes.
+        trace: recording, with a host for each of its nodes.
         compression: seconds of the recording in one of the rehearsal.
-        seed: of who goes and who comes.
+        seed: seed of the draw of which hosts go and come.
         notice: whether each death is announced, as long before as EC2 does it.
     """
     draw, there = random.Random(seed), list(range(trace.nodes))
@@ -130,11 +130,11 @@ def best_samples(
     """Return the samples that hosts would train if they were always at work, and coming and going cost nothing else.
 
     Args:
-        moves: of the hosts, all of which are at work at the beginning.
-        hosts: how many these are.
-        lasts_s: from then on.
-        samples_per_s: of so many hosts.
-        start_s: between the return of a host and its work.
+        moves: changes of the hosts, all of which are at work at the beginning.
+        hosts: number of hosts.
+        lasts_s: seconds of training.
+        samples_per_s: samples a second by number of hosts at work.
+        start_s: seconds between the return of a host and its work.
     """
     changes = [(move.at_s, move.host, False) for move in moves if move.fate == "dies"]
     for move in (move for move in moves if move.fate == "returns"):

@@ -38,11 +38,11 @@ def run_under_torchrun(
     """Run a script under torchrun on hosts that come and go, end all, and return the event log.
 
     Args:
-        folder: of the run; it exists.
-        spec: of what is trained.
-        moves: of hosts, from the moment on at which training begins.
-        lasts_s: from that moment on.
-        snapshot_every_s: between two snapshots.
+        folder: existing folder of the run.
+        spec: run spec.
+        moves: changes of hosts, by seconds since training began.
+        lasts_s: seconds of training, after which all processes are ended.
+        snapshot_every_s: seconds between two snapshots.
 
     Raises:
         RuntimeError: training does not begin in time; no process is left then either.

@@ -1,7 +1,7 @@
-"""The published models of step time, as published, behind one interface: for comparison, and for choice by error.
+"""Published models of step time behind one interface, for comparison and for choice by error.
 
 None of them knows device types, compression or layouts: a row is its workers, its nodes and its largest local batch.
-They are fitted by scipy, which is imported when one is asked for: that takes as long as a bare python 14 times.
+scipy, which fits them, is imported only when needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs for benchmarks of time; one is so small that eight workers share a core."""
+"""Small jobs for benchmarks of time, one of which is so small that eight workers share a core."""
 
 from __future__ import annotations
 

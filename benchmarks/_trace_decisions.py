@@ -1,7 +1,7 @@
-"""Clusters chosen by predicted steps and judged by measured ones: the public step traces as menus of configurations.
+"""Clusters chosen by predicted steps and judged by measured ones, on the public step traces.
 
 A configuration is a layout and a local batch size; its true step is the median of its rows, its price the
-worker-seconds of a sample. Who chooses has seen the layouts of one and two nodes, or one more that hetopt names, and
+worker-seconds of a sample. A chooser has seen the layouts of one and two nodes, or one more that hetopt names, and
 predicts every configuration.
 """
 

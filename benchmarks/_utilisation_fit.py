@@ -312,7 +312,7 @@ SHARES = np.geomspace(0.02, 1.0, 64)
 
 @dataclass(frozen=True, kw_only=True)
 class Convolutions:
-    """One column of convolutions whose operations are counted: ``flops`` of a step on the reference GPU."""
+    """A convolutional job in one precision, with the operations and seconds of a step on the reference GPU."""
 
     column: Column
     half: bool
@@ -371,7 +371,7 @@ def _error(row: Convolutions, fixed_s: float, share: float) -> float:
 
 
 def _squares(rows: Sequence[Convolutions], name: str, fixed_s: float, share: float) -> list[float]:
-    """Return the mean squared log error of each job in a class of precision."""
+    """Return the mean squared log error of each job in the class of precision ``name``, by a fixed time and a share."""
     jobs: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.name == name:
@@ -380,7 +380,7 @@ def _squares(rows: Sequence[Convolutions], name: str, fixed_s: float, share: flo
 
 
 def _shares(rows: Sequence[Convolutions], fixed_s: float) -> dict[str, float]:
-    """Return the share with the least mean square of jobs' errors, by class of precision."""
+    """Return the share of peak throughput with the least mean square of jobs' errors, by class of precision."""
 
     def best(name: str) -> float:
         shares: list[float] = SHARES.tolist()

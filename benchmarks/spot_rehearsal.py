@@ -204,10 +204,17 @@ def rehearse(
 ) -> None:
     """Replay a recording on every side: hetopt's in every round, the peer's in the first.
 
-    Each side's figures are medians over the rounds; those of the peer are baselines.  Args: results: which gets the
-    figures. folder: for runs; a new folder of it for each. trace: the recording. compression: seconds of the recording
-    in one of the rehearsal. start_s: from the return of a host to its work, for the oracle. number: of the recording,
-    in the names of figures. sides: of ``sudden``, ``notice`` and ``torchrun``. rounds: draws of who goes and who comes.
+    Each side's figures are medians over the rounds; those of the peer are baselines.
+
+    Args:
+        results: outcome to which the figures are added.
+        folder: folder in which each run gets a new one.
+        trace: recording.
+        compression: seconds of the recording in one of the rehearsal.
+        start_s: seconds from the return of a host to its work, for the oracle.
+        number: number of the recording, in the names of figures.
+        sides: those of ``sudden``, ``notice`` and ``torchrun`` that take part.
+        rounds: number of draws of which hosts go and come.
     """
     lasts_s = len(trace.running) * trace.gap_s / compression
     every_s = CHECKPOINT_EVERY_S / compression

@@ -54,13 +54,13 @@ class Comparison:
     """The measured trajectories, step times and curves of every side.
 
     Attributes:
-        runs: of what, with the declared time of a step.
+        runs: settings of all runs, with the declared time of a step.
         rates: time of a dense exchange over that of a step's computation, a column each.
         trajectories: of every side that trains on unlimited links, one a seed.
         step_times_s: of every way to exchange, by rate.
         curves: quality over time of every side that trained at a rate from begin to end.
         own_shares: bytes of hetopt's own choice over those of plain DDP, by rate.
-        own_measuring_s: that hetopt measured network and compressors for before its first step, by rate.
+        own_measuring_s: seconds in which hetopt measured network and compressors before its first step, by rate.
         own_computation: computation of a step of hetopt's own choice over what is declared, by rate; above 1 the
             miniature is too small for its machine.
     """

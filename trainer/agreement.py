@@ -97,11 +97,9 @@ def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
 class Gathering:
     """A started all-gather of a row of numbers per worker, whose result `wait` returns; every worker must start it.
 
-    Of one worker nothing is sent, and `wait` returns its own row.
-
-    It does what `gather_numbers` does, with something else done in between. Begun and waited for at the same points of
-    the program on all ranks, like every collective. Others may be begun and finished in between: gloo carries out what
-    is begun in that order, and keeps the messages of each apart.
+    `gather_numbers` in two parts, started and waited for at the same points of the program on all ranks. Between them
+    other collectives may be started and finished: gloo carries them out in the order in which they are started. Of one
+    worker nothing is sent, and `wait` returns its own row.
 
     Args:
         row: numbers of this worker; as many on all workers.
@@ -110,10 +108,6 @@ class Gathering:
     """
 
     def __init__(self, row: Sequence[float], world_size: int, group: dist.ProcessGroup | None = None) -> None:
-        """Begin to gather ``row`` from all workers, and return at once; every worker must begin it, with as many.
-
-        ``group`` None: the default group.
-        """
         self._row = list(row)
         self._work: dist.Work | None = None
         if world_size > 1:

@@ -35,10 +35,10 @@ class Finding:
     """An error or warning about a user's task: a sentence, a hint, and the ``file:line`` of the user's code.
 
     Attributes:
-        level: ``error``: it cannot be trained, or not rightly; ``warning``: it can, at a price that is told.
+        level: ``error``: it cannot be trained, or not rightly; ``warning``: it can, at the price that ``text`` tells.
         text: a sentence.
         hint: what to do.
-        where: ``file:line`` of the user's code; empty: nobody can say.
+        where: ``file:line`` of the user's code; empty: not known.
     """
 
     level: Literal["error", "warning"]
@@ -51,7 +51,7 @@ error = partial(Finding, level="error")
 
 
 class Ended(Exception):  # not a failure of hetopt's
-    """The exception that ends the check of a task, as its next parts need what just failed: a Finding, its argument."""
+    """The exception that ends the check of a task before its next parts; its argument is the error `Finding` so far."""
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
@@ -70,9 +70,9 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
     try:
         return do()
     except Exception as failed:
-        file = place(part).rpartition(":")[0]
+        file = line_of(part).rpartition(":")[0]
         lines = [frame.lineno for frame in traceback.extract_tb(failed.__traceback__) if frame.filename == file]
-        location = f"{file}:{lines[-1]}" if lines else where or place(part)
+        location = f"{file}:{lines[-1]}" if lines else where or line_of(part)
         if isinstance(failed, HetoptError):
             finding = error(text=failed.message, hint=failed.hint or "correct that line", where=location)
         else:
@@ -80,7 +80,7 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
         raise Ended(finding) from failed
 
 
-def place(*written: object) -> str:
+def line_of(*written: object) -> str:
     """Return ``file:line`` where the first of ``written`` that is the user's own is defined; empty: none is.
 
     Args:
@@ -148,7 +148,7 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
             error(
                 text=f"A batch of {len(few)} samples has {samples_in(batch) or 'no'} rows.",
                 hint="one row a sample, in the first dimension of tensors: workers weight their gradients by them",
-                where=place(task.data),
+                where=line_of(task.data),
             )
         )
     model = run(task.model, lambda: make_model(task), "The task's model")
@@ -163,7 +163,7 @@ def _must_be(kind: type, value: object, part: Callable[..., object], what: str, 
     """Raise `Ended`, with an error that points at ``part``, if ``value``, which ``part`` returned, is no ``kind``."""
     if not isinstance(value, kind):
         text = f"{what} gives a {type(value).__name__}, not {kind.__name__}."
-        raise Ended(error(text=text, hint=hint, where=place(part)))
+        raise Ended(error(text=text, hint=hint, where=line_of(part)))
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
     Raises:
         Ended: the loss raised, or is not a finite number.
     """
-    where = place(task.loss)
+    where = line_of(task.loss)
     model.eval()  # without dropout, and BatchNorm by its running statistics
     module = LossModule(model, task.loss, "fp32")
     loss = float(run(task.loss, lambda: module(batch), "The task's loss").detach())
@@ -188,7 +188,7 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
     if test.problem is not None:
         yield error(text=test.problem.message, hint=test.problem.hint or _MEAN, where=where)
     elif test.note:
-        where = where if test.kind == "coupled" else place(type(model).__init__, task.model)
+        where = where if test.kind == "coupled" else line_of(type(model).__init__, task.model)
         yield Finding(level="warning", text=f"{test.note[0].upper()}{test.note[1:]}.", hint=test.hint, where=where)
 
 
@@ -204,7 +204,7 @@ def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
         yield error(
             text="The optimizer has parameters that are not the model's.",
             hint="build it from the model it is given: lambda model: SGD(model.parameters(), ...)",
-            where=place(task.optimizer),
+            where=line_of(task.optimizer),
         )
     model.train()
     run(task.loss, lambda: torch.autograd.backward(mean_of(task.loss(model, batch))), "The backward pass")
@@ -223,7 +223,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
     model.eval()
     few = list(range(min(SAMPLES, len(dataset))))
     evaluate = task.evaluate or task.loss
-    where = place(evaluate, task.loss)
+    where = line_of(evaluate, task.loss)
 
     def sums(indices: list[int]) -> dict[str, float]:
         """Return the task's sums over a batch; raise `Ended` where it gives none."""
@@ -256,5 +256,5 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
             text=f"The target metric '{task.target.metric}' is not among the task's metrics: "
             f"{', '.join(sorted(metrics))}.",
             hint="name one of them in Target(metric=...)",
-            where=place(task.metrics),
+            where=line_of(task.metrics),
         )

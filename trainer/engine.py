@@ -9,12 +9,8 @@ exchange, and each step that the script has done goes through the same `Engine.a
 Inside a period the only communication is the gradient's. At its end one row of numbers of each worker is gathered;
 every rank reads the same rows, and so decides the same.
 
-With the first events of a run: what is trained, on whom, and over which network. With the shares in use, and when
-things are due in a run: its end, the next evaluation, the next look at the gathered statistics. Progress is counted in
-samples, so that it means the same when the global batch differs between attempts.
-
-What has to be the same on all workers has a short mark here, equal where it is, bit for bit, on whatever device it
-lies.
+Beside `Engine` stand the shares in use (`Balance`), when things are due (`Milestones`, by samples, which mean the same
+whatever the global batch), a checksum of tensors, and a run's first events.
 """
 
 from __future__ import annotations
@@ -113,9 +109,9 @@ class Balance:
         return tuple(size * (self.batches_per_step or self._spec.batches_per_step) for size in self.shares)
 
     def is_due(self, period: Period) -> bool:
-        """Count one more control period; return whether it is time to judge local batch sizes, and if so count anew.
+        """Count one more control period; return whether local batch sizes are to be judged now, and if so count anew.
 
-        Time is after ten steps (or a whole control period, if that is shorter), or after 1 s.
+        They are after ten steps (or a whole control period, if that is shorter), or after 1 s.
         """
         self._unjudged_steps += period.steps
         self._unjudged_s += period.steps * period.step_time_s
@@ -128,12 +124,10 @@ class Balance:
     def judge(self, period: Period, epoch: int, samples_seen: int) -> Event | None:
         """Let the policy set local batch sizes by a control period; return the change as an event's fields.
 
-        None: no change.
-
         Args:
-            period: the last one, whose medians are over all steps since shares were last judged.
+            period: last control period, whose medians are over all steps since shares were last judged.
             epoch: completed epochs.
-            samples_seen: by all workers.
+            samples_seen: samples of all workers so far.
 
         Returns:
             Samples of each worker in a step ``before`` and ``after``, and the ``reason``; None: shares stay.
@@ -234,10 +228,7 @@ class Milestones:
     behind: float = 0.0
 
     def ended_by(self, step: int, samples_seen: float) -> str | None:
-        """Return the limit that is reached, "steps" or "epochs", by steps done and progress in samples.
-
-        None: neither is.
-        """
+        """Return the limit that is reached, "steps" or "epochs", by steps done and progress in samples; None: none."""
         if self.stop.max_steps is not None and step >= self.stop.max_steps:
             return "steps"
         if self.stop.max_epochs is not None and samples_seen >= self._samples(self.stop.max_epochs):
@@ -370,9 +361,10 @@ class Engine:
 
     @property
     def wants_norms(self) -> bool:
-        """True where the next step is to measure its gradient's norms: few steps, uncompressed, of several workers.
+        """Whether the next step is to measure its gradient's norms, in a few steps of a control period.
 
-        Of a sharded model no device has them. A worker alone tells them where the batch follows the noise.
+        Only gradients that are summed uncompressed, of a model that is not sharded, have norms; those of a worker alone
+        are measured where the batch follows the noise.
         """
         is_dense = self.exchange.is_dense and self.shards.devices == 1
         is_known = self.context.world_size > 1 or self.balance.worth is not None

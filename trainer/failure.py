@@ -1,7 +1,4 @@
-"""Tells the run in one sentence why a worker cannot go on: its error, and the line of the user's code.
-
-Which line of the user's own files is at work, and what an error there means: sentences about a script name it.
-"""
+"""Sentences on why a worker cannot go on: its error, what that means, and the line of the user's code."""
 
 from __future__ import annotations
 

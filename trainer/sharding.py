@@ -1,4 +1,4 @@
-"""A model's shards on the devices of a machine: how they are cut by torch's ``fully_shard``, and put together again.
+"""Models sharded over the devices of a machine by torch's ``fully_shard``, and their states cut and put together.
 
 The devices of a machine hold one replica, or several where machines have unequal numbers of devices. Each device keeps
 its part of every parameter, gradient and optimizer state, and sums its part of the gradient with its counterparts, the
@@ -185,13 +185,11 @@ def _repeated(module: nn.Module, holders: tuple[type[nn.Module], ...]) -> Iterat
 
 
 def block_facts(model: nn.Module, kind: type[nn.Module] | None = None) -> dict[str, Any]:
-    """Return a model's number of ``blocks`` and the ``block_share`` of all weights in the largest.
-
-    Empty where the model has no blocks.
+    """Return a model's number of ``blocks`` and the ``block_share`` of all weights in the largest; empty: no blocks.
 
     Args:
         model: model, sharded or not.
-        kind: class of the blocks; None: as `blocks_of` finds it, see `blocks_of`.
+        kind: class of the blocks; None: as `blocks_of` finds it.
     """
     try:
         return _facts_of(blocks_of(model, kind), model)
@@ -333,10 +331,7 @@ def share(
 
 
 def tied_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> str | None:
-    """Return the name of a parameter that has places in two of ``blocks``, or in one and outside.
-
-    None: there is none.
-    """
+    """Return the name of a parameter that is in two of ``blocks``, or in one and outside; None: there is none."""
     numbers = {id(block): number for number, block in enumerate(blocks, start=1)}
     named = model.named_modules(remove_duplicate=False)
     starts = [(f"{name}.", numbers[id(module)]) for name, module in named if id(module) in numbers]

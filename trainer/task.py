@@ -1,10 +1,8 @@
 """`Task`: what a user brings to be trained, how it is checked, and how its metrics are summed over any split.
 
-A task's model and optimizer, made and looked at: what several workers cannot train is refused before they begin, and
-layers that normalise over the samples of a batch cannot do that with one. The learning rate of a run: the task's own,
-times a scale for the global batch, times the task's schedule. The one denominator that is read off a loss: the weight
-of the targets that a cross entropy is a mean over. And the evaluation by all workers: each evaluates a part, and exact
-sums make the metrics of the whole.
+What several workers cannot train is refused before they begin. A run's learning rate is the task's own, times a scale
+for the global batch, times the task's schedule. In evaluation each worker sums over a part, and the sums make the
+metrics of the whole.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """The training of a task on one worker: its model, data feed, gradient exchange and steps, and the state to resume.
 
-The engine as a task's loop drives it: it computes the steps, too.
+`Training` is the engine as a task's loop drives it: it computes the steps, and the paired trials of
+`hetopt.trainer.policies.ratio.auto`, too.
 
-Puts a worker's parts together: the model, the data, the batch policy, the pace, and the step.
-
-Trains the twins of a trial (`hetopt.trainer.policies.ratio.auto`) on this worker, from where training is.
-
-Whether the gradients of parts of a batch add up to that of the batch: measured once, before a run trains.
-
-One worker computes its first batch whole, and then in two unequal parts, in evaluation mode but for BatchNorm. What
-differs by more than rounding would differ between the workers of a run, too. Where random numbers are drawn even so,
-nothing is compared.
+**Test of the loss** (`probe_loss`), once before a run trains: do gradients of parts add up to that of a batch? One
+worker computes its first batch whole, and then in two unequal parts, in evaluation mode but for BatchNorm. What differs
+by more than rounding would differ between the workers of a run, too. Where random numbers are drawn even so, nothing is
+compared.
 """
 
 from __future__ import annotations
@@ -283,7 +279,9 @@ def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
 
 
 def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
-    """Return the relative difference of two parts from the whole (the first), weighted as a loss of a kind ``by`` is.
+    """Return the relative difference of two parts' gradient from the whole batch's, weighted as losses of kind ``by``.
+
+    ``computed`` is of the whole batch, the first and the second part.
 
     All devices of a sharded model must call it.
     """
@@ -757,7 +755,7 @@ class Training(Engine):
         return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     def follow_shares(self) -> None:
-        """Update `milestones` by the samples of a step and the progress, after local batch sizes may have changed."""
+        """Set in `milestones` the samples of a step, and those by which progress is behind, from the present shares."""
         position, drawn = self.feed.cursor.position, self.feed.drawn(self.balance.shares)
         behind = position - self.balance.progress(position)
         self.milestones = replace(self.milestones, global_batch_size=sum(drawn), behind=behind)
@@ -913,9 +911,9 @@ def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Se
     """Return a function that trains a copy of model and optimizer for some steps, and returns the mean loss.
 
     Args:
-        training: that is under way.
-        reader: of its samples.
-        ratio: of the gradient's elements that are learned from in a step, the others later; 1: all at once.
+        training: training under way, whose model and optimizer are copied.
+        reader: reader of the training samples.
+        ratio: fraction of the gradient's elements that a step applies, the others later; 1: all.
     """
     context, task = training.context, training.task
     model = make_model(task).to(context.device)

@@ -337,7 +337,7 @@ def _work(run_dir: Path, spec: RunSpec, place: Place, meeting: str | None, work:
     Args:
         run_dir: folder of the run.
         spec: spec of the run.
-        place: of this worker.
+        place: rank, local rank and world size of this worker.
         meeting: address of the store where workers that may be lost meet, who then train; None: all stay to the end.
         work: imports and returns what the worker does; not used with ``meeting``.
     """

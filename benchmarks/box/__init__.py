@@ -1,1 +1,1 @@
-"""An account of EC2 that is unkind: the API is moto's, its moods, its IAM and what its machines do are acted."""
+"""A simulated EC2 account with faults: the API is moto's; lags, refusals, IAM and what machines do are added."""

@@ -58,8 +58,8 @@ class Place:
     """The caller and region of a call, and the tags of what it changes.
 
     Attributes:
-        tags: of what a call changes, by key.
-        role: of the machines.
+        tags: tags, by key, of the resource that the call changes.
+        role: name of the machines' role.
     """
 
     who: Identity
@@ -86,8 +86,8 @@ def authorizations(request: Request, place: Place) -> Iterator[Asked]:
     """Yield everything that a call asks policies for.
 
     Args:
-        request: that call.
-        place: who makes it, and where.
+        request: the call.
+        place: who makes the call, and where.
     """
     operation, parameters, caller = request.operation, request.parameters, place.caller
     if operation in _OF_OBJECTS or operation in _OF_BUCKETS:
@@ -130,7 +130,7 @@ def keys_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _looked_at(request: Request, place: Place) -> str:
-    """Return the ARN of what a call reads, as far as AWS knows one of it; else ``*``."""
+    """Return the ARN that policies are asked about for a read-only call; ``*`` where its action takes none."""
     parameters, account_id = request.parameters, place.who.account_id
     match request.operation:
         case "get_role":
@@ -169,7 +169,7 @@ def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
 
 
 def _making(request: Request, place: Place) -> Iterator[Asked]:
-    """Yield what a call that makes resources asks for: these with their tags, and what machines are made from."""
+    """Yield the authorizations of a call that makes resources: resources, their tags, and parts of rented machines."""
     tags = _tags_in(request)
     for thing in _MADE.get(request.operation, ()):
         context = {**place.caller, **_requested(tags.get(thing, {}))}

@@ -1,8 +1,8 @@
-"""Machines of the unkind account that live in its own time: they boot, say that they live, train, and come to grief.
+"""Machines of the simulated account, in its own time: they boot, report, train, and fail.
 
-What each does is what the agent on it would write into the bucket (`hetopt.backends.ec2.node.agent`), turn by turn, and
-what EC2 would say of it. Which of them hangs, fails in boot, starts again or is taken back, and at
-what lead it is told so, is drawn by the seed of the story for each machine in the order of their beginnings.
+Each does what its agent would write into the bucket (`hetopt.backends.ec2.node.agent`) and what EC2 would say of it.
+Which machine hangs, fails in boot, restarts or is taken back, and at what notice, is drawn by the story's seed in the
+order in which machines begin.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Lives:
     """The random fates and durations of machines.
 
     Attributes:
-        boot_s: the least and the most that a boot takes.
-        train_s: from the first step to the last, if nothing is lost.
+        boot_s: least and most seconds of a boot.
+        train_s: seconds from the first step to the last, if nothing is lost.
         fates: what can come over a machine, with how probable it is: 'hangs', 'fails', 'reboots', 'killed' (its agent,
             by a signal), 'taken'.
-        leads_s: how long before it is taken a machine is told so.
-        within_s: fates come over machines within so long.
+        leads_s: seconds between the notice to a machine and its end, to draw from.
+        within_s: seconds from a machine's start within which its fate comes.
     """
 
     seed: int
@@ -148,7 +148,7 @@ class Bodies:
     _now_s: float = 0.0
 
     def turn(self, now_s: float) -> bool:
-        """Let everything happen up to a moment; return whether any machine is there."""
+        """Let machines live up to the moment ``now_s``; return whether any machine is there."""
         self._now_s = now_s
         for instance in ec2_backends[DEFAULT_ACCOUNT_ID][self.region].all_instances():
             if instance.id not in self._bodies and instance.state != "terminated":
@@ -368,10 +368,7 @@ class Bodies:
 
 
 def _config(user_data: Any) -> dict[str, Any]:
-    """Return the configuration in a machine's boot data.
-
-    Empty where there is none.
-    """
+    """Return the configuration in a machine's boot data; empty: there is none."""
     text = user_data if isinstance(user_data, str) else user_data.decode() if user_data is not None else ""
     if _CONFIG.search(text) is None:
         text = base64.b64decode(text).decode()

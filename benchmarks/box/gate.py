@@ -1,7 +1,6 @@
-"""IAM in front of a moto server: each call as it arrives is asked of the printed policy, with the keys that it has.
+"""IAM in front of a moto server: each call that arrives is checked against the printed policy.
 
-Nothing of what the caller meant is believed: actions, tags and resources are read from the wire, and whose a thing is
-from the tags that it bears.
+Actions, tags and resources are read from the wire, and ownership from the tags of the resource.
 """
 
 from __future__ import annotations
@@ -131,14 +130,14 @@ class Gate:
     """An authorization check of calls by policies, with a record of what was allowed and refused.
 
     Attributes:
-        tags_of: what a thing of EC2's bears, by its id; empty of one that is not there.
-        policy_of: what a bucket's owner has said of it, by its name; None: nothing.
-        policies: of whoever calls; None: nobody asks.
+        tags_of: returns the tags of an EC2 resource by its id; empty: there is no such resource.
+        policy_of: returns the policy of a bucket by its name; None: it has none.
+        policies: policies of the caller; None: calls are not checked.
         forbidden: actions that the organisation denies, whatever policies allow.
-        role: of the machines.
-        allowed: one question of each action that was allowed, by the action in small letters.
-        refused: the questions that were not, in order.
-        questions: how many were decided.
+        role: name of the machines' role.
+        allowed: one authorization of each action that was allowed, by the action in small letters.
+        refused: authorizations that were denied, in order.
+        questions: number of authorizations that were decided.
     """
 
     tags_of: Callable[[str], Mapping[str, str]]
@@ -159,7 +158,7 @@ class Gate:
     def denied(self, call: Call, who: Identity) -> Asked | None:
         """Return the first authorization that is denied; None where the call is allowed.
 
-        A denied question is recorded in ``refused``; without policies a bucket's own policy alone can deny.
+        A denied authorization is recorded in ``refused``; without policies a bucket's own policy alone can deny.
         """
         place = Place(who=who, region=call.region, tags={}, role=self.role)
         for authorization in authorizations(call.request, place):

@@ -1,4 +1,4 @@
-"""What policies allow, as IAM decides, and what else AWS can be asked to do, which they must not."""
+"""IAM's decision whether policies allow a call, and the actions of AWS that a policy does not name."""
 
 from __future__ import annotations
 

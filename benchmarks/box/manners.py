@@ -1,7 +1,6 @@
-"""What EC2 does and moto leaves out, for every moto server that stands in for it: refusals and images of true names.
+"""Refusals and image names of EC2 that moto leaves out, for every moto server that stands in for it.
 
-Each rule says where it was read. A call that the real service refuses must not succeed here: what no stand-in refuses,
-no test can find.
+Each rule says where it was read: a call that the real service refuses must not succeed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A metadata service as EC2's, version 2: tokens are required and end, and notices are 404 until they are written."""
+"""A server of EC2's instance metadata, version 2: tokens are required and end; notices are 404 until written."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class MetadataService:
     """The answers of a metadata service by path, which may change while it runs.
 
     Attributes:
-        tokens: those it gave out, with the moment on the monotonic clock when each ends.
-        refused: how often it was asked without a token that counts.
-        url: where it is.
+        tokens: moment on the monotonic clock when each token that was given out ends.
+        refused: number of requests without a valid token.
+        url: address of the service.
     """
 
     answers: dict[str, str] = field(default_factory=dict)
@@ -46,10 +46,7 @@ def metadata_service(answers: dict[str, str]) -> Iterator[MetadataService]:
 
 
 def _server(state: MetadataService) -> http.server.ThreadingHTTPServer:
-    """Return a server of EC2's metadata protocol on a free port.
-
-    Nobody gets an answer without a token that is valid.
-    """
+    """Return a server of EC2's metadata protocol on a free port, which answers only by a valid token."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:

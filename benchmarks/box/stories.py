@@ -155,13 +155,14 @@ class Story:
     """The moods, messages, faults and bill of a simulated run.
 
     Attributes:
-        moods: that held.
-        happened: each with its moment.
-        faults: what must not have been, each with its kind of `KINDS` before a colon.
-        ends: how it ended, for the count.
-        ledger_error: how far a run's record was off the bill; None where nobody followed it to its end, or where the
-            record says that it is an estimate.
-        questions: how many it was asked.
+        moods: moods of the account that held.
+        happened: (moment in s, text) of each thing that happened.
+        faults: sentences on what must not happen and did, each with its kind of `KINDS` before a colon.
+        ends: words for how it ended, to be counted.
+        ledger_error: error of the run's record against the bill; None where nobody followed the run to its end, or
+        where
+            the record says that it is an estimate.
+        questions: number of authorizations that were decided.
     """
 
     seed: int
@@ -285,12 +286,12 @@ def pool_of(drawn: Random, catalog: Catalog, name: str, *, scarce: bool) -> list
 
 @dataclass(kw_only=True)
 class Narrator:
-    """The teller of stories on one account.
+    """Simulator of stories, one after another, on one account.
 
     Attributes:
-        folder: of everything that they write.
-        plan_of: makes plans.
-        bundle_sha256: of the code that machines would get.
+        folder: folder of all files that stories write.
+        plan_of: returns a plan on given machines within a budget.
+        bundle_sha256: SHA-256 of the code that machines would get.
     """
 
     account: Account

@@ -1,4 +1,4 @@
-"""What a run needs to go on after an interruption, how it lies on disk, and which checkpoint a run goes on from.
+"""Checkpoints of a run: their files, which one a run goes on from, and the thread that writes them while it trains.
 
     checkpoint/LATEST                      name of the newest, for whoever copies checkpoints elsewhere; written last
     checkpoint/step-120/manifest.json      the files below with their hashes; written when all of them are on disk
@@ -7,19 +7,15 @@
     checkpoint/step-140.partial/           one that is being written
 
 Every file is tensors and plain values: loading a checkpoint runs no code. The newest one that is whole counts, whatever
-LATEST says; one that is torn or altered is passed over and named. The list of its files with their sizes and hashes
-tells a whole checkpoint from a torn one.
+LATEST says; one that is torn or altered, by its manifest, is passed over and named.
 
-Saves checkpoints while training goes on: a copy is taken between two steps, and a thread writes it.
+**Saving.** A copy is taken between two steps, for which training pauses, and a thread writes it. Each worker tells in
+its control row how far its part is; once every row says that it is on disk, the workers tell each other its hash and
+the leader makes it the newest checkpoint. A disk that refuses is told as an event, and the next checkpoint is tried
+when it is due. Where it is full, an older checkpoint gives way.
 
-Training pauses for the copy alone. Each worker tells in its control row how far its part is; once every row says that
-it is on disk, the workers tell each other its hash and the leader makes it the newest checkpoint. A disk that refuses
-is told as an event, and the next checkpoint is tried when it is due. Where it is full, an older checkpoint gives way.
-
-Nested plain values and tensors as one safetensors file, in memory or on disk, and back.
-
-What comes from a disk or over a network is never unpickled: reading this runs no code, whatever the bytes are.
-Tensors are numbered in the order in which they are met; one more, `_TREE`, holds the JSON of everything around them.
+**Format.** `pack` makes nested plain values and tensors one safetensors file, which is never unpickled: tensors are
+numbered in the order in which they are met; one more, `_TREE`, holds the JSON of everything around them.
 """
 
 from __future__ import annotations
@@ -399,13 +395,13 @@ class CheckpointFolder:
         while True:
             try:
                 save_tensors(partial, tensors.items())
-                _synced(partial)
+                _wait_for_disk(partial)
                 os.replace(partial, path)
                 return
             except OSError as error:
                 partial.unlink(missing_ok=True)
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # the disk, or a user's part of it
-                if not (is_full and self._give_way(keeps=keeps)):
+                if not (is_full and self._delete_oldest(keeps=keeps)):
                     raise
 
     def publish(self, manifest: Manifest) -> None:
@@ -421,12 +417,12 @@ class CheckpointFolder:
         write_atomically(partial / MANIFEST_FILE, manifest.to_json())
         shutil.rmtree(final, ignore_errors=True)  # torn, or an attempt that resumed from before it came here again
         partial.rename(final)
-        _synced(self._folder)
+        _wait_for_disk(self._folder)
         write_atomically(self._folder / LATEST_FILE, final.name + "\n")
-        self._forget_old(manifest.step)
+        self._delete_old(manifest.step)
 
-    def _give_way(self, *, keeps: int) -> bool:
-        """Remove the oldest checkpoint if there are more than ``keeps``; return whether that was done."""
+    def _delete_oldest(self, *, keeps: int) -> bool:
+        """Delete the oldest published checkpoint if there are more than ``keeps``; return whether that was done."""
         steps = self._steps()
         if len(steps) <= keeps:
             return False
@@ -500,7 +496,7 @@ class CheckpointFolder:
         return _steps_of(path for path in self._folder.glob("step-*") if path.suffix != _PARTIAL)
 
     def _manifest(self, step: int) -> Manifest | str:
-        """Read the manifest of a checkpoint, or say what is wrong with it: as if its files were torn."""
+        """Return the manifest of a published checkpoint, or a text on what is wrong with the manifest."""
         try:
             return Manifest.load(self.path(step) / MANIFEST_FILE)
         except BadInput as error:
@@ -521,10 +517,10 @@ class CheckpointFolder:
         except (OSError, KeyError, ValueError, TypeError):
             raise BadInput(f"{path} is damaged.", hint=_start_over(self._folder)) from None
 
-    def _forget_old(self, published: int) -> None:
-        """Keep the newest two: the one before the latest is the way out if the latest turns out damaged.
+    def _delete_old(self, published: int) -> None:
+        """Delete published checkpoints but the newest two, and unpublished ones of step ``published`` or earlier.
 
-        Of what is half-written only what is no newer goes: other workers may have begun the next one already.
+        The one before the newest is kept in case the newest turns out damaged.
         """
         old = [self.path(step) for step in self._steps()[:-_KEPT]]
         given_up = [
@@ -606,8 +602,8 @@ def write_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, numbe
     (done if stopped else so_far).unlink(missing_ok=True)
 
 
-def _synced(path: Path) -> None:
-    """Wait until a file is on disk; or a folder, without which a rename in it is not."""
+def _wait_for_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's names (so that renames in it last), are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -658,7 +654,7 @@ class _UnderWay:
         digest: of the run.
         parts: this worker's files, by name.
         pause_s: how long training waited for the copy.
-        begun_s: when.
+        begun_s: time by the context's clock when training was paused for the copy.
     """
 
     step: int
@@ -697,7 +693,7 @@ class CheckpointSaver:
 
     @property
     def progress(self) -> float:
-        """The state of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED` or 0."""
+        """`WRITTEN` or `REFUSED` once this worker's files of the checkpoint under way are; 0: not yet, or none is."""
         if self._under_way is None or not self._under_way.parts.done():
             return 0.0
         return WRITTEN if self._under_way.parts.exception() is None else REFUSED
@@ -736,7 +732,7 @@ class CheckpointSaver:
         """
         if self._under_way is None or 0.0 in progress_by_rank:
             return None
-        problem = self._settle(self._under_way, progress_by_rank)
+        problem = self._publish_or_give_up(self._under_way, progress_by_rank)
         if problem is not None:
             self._context.events.write("checkpoint_failed", step=self._under_way.step, reason=problem)
         self._under_way = None
@@ -760,9 +756,9 @@ class CheckpointSaver:
         """
         self._thread.shutdown()
 
-    def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float]) -> str | None:
+    def _publish_or_give_up(self, under_way: _UnderWay, progress_by_rank: Sequence[float]) -> str | None:
         """Publish or give up the checkpoint, all workers alike; return why it was given up; None: it was published."""
-        texts = gather_texts(self._account(under_way), self._context.world_size)
+        texts = gather_texts(self._record_or_reason(under_way), self._context.world_size)
         problem = "; ".join(text for text, progress in zip(texts, progress_by_rank, strict=True) if progress < 0)
         if self._context.rank == 0:
             problem = problem or self._publish(under_way, texts) or ""
@@ -773,8 +769,8 @@ class CheckpointSaver:
             self.saved_step = under_way.step
         return problem or None
 
-    def _account(self, under_way: _UnderWay) -> str:
-        """Return the record of this worker's file as JSON, or a text on why there is none."""
+    def _record_or_reason(self, under_way: _UnderWay) -> str:
+        """Return the `FileRecord` of this worker's file as JSON, or, if it was not written, a text on why."""
         error = under_way.parts.exception()
         if error is None:
             return under_way.parts.result()[rank_file(self._context.rank)].model_dump_json()
@@ -782,7 +778,7 @@ class CheckpointSaver:
         return f"{self._who}: {reason}"
 
     def _publish(self, under_way: _UnderWay, texts: Sequence[str]) -> str | None:
-        """Publish and log the checkpoint, from every worker's `_account`; return why that failed; None: it did not."""
+        """Publish and log the checkpoint of the files recorded in ``texts``, by rank; return why not; None: done."""
         files = {rank_file(rank): FileRecord.model_validate_json(text) for rank, text in enumerate(texts)}
         files[STATE_FILE] = under_way.parts.result()[STATE_FILE]
         manifest = Manifest(step=under_way.step, digest=under_way.digest, workers=self._context.world_size, files=files)

@@ -246,8 +246,8 @@ class Channel:
         log2 N times over that of the source.
 
         Args:
-            flat: 1-D, of an element a worker or more.
-            source: its rank.
+            flat: 1-D, at least one element for each worker.
+            source: rank whose values all get.
         """
         parts = flat.tensor_split(self.workers)
         others = [rank for rank in range(self.workers) if rank != source]

@@ -251,9 +251,7 @@ class Residual:
         return gradient
 
     def commit(self, sent: Payload) -> float | None:
-        """Keep what was prepared, less what was sent, for the next step; return its sum of squares.
-
-        None: nothing is kept.
+        """Keep what was prepared, less what was sent; return the kept sum of squares, None where nothing is kept.
 
         Args:
             sent: exactly what the other workers received.

@@ -1,13 +1,10 @@
-"""One exchange of gradients: residual added, compressed, summed over all workers, and the new residual kept.
+"""Sums of gradients over all workers: whole (`Exchange`) or in buckets under backward; and averages of parameters.
 
-Its compression may change while the run goes on; the residual is kept through every change.
+An exchange adds the residual, compresses, sums over all workers and keeps the new residual, through every change of
+compression.
 
-In buckets: a gradient is summed part by part while the backward pass still makes the rest of it.
-
-Of parameters: averages what workers have learned for themselves since their models were last alike, each by the samples
-it saw.
-
-What travels is how far a worker has come, not where it is: workers that have not moved keep the very bits that they
+`average_parameters` weighs each worker by the samples it saw since all models were last alike. What travels is how far
+a worker has come, not where it is: workers that have not moved keep the very bits that they
 had, rounding is that of the small update and not of the parameter, and how far the workers have come apart can be told
 from sums that do not cancel. So it can be rounded to a half, a quarter or an eighth of the bytes as gradients are, and
 what rounding leaves goes with the next average.
@@ -391,7 +388,7 @@ class BucketExchange:
 
     Args:
         compression: one that may work on a part of the gradient, see `composition.Method.by_shape`.
-        parameters: of the model, in the order of the flat gradient; at least one.
+        parameters: of the model, in the order of the flat gradient; at least one, all on one device.
         clock: returns seconds.
         seed: of all randomness, the same on every worker.
         store: store for a roll call when an exchange times out; None: nobody is named.
@@ -411,19 +408,6 @@ class BucketExchange:
         store: Store | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Begin a thread that exchanges; the exchange of a bucket is made at its first use.
-
-        Args:
-            compression: of every bucket.
-            parameters: one at least, all on one device.
-            clock: in seconds.
-            seed: the same on every worker.
-            store: names who is lost, as of `Guard`; None: nobody is named.
-            group: of the workers; None: the default group.
-
-        Raises:
-            BadInput: as of `checked_for`.
-        """
         self._seed = seed
         self._spans: dict[int, Span] = {}
         numel = 0

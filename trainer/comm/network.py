@@ -1,6 +1,6 @@
 """Speed of the network and of the compressors before the first step, measured on the group that will train.
 
-How quick each collective is between the workers: a line through what it took with few and with many bytes.
+The time t of a collective is a line through what it took with few and with many bytes:
 
     t = m alpha + x beta            m, x: messages in a row and bytes over the slowest link (`hetopt.core.comm.cost`)
 
@@ -133,9 +133,9 @@ def measure_network(
 
 
 def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, device: torch.device) -> int:
-    """Return the bytes that a gather, the slowest primitive, brings in `LONGEST_S`, at most the whole gradient.
+    """Return the largest payload in bytes, at most the gradient, whose all-gather takes `LONGEST_S` s, by timed trials.
 
-    It times gathers of growing size; all workers must call it.
+    All workers must call it.
     """
     size = smallest
     while True:
@@ -158,8 +158,8 @@ def _timed(
         "broadcast": lambda: channel.broadcast(payload, 0),
     }
 
-    def agreed_s(count: int) -> list[float]:
-        """Time runs on the worker that waited least; a broadcast, whose source is done at once, on the last."""
+    def agreed_times_s(count: int) -> list[float]:
+        """Return the seconds of ``count`` runs, each that of the quickest worker; of a broadcast of the slowest one."""
         times_s = []
         for _ in range(count):
             time.sleep(PAUSE_S)
@@ -171,18 +171,17 @@ def _timed(
         channel.all_reduce(signed_s, "max")
         return [sign * time_s for time_s in signed_s.tolist()]
 
-    [first_s] = agreed_s(1)
+    [first_s] = agreed_times_s(1)
     repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
-    time_s = statistics.median(agreed_s(1 if once else repeats))
+    time_s = statistics.median(agreed_times_s(1 if once else repeats))
     return Message(primitive=primitive, payload_bytes=4 * numel, time_s=max(1e-6, time_s))
 
 
 def timed_candidates(candidates: Candidates, network: Network, *, device: torch.device, seed: int) -> Candidates:
     """Return the candidates with measured seconds of compressing, on the slowest worker; all must call it.
 
-    Two real exchanges of a made-up gradient tell it of a family, few elements and more: selecting takes as long for few
-    as for many, packing them and adding up what arrives does not. Of whole gradients in low precision a part tells it.
-    Nothing is tried that would take long on the network.
+    Compressors that select elements are timed at two ratios on a made-up gradient: selecting takes as long for few
+    elements as for many, packing and adding them does not. Low precision is timed on a part of the gradient.
 
     Args:
         candidates: exchanges to choose among, whose seconds are not known yet.
@@ -198,7 +197,7 @@ def timed_candidates(candidates: Candidates, network: Network, *, device: torch.
     gradient = torch.randn(numel, device=device, generator=generator).pow_(3)  # with the heavy tails of a gradient
 
     def slowest_s(part: int, **compression: Any) -> float:
-        """Return a worker's own seconds in a median exchange, on the slowest worker; the first does not count."""
+        """Return the slowest worker's median seconds of compressing ``part`` elements, without the first time."""
         asked = Compression(memory=candidates.memory, **compression)
         exchange = Exchange(asked, part, device=device, shapes=candidates.shapes, seed=seed)
         times_s = [exchange.run(gradient[:part].clone()).compress_s for _ in range(1 + LEAST_REPEATS)]
@@ -228,9 +227,10 @@ def timed_candidates(candidates: Candidates, network: Network, *, device: torch.
 def _ratios(
     name: str, collective: str, coding: str, numel: int, workers: int, network: Network, shapes: Shapes | None
 ) -> tuple[float, float]:
-    """Return the two largest neighbours of `_SELECTED` whose exchange takes at most half of `LONGEST_S`.
+    """Return two successive ratios of `_SELECTED` to time a compressor at, the larger first.
 
-    Else the last two.
+    They are the first two of which an exchange at the larger is expected to take at most half of `LONGEST_S`, else the
+    last two.
     """
     for large, small in itertools.pairwise(_SELECTED):
         parts = operations(name, numel, large, workers=workers, collective=collective, coding=coding, shapes=shapes)

@@ -45,7 +45,7 @@ def meet(description: str, group: dist.ProcessGroup | None = None) -> None:
 
     Args:
         description: of the exchange, the same text on workers that agree.
-        group: who is about to do it; None: all workers.
+        group: process group that is about to exchange; None: all workers.
 
     Raises:
         BadInput: descriptions differ; the message names the workers that are fewer.
@@ -74,7 +74,7 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, members: S
         error: what the collective raised.
         store: that all workers can reach; None: no roll call.
         rank: of this worker, among all of the run.
-        members: ranks of the workers in the group, likewise: several groups may share the store.
+        members: ranks, among all of the run, of the workers in the group: several groups may share the store.
 
     Returns:
         `HungPeer` where the collective timed out, `LostPeer` where a connection broke; None: the error has another
@@ -111,7 +111,7 @@ def hung(store: Store | None, rank: int, members: Sequence[int]) -> HungPeer:
     Args:
         store: that all workers can reach; None: nobody can be asked, nor is waited for.
         rank: of this worker, among all of the run.
-        members: ranks of the workers in the group, likewise.
+        members: ranks, among all of the run, of the workers in the group.
     """
     who, missing, deadline = "the workers did not all come", sorted({*members} - {rank}), time.monotonic() + ROLL_CALL_S
     if store is not None:

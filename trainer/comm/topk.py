@@ -1,10 +1,9 @@
-"""Exact Top-k: the elements of largest magnitude, found without sorting all of them, and the energy that they hold.
+"""Compressors that send some elements of a gradient: exact Top-k, thresholds, GraVAC's levels; and their wire format.
 
-Selection by a threshold: sampled (DGC) or bisected (RedSync, MSTopk).
+Top-k is found without sorting; thresholds are sampled (DGC) or bisected (RedSync, MSTopk).
 
-What a step sends, decided by what it would keep: a selection, the floor that it was selected from, or everything.
-
-GraVAC's payload (Tyagi and Swany, arXiv 2305.12201, algorithm 1). The floor's selection looks at the whole gradient,
+**GraVAC** (`Levels`; Tyagi and Swany, arXiv 2305.12201, algorithm 1) sends a selection, the floor that it was selected
+from, or everything, by the energy that each keeps. The floor's selection looks at the whole gradient,
 and the candidate's at the floor's elements alone:
 
     g_min = C(g, theta_min)                 the floor, factor theta_min
@@ -15,11 +14,10 @@ and the candidate's at the floor's elements alone:
 Departure: gains are those of the step itself and of all workers, so that all of them decide alike, and nothing is ever
 sent that keeps less than eps. The paper smooths each worker's own gains (by N/100): what a step sends may keep less.
 
-Selected elements on the wire: gathered with their indices, or summed at indices that all workers share.
-
-Indices are shared where all workers draw them from one seed (random-k), or where one worker's Top-k is everyone's
-choice (AR-Topk, arXiv 2312.02493): in turn (STAR), or by the energy of the choice (VAR). Then values can be summed on
-the way, and every worker's residual keeps what the *shared* indices left out of its own gradient.
+**On the wire** selected elements are gathered with their indices, or summed at indices that all workers share. Those
+are shared where all workers draw them from one seed (random-k), or where one worker's Top-k is everyone's choice
+(AR-Topk, arXiv 2312.02493): in turn (STAR), or by the energy of the choice (VAR). Then values can be summed on the way,
+and every worker's residual keeps what the *shared* indices left out of its own gradient.
 """
 
 from __future__ import annotations
@@ -394,7 +392,6 @@ def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[float | None, 
         k: fewest magnitudes that are to reach the threshold.
         most: most magnitudes that may reach it.
         rounds: bisections before giving up.
-
 
     Returns:
         (threshold, None) where one is found. Else two bounds: the highest threshold tried that more than ``most``

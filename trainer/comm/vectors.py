@@ -1,10 +1,9 @@
-"""Long vectors: walked in pieces that stay in a core's cache, and their sums of squares.
+"""Arithmetic on long vectors: in pieces that fit a core's cache, sums of squares, and packing of flags and codes.
 
-Small numbers packed tightly: flags and codes into bytes, and codes side by side into words that backends can sum.
-
-Backends sum int8 and int32, neither 4 nor 16 bits. Two codes share a word as ``high * 2^bits + (low + bias)``: with a
-bias of s for codes in -s..s the low lane is never negative, and while N s fits a lane (`payload_bytes.LARGEST_SUM`)
-the sum over N workers neither carries nor overflows, at any point on the way.
+`Lanes` packs codes into words that backends can sum. Backends sum int8 and int32, neither 4 nor 16 bits. Two codes
+share a word as ``high * 2^bits + (low + bias)``: with a bias of s for codes in -s..s the low lane is never negative,
+and while N s fits a lane (`payload_bytes.LARGEST_SUM`) the sum over N workers neither carries nor overflows, at any
+point on the way.
 """
 
 from __future__ import annotations
@@ -142,13 +141,15 @@ class GradientNorms:
         self._local, self._summed = self._local / factor**2, self._summed / factor**2
 
     def take(self, samples: int) -> tuple[float, ...] | None:
-        """Return this worker's squared norm, that of the sum, ``samples`` and the number of groups (1 without).
+        """Return the step's norms, and stop measuring until `ask` is called again.
 
-        It ends the step: the next one's norms have to be asked for again.
+        Args:
+            samples: of this worker in the step.
 
-        None: not asked for, or the sum's norm is zero or not finite.
-
-        The first is ``sum_j |w_j|^2 / p_j`` over the groups, each of a part ``p_j`` of the worker's samples.
+        Returns:
+            This worker's squared norm (of groups: ``sum_j |w_j|^2 / p_j``, ``p_j`` a group's part of the samples), that
+            of the sum, ``samples``, and the number of groups, 1 without any. None: not asked for, or the sum's norm is
+            zero or not finite.
         """
         norms = (
             (self._local, self._summed, float(samples), max(1.0, self._groups)) if 0 < self._summed < math.inf else None

@@ -1,4 +1,4 @@
-"""Which samples every worker takes at a step: one shuffled permutation an epoch, or a part of the data each.
+"""Which samples every worker takes at a step: of one permutation an epoch, of its part of the data, or of a stream.
 
 All ranks hold the same cursor. The permutations of successive epochs form one endless stream; a step takes the next B
 positions, and rank i the i-th slice of ``b_i`` of them. What is in an epoch therefore depends on neither the shares
@@ -8,10 +8,9 @@ A step may span the end of an epoch. Cutting the last batch short instead would 
 (other gradient noise, another learning rate, other compute times for the controllers) and dropping it would lose
 samples; taking the rest from the next permutation keeps every step at exactly B samples.
 
-Where the data is partitioned, everything that a worker sees is passes over parts, a pure function of sizes, labels and
-the seed. `Parts`, of worker and turn, is what it sees in its ``turn``-th pass (from 0); all of these, one after the
-other, are an endless stream. All ranks hold the cursors of all workers, too: whatever a rank needs to know of
-the others, it can compute.
+**Partitions.** `Parts`, a function of worker and turn, is what a worker sees in its ``turn``-th pass (from 0), by
+sizes, labels and the seed. All ranks hold the cursors of all workers: what a rank needs to know of the others, it
+computes.
 
     shards      a part of the data for each worker, disjoint, in proportion to the shares
     seldp       SelSync's (2307.07950): the data is cut likewise, and every worker goes round all the cuts, each
@@ -20,18 +19,12 @@ the others, it can compute.
 
 The words of numpy's bit generators never change between releases (NEP 19); all orders and draws are made of them.
 
-And how one worker's slice of a step is cut into what is computed together.
-
-A data set as a stream: its samples arrive one by one at a constant rate.
-
-What has arrived is a function of the time, so nothing has to be kept or sent, and on a clock that only sleeping moves
-the whole stream is determined. What becomes of samples that arrived and were not taken yet is arithmetic on their
-running numbers.
-
-A stream of rate S whose worker takes b samples every t seconds holds, after T steps (arXiv 2301.08897, eq. 4):
-``(t S - b) T`` samples where all wait (persistence), at most b where only a batch of the newest does (truncation), and
-at most ``max(S a, b)`` where those younger than ``a`` do (bounded age). Samples that a batch still lacks to be full are
-never dropped: a stream that is slower than its worker loses none under any policy.
+**Streams.** Samples of a data set arrive one by one at a constant rate, so what has arrived is a function of the time,
+and what becomes of samples that were not taken yet is arithmetic on their running numbers. A stream of rate S whose
+worker takes b samples every t seconds holds, after T steps (arXiv 2301.08897, eq. 4): ``(t S - b) T`` samples where all
+wait (persistence), at most b where only a batch of the newest does (truncation), and at most ``max(S a, b)`` where
+those younger than ``a`` do (bounded age). Samples that a batch still lacks to be full are never dropped: a stream that
+is slower than its worker loses none under any policy.
 """
 
 from __future__ import annotations
@@ -416,7 +409,6 @@ class PartitionedCursor(Cursor):
     def __init__(
         self, parts: Parts, dataset_size: int, *, weights: Sequence[int], positions: Sequence[int] | None = None
     ) -> None:
-        """Begin each worker's stream at its place in ``positions``; None: at the start."""
         super().__init__(dataset_size, sum(positions or ()))
         self._parts = parts
         self._weights = tuple(weights)
@@ -547,10 +539,7 @@ class StreamCursor(Cursor):
         return self
 
     def flow(self) -> dict[str, float]:
-        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field.
-
-        Reset all.
-        """
+        """Return the most samples that waited, seconds waited and samples dropped since the last call, by field."""
         now_s = self._clock()
         arrived = self._arrived(now_s)
         first = first_kept(

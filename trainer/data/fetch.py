@@ -1,7 +1,4 @@
-"""From sample indices to a batch on a device, whatever kind of dataset the samples come from.
-
-The label of every sample of a data set, whatever kind of data set it is.
-"""
+"""Batches of samples by their indices, and the labels of all samples, of any kind of dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hetopt's exchange of gradients as a communication hook of DistributedDataParallel (DDP).
+"""How a script's gradients are summed: by a communication hook of DistributedDataParallel (DDP), or between shards.
 
     state = hetopt.CommState(ddp, compression="topk:0.01,memory=error_feedback")
     ddp.register_comm_hook(state, hetopt.comm_hook)
@@ -8,19 +8,15 @@ the mean over all workers, as DDP takes it, compressed if asked for. Under ``het
 its share of the batch before backward begins (see `hetopt.trainer.ddp.script`). In an audit step the leader's gradient
 takes the place of the mean, and the hook notes how far the sum of the others' is from it (`session.audit`).
 
-How the gradients of one model of a script travel: what a script's run asks of each way.
-
-How long modules of DistributedDataParallel live in processes of hetopt: until these end.
-
-Torch 2.13 may hang where one is deleted after its process group, as at the end of a script's `main`: it waits, with the
+**Modules of DistributedDataParallel** are kept until their process ends (`keep_modules`): torch 2.13 may hang where one
+is deleted after its process group, as at the end of a script's `main`: it waits, with the
 interpreter's lock, for a thread of gloo's that asks for that lock.
 
-Models that a script shards by torch's ``fully_shard``: sharded inside each machine, summed between machines.
-
-A script calls ``fully_shard`` over all of its workers. Here the devices of a machine hold one replica, and each device
-sums the gradient of its own shard with its counterparts on the other machines: by torch's hook for that
-(`FSDPModule.set_all_reduce_hook`), compressed if the plan says so. Of D devices, device i has n_i of a batch's B
-samples. FSDP takes the mean over the devices of a replica and the hook the mean over replicas, so the loss L_i counts
+**Sharded models** (`ShardedState`). A script calls torch's ``fully_shard`` over all of its workers. Here the devices of
+a machine hold one replica, and each device sums the gradient of its own shard with its counterparts on the other
+machines: by torch's hook for that (`FSDPModule.set_all_reduce_hook`), compressed if the plan says so. Of D devices,
+device i has n_i of a batch's B samples. FSDP takes the mean over the devices of a replica and the hook the mean over
+replicas, so the loss L_i counts
 
     D n_i / B     so that the mean of all is that of one machine,   sum_i (n_i / B) dL_i
 
@@ -88,10 +84,7 @@ class GradientState:
         self.waited_s = 0.0
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return the cost of the exchanges since the last call, added up, and forget it.
-
-        None: there was no exchange.
-        """
+        """Return the cost of the exchanges since the last call, added up, and forget it; None: there was none."""
         taken, self.stats = self.stats, []
         return summed(taken)
 
@@ -162,10 +155,8 @@ class WholeSum:
     def wait(self) -> ExchangeStats | None:
         """Replace all buckets, in place, by their sum over all workers; return its cost.
 
-        None: some gradient was not finite.
-
-        Where the gradient is not finite on some worker, all buckets are filled with infinity and nothing is kept for
-        later. Every bucket must have begun.
+        Every bucket must have begun. Where the gradient is not finite on some worker, all buckets are filled with
+        infinity, no residual is kept, and None is returned.
 
         Raises:
             BadInput: workers are about to exchange in different ways.
@@ -200,9 +191,9 @@ class CommState(GradientState):
         reach: told how much of the gradient is made (1 = all), before that part is sent.
 
     Attributes:
-        exchange: how gradients travel.
-        weight: as above; may be set before each backward pass.
-        record: what audits found.
+        exchange: exchange of gradients.
+        weight: as the argument; may be set before each backward pass.
+        record: settings and results of audits.
         is_audit: whether the step at hand is an audit, on all workers.
         differences: sums over earlier audits, see `hetopt.trainer.script.batches.AuditResult`.
 
@@ -222,11 +213,6 @@ class CommState(GradientState):
         spec: RunSpec | None = None,
         reach: Callable[[float], None] = lambda done: None,
     ) -> None:
-        """Prepare the state of a hook for a module; without a run spec, one is made that sends in this way.
-
-        Raises:
-            BadInput: ``weight`` is a text other than `SUM`, or as of `make_spec`.
-        """
         if isinstance(weight, str) and weight != SUM:
             raise BadInput(f"weight must be None, {SUM!r} or a number, got {weight!r}.")
         self._workers = dist.get_world_size(ddp.process_group)
@@ -322,7 +308,6 @@ class CommState(GradientState):
 
     def audited(self) -> tuple[Tensor, float] | None:
         """Return and forget the leader's gradient minus the shares' sum, [elements], and the norm of the leader's.
-
 
         Returns:
             Both, on the CPU; None: the backward pass that ended exchanged no audited gradient.

@@ -13,11 +13,9 @@ micro-batches under ``no_sync``, a communication hook of the script's) mixes the
 process group, samplers, loop and checkpoints stay what they are. Accelerate, Lightning and transformers stand on the
 same; of transformers one fact more is known, by what its ``Trainer`` divides a loss (see `_weighing`).
 
-Batches of a DDP script in unequal shares: the samples that all ranks would read, cut by the plan.
-
-A script's sampler gives each rank its samples (``DistributedSampler``, or the batch sampler that Accelerate makes).
-Asked for every rank in turn, it tells the batch of all of them; each worker takes its share of that. So a shuffle, a
-seed, ``set_epoch`` and padding mean what they mean under torchrun, whatever the sampler is.
+**Batches.** A script's sampler gives each rank its samples (``DistributedSampler``, or the batch sampler that
+Accelerate makes). Asked for every rank in turn, it tells the batch of all of them; each worker takes its share of that.
+So a shuffle, a seed, ``set_epoch`` and padding mean what they mean under torchrun, whatever the sampler is.
 """
 
 from __future__ import annotations
@@ -353,7 +351,7 @@ class DdpRun:
         """Register a sharded module, whose gradients hetopt exchanges between replicas, in place of those inside it.
 
         Args:
-            module: that was sharded.
+            module: sharded module.
             replicas: the devices that hold the same shard as this one; None: the script's own mesh sums everything.
         """
         inside = set(module.modules())
@@ -454,8 +452,8 @@ class DdpRun:
     def _factor(self) -> float:
         """Return the factor on this worker's loss of the batch, and note whether the step is an audit so far.
 
-        Only steps all of whose batches are audited tell anything. In others the leader computes a batch that was to be
-        audited for all: nothing of it counts that the others have left in ``.grad`` under ``no_sync``.
+        A step is an audit if all of its batches are. In another step the leader computes a batch that was to be audited
+        alone: the others' factor is 0, and what they have left in ``.grad`` under ``no_sync`` is set to zero.
         """
         part = self._part
         if part is None or self._state is None:
@@ -474,7 +472,7 @@ class DdpRun:
         return 0.0 if is_leaders else self.world_size * part.weight
 
     def _weight(self) -> float:
-        """Return the weight of this worker's loss in that of the step, which is its gradient's; 0 before a batch."""
+        """Return the weight of this worker's gradient in the workers' sum, 0 to 1; 0 before a batch."""
         part, weight = self._part, None if self._state is None else self._state.weight
         if weight is not None:
             return 1 / self.world_size if weight == SUM else float(weight)
@@ -734,10 +732,7 @@ def unequal(spec: RunSpec, run_dir: Path, *, as_one: bool = False) -> Iterator[C
         return runs[0]
 
     def ask_trainer() -> None:
-        """Have the Trainer of transformers, once it is imported, say how it divides its losses.
-
-        No step is audited then.
-        """
+        """Extend the Trainer of transformers, if imported, to note how it divides losses; its steps are not audited."""
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):

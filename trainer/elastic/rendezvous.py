@@ -1,14 +1,12 @@
-"""How workers agree on the next generation over a store that all of them reach.
+"""Generations of workers: who trains next when a group has fallen apart, and how workers agree on that over a store.
 
     generation          number of the newest generation that anybody wants
     G/member/PLACE      who has registered for generation G
     G/closed            the generation, once it has begun; only the first who writes it counts
-    closed              number of the newest one that has
-    G/here/PLACE        who has seen that it has: a generation whose members do not all come is passed over
+    closed              number of the newest generation that has begun
+    G/here/PLACE        who has seen that G has begun: a generation whose members do not all come is passed over
 
 The protocol is a generator of pauses, so that the same code runs in real time and in a simulation.
-
-Who trains next: pure rules for closing a new generation of workers when the one before has fallen apart.
 
 A *generation* is a group of workers that train together. A worker that is lost ends it: the others leave it, register
 for the next one, and so does whoever comes back or is started in place of a lost one. The next generation begins when
@@ -149,7 +147,7 @@ class Abandoned(Exception):  # not a failure
 class RendezvousStore(PrefixStore):
     """Store of the keys of one torchrun attempt, in which workers agree on generations; `text` reads without waiting.
 
-    Its prefix is the attempt of torchrun to start the run: those that share a store know nothing of each other.
+    The prefix of its keys is torchrun's attempt to start the run, so that attempts in one store do not mix.
     """
 
     def text(self, key: str) -> str:

@@ -11,11 +11,9 @@ without one.
 The store that workers meet over is on the first host. The process that hosts workers there opens it, and outlives any
 of them; other hosts reach it through a relay of their own.
 
-Breaks connections that a group of workers holds open, so that nobody waits in them any longer.
-
-gloo's operations end when a connection breaks or time is up, and by no other means: a worker whose neighbour has left
-the group without dying would wait for its whole time. Only Linux tells which connections a process has; elsewhere
-nothing is broken, and time must be up.
+**Breaking connections.** gloo's operations end when a connection breaks or time is up, and by no other means: a worker
+whose neighbour has left the group without dying would wait for its whole time. Only Linux tells which connections a
+process has; elsewhere nothing is broken, and time must be up.
 """
 
 from __future__ import annotations
@@ -114,9 +112,9 @@ def break_when_deaf(known: Collection[str]) -> None:
 
 
 def _opened_since(known: Collection[str]) -> Iterator[socket.socket]:
-    """Yield the TCP connections of this process that were opened since, each by a descriptor of its own.
+    """Yield the TCP connections of this process that are not in ``known``, each by a descriptor of its own.
 
-    A listening one is left out: gloo would end the process where it is shut down.
+    Listening sockets are left out: gloo would end the process where one is shut down.
     """
     for name, descriptor in open_sockets().items():
         if name not in known:
@@ -488,7 +486,6 @@ class Watch:
         end_waiting: Callable[[], object],
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin to watch in a thread; it ends with `stop`."""
         self._store = store
         self._number = number
         self._end_waiting = end_waiting

@@ -1,11 +1,9 @@
 """The process that hosts a machine's workers: torchrun's elastic agent, which ends with the process that launched it.
 
-``python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [NODE]]``, the last as JSON. With a
-parent named, the host ends its workers and itself when the parent is gone. With a node named, it is one of several and
-starts the workers that the spec puts there. When workers fail and no restart is left, it makes sure that the event log
-says why.
-
-torchrun's workers as forks of one process that has imported what all of them need, once.
+``python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [NODE]]``, the last as JSON. With a parent named, the host
+ends its workers and itself when the parent is gone. With a node named, it is one of several and starts the workers that
+the spec puts there. When workers fail and no restart is left, it makes sure that the event log says why. Workers are
+forks of one process that has imported what all of them need, once.
 """
 
 from __future__ import annotations

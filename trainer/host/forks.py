@@ -274,7 +274,7 @@ def _serve(descriptor: int) -> NoReturn:
     # They are for those that it forks, or for whoever asks, who ends this process by ending.
     handled = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
     connection = socket.socket(fileno=descriptor)
-    _show(["-m", "hetopt.trainer.host.forks", *sys.argv[1:]])
+    _show_in_process_list(["-m", "hetopt.trainer.host.forks", *sys.argv[1:]])
     while True:
         length, files, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
         if not length:
@@ -290,13 +290,13 @@ def _serve(descriptor: int) -> NoReturn:
             if os.fork() != 0:
                 os._exit(0)
             connection.close()
-            _be(request, files, handled, orphan_of=parent)
+            _become(request, files, handled, orphan_of=parent)
         for file in files:
             os.close(file)
         os.waitpid(between, 0)
 
 
-def _be(request: Mapping[str, Any], files: Sequence[int], handled: Sequence[int], *, orphan_of: int) -> NoReturn:
+def _become(request: Mapping[str, Any], files: Sequence[int], handled: Sequence[int], *, orphan_of: int) -> NoReturn:
     """Become the process that was asked for, run its program and end with its code; never return as a second server.
 
     Args:
@@ -308,10 +308,10 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handled: Sequence[int]
     """
     code = 1
     try:
-        _hear(handled)
+        _reset_signals(handled)
         os.setsid()
         if request["network"] is not None:
-            _enter(Path(request["network"]))
+            _enter_network(Path(request["network"]))
         for standard, file in enumerate(files[: _OWN_FILES - 1]):
             os.dup2(file, standard)
             os.close(file)
@@ -321,7 +321,7 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handled: Sequence[int]
         os.environ.clear()
         os.environ.update(request["environment"])
         tempfile.tempdir = None  # what was found when libraries were loaded, by another environment
-        _show(request["arguments"], before)
+        _show_in_process_list(request["arguments"], before)
         while os.getppid() == orphan_of:
             time.sleep(_SOON_S)
         if os.getppid() != request["parent"]:
@@ -338,14 +338,13 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handled: Sequence[int]
         os._exit(code)
 
 
-def _hear(ignored_meanwhile: Sequence[int]) -> None:
-    """Reset signal handlers to those of a program that begins, whatever the forked process had.
+def _reset_signals(ignored_meanwhile: Sequence[int]) -> None:
+    """Reset signals with a Python handler, and ``ignored_meanwhile``, to the defaults of a program that begins.
 
-    As with ``exec``, what that process ignored stays ignored. A listener of its own would take a signal that is to end
-    this process, and tell nobody here.
+    As with ``exec``, other signals that are ignored stay so.
 
     Args:
-        ignored_meanwhile: signals that the process did hear, and the server ignored for itself.
+        ignored_meanwhile: numbers of signals that the server ignored for itself alone.
     """
     listened_to = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
     for number in listened_to.union(ignored_meanwhile):
@@ -367,7 +366,7 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _enter(network: Path) -> None:
+def _enter_network(network: Path) -> None:
     """Enter the network namespace of the file ``network``; OSError: the kernel refuses."""
     with network.open("rb") as namespace:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -375,7 +374,7 @@ def _enter(network: Path) -> None:
             raise OSError(ctypes.get_errno(), f"{network} was not entered")
 
 
-def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> None:
+def _show_in_process_list(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> None:
     """Show these arguments and variables in the list of processes, instead of the ones that the fork began with.
 
     The kernel shows what lies where a process's words and variables lay when it began (see proc(5)). A secret that was
@@ -388,13 +387,13 @@ def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> 
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()  # the third and all after it
     words, words_end, variables, variables_end = (int(text) for text in fields[45:49])
-    _write(words, words_end, [sys.executable, *arguments])
+    _overwrite(words, words_end, [sys.executable, *arguments])
     if before is not None:
         ordered = sorted(os.environ.items(), key=lambda item: before.get(item[0]) == item[1])
-        _write(variables, variables_end, [f"{name}={value}" for name, value in ordered])
+        _overwrite(variables, variables_end, [f"{name}={value}" for name, value in ordered])
 
 
-def _write(start: int, end: int, texts: Iterable[str]) -> None:
+def _overwrite(start: int, end: int, texts: Iterable[str]) -> None:
     """Overwrite the memory from ``start`` to ``end`` with texts, each ended by a zero byte, cut or filled up to fit."""
     room = end - start
     if room > 0:
@@ -411,7 +410,7 @@ def _run(arguments: Sequence[str]) -> int:
         # Logs follow what it does line by line, and being killed takes none of them.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # unless something has replaced it
     try:
-        _be_main(arguments)
+        _run_as_main(arguments)
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return (ended.code or 0) & 0xFF
@@ -433,7 +432,7 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _be_main(arguments: Sequence[str]) -> None:
+def _run_as_main(arguments: Sequence[str]) -> None:
     """Run ``-m MODULE`` or a file, with its arguments, as the main program; its exceptions are raised.
 
     ``sys.argv`` and the module search path become the program's.

@@ -1,13 +1,10 @@
-"""What a batch policy is: a pure function from what all workers measured to the shares of the next steps.
+"""Batch policies: pure functions from what all workers measured to the shares of the next steps.
 
 ``(state, observation) -> (state, decision)`` over values that all ranks hold alike, so all ranks decide the same
 without another message. The state is a small plain record, and travels in checkpoints.
 
-Compute times gathered over an epoch, for the policies that decide once an epoch.
-
-Proportional shares with a dead-band, smoothing, bounds and a growth cap (arXiv 2305.12213; OmniLearn, 2503.17469).
-
-The published law, for worker k with share b_k and smoothed compute time mu_k:
+**Dynamic** (arXiv 2305.12213; OmniLearn, 2503.17469): shares by throughput with a dead-band, smoothing, bounds and a
+cap on growth. The published law, for worker k with share b_k and smoothed compute time mu_k:
 
     tau_k = mu_k - mean(mu),   X_k = b_k / mu_k,   b_k <- b_k - X_k tau_k = b_k mean(mu) / mu_k
 
@@ -25,44 +22,37 @@ falls a little. Caps that leave no room for the batch are lifted. The smoothing 
 OmniLearn, as its released code has it, is this law once an epoch on epoch means, with a dead-band of 0.2 and bounds of
 [16, 96] at 32 samples a worker, which are [1/2, 3] times the equal share here.
 
-hetopt's own policy: learns how long each worker takes for how many samples, and solves for the best shares at once.
-
+**Model**, hetopt's own, learns how long each worker takes for how many samples, and solves for the best shares.
 Published policies move a share in proportion to the throughput it showed, ``b / t``. That is exact only for workers
 without overhead; with ``t = a + c b`` the error shrinks by a / t an adjustment, and every adjustment acts on noise.
-Here each worker has a line (`hetopt.trainer.policies.policy`) and the shares solve
+Here each worker has a line (`WorkerLine`) and the shares solve
 
     minimise  max_i (a_i + c_i b_i)    over integers b_i >= minimum with sum b_i = B
 
 exactly (`hetopt.core.batch_partition`). From equal shares this takes one adjustment where there is no overhead and two
 where there is: the first makes every worker show a second point of its line.
 
-**When to act.** The expected gain is ``1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
+The expected gain is ``1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
 Shares change when it exceeds ``least_gain``. Shares that stayed for ``settled_periods`` are settled: from then on a
 change has to be worth ``settled_gain``. In a long run noise and slow drift get many chances, and must not make shares
 flicker. A worker that changes its speed unsettles them.
 
-What is known of one worker's compute time: a line over its share, how sure it is, and whether it has just moved.
-
-A step of b samples takes ``t(b) = a + c b``: ``a`` seconds whatever the share, ``c`` seconds a sample. The pair (a, c)
-is followed by a Kalman filter, which is least squares:
+**A worker's line.** A step of b samples takes ``t(b) = a + c b``: ``a`` seconds whatever the share, ``c`` seconds a
+sample. The pair (a, c) is followed by a Kalman filter, which is least squares:
 
     observation    t_k = a + c b_k + e,           sd(e) = r t_k
 
-**Prior.** The first observation fixes one point of the line and says nothing about its slope; the prior does: no
+The first observation fixes one point of the line and says nothing about its slope; the prior does: no
 overhead, give or take `OVERHEAD_SD` of the time seen. Once two shares are far enough apart for their times to differ by
 more than the errors, the data outweigh it.
 
-**Hiccups.** An observation counts for no more than `CLIP` standard errors (Huber 1964), so one bad period hardly moves
+An observation counts for no more than `CLIP` standard errors (Huber 1964), so one bad period hardly moves
 the line. Two one-sided cumulative sums (Page 1954) collect what is left of the errors beyond `SLACK`. One observation
 alone cannot carry a sum beyond `ALARM`; two bad ones in a row do, and so does a smaller shift that stays. Then the
 worker's speed has changed, and the line is scaled through the present observation, overhead and slope alike: a slower
 machine is slower at everything, so the ratio a : c, which took two shares to learn, is kept.
 
-**Errors.** r comes from the spread of the steps within periods.
-
-The filter is of our own: two numbers in closed form, in a record that goes into checkpoints; no dependency has one.
-
-The batch policies by name, which of them a run has, and those of a few lines, as published.
+r comes from the spread of the steps within periods.
 
 **Proportional** (arXiv 2110.08941) re-cuts the batch once an epoch in proportion to the throughput of the last one.
 
@@ -147,7 +137,7 @@ class BatchObservation:
         compute_s: median time that a step's computation took on each worker.
         spread_s: robust standard deviation of one step's computation (1.4826 x median absolute deviation), 0 where a
             single step was seen.
-        steps: how many steps the medians are over.
+        steps: number of steps that the medians are over.
         epoch: epochs completed when the period ended.
         step_time_s: mean time of a step of the period, on the leader's clock.
         noise: of the gradient, the mean of the period's samples; None: there were none.
@@ -212,10 +202,10 @@ class EpochMean(Record):
     """Mean compute seconds of each worker's steps since the last decision, all with the same local batch sizes.
 
     Attributes:
-        epoch: the epoch that is being gathered.
-        local_batch_sizes: shares of the steps.
-        compute_s: mean of the periods' medians, weighted by steps; empty before the first.
-        steps: how many steps.
+        epoch: number of the epoch that the steps are of.
+        local_batch_sizes: local batch sizes of these steps, in rank order.
+        compute_s: mean seconds of each worker, of the periods' medians weighted by steps; empty before the first.
+        steps: number of steps that the mean is over.
     """
 
     epoch: NonNegativeInt = 0
@@ -390,18 +380,18 @@ class WorkerLine(Record):
     """A worker's compute seconds as a line over its samples, with errors, noise, and evidence of a changed speed.
 
     Attributes:
-        samples: the share last seen.
-        last_s: the time that it took then.
-        fixed_s: a. Noise may push it below 0; `possible` brings it back.
-        per_sample_s: c.
-        fixed_variance: of a.
-        covariance: of a and c.
-        per_sample_variance: of c.
+        samples: local batch size of the last period.
+        last_s: compute seconds of a step of the last period.
+        fixed_s: a, in s. Noise may push it below 0; `possible` brings it back.
+        per_sample_s: c, in s.
+        fixed_variance: variance of a.
+        covariance: covariance of a and c.
+        per_sample_variance: variance of c.
         step_variance: relative variance of the time of one step.
-        periods: observations so far.
+        periods: number of periods observed.
         since_change: periods since the worker's speed changed; None: it never did.
-        slower: evidence that the worker has become slower than the line says.
-        faster: that it has become faster.
+        slower: cumulative sum of evidence that the worker has become slower than the line.
+        faster: the same of having become faster.
     """
 
     samples: PositiveInt
@@ -446,8 +436,8 @@ class WorkerLine(Record):
         """Return the line after one more period, scaled by the new time if the worker's speed has changed.
 
         Args:
-            samples: the worker's share in it.
-            time_s: median compute time of its steps.
+            samples: the worker's local batch size in the period.
+            time_s: median compute time of the period's steps.
             relative_error: relative standard error of that median, as far as the spread of the steps explains it.
             step_variance: relative variance of those steps.
         """
@@ -565,8 +555,8 @@ class ModelShares:
     Args:
         minimum: least share of a worker.
         least_gain: gain in the slowest worker's time that is worth a change.
-        settled_gain: the same once shares are settled.
-        settled_periods: periods without a change after which they are.
+        settled_gain: gain that is worth a change once shares are settled.
+        settled_periods: periods without a change after which shares are settled.
     """
 
     minimum: int = 1
@@ -739,7 +729,7 @@ class CriticalState(Record):
         given: samples of the planned batch; 0 before the first period.
         model: the workers' lines.
         curve: gradient noise of the run so far.
-        rest_s: what a step of the last period took beyond computing; None: there was none.
+        rest_s: seconds that a step of the last period took beyond computing; None: no period yet.
         worth: steps of the planned batch that one of the next steps is worth.
         spent: samples until ``since`` beyond those that the planned batch would have taken to get as far.
         since: samples seen when ``worth`` was found.
@@ -822,7 +812,7 @@ class CriticalBatch:
         return step_worth(planned, self.given, self.least)
 
     def believed(self, curve: NoiseCurve) -> Moments | None:
-        """Return the noise to act by, whose scale is the critical batch size; None: nothing is known yet."""
+        """Return gradient noise by the measured curve and the plan's critical batch size; None: neither is known."""
         likely, planned = curve.likely, self.critical
         if likely is None:
             return None if planned is None else Moments(gradient_variance=planned, gradient_square=1.0)
@@ -833,13 +823,13 @@ class CriticalBatch:
         )
 
     def moved(self, kept: BatchDecision, model: ModelState, rest_s: float, noise: Moments) -> BatchDecision:
-        """Return the shares of the batch of least time for as much progress, or ``kept`` where little is gained.
+        """Return the shares of the batch size of least time for a step of progress, or ``kept`` where little is gained.
 
         Args:
-            kept: the shares now.
+            kept: decision with the present shares.
             model: the workers' lines.
-            rest_s: what a step takes beyond computing.
-            noise: of the gradient.
+            rest_s: seconds that a step takes beyond computing.
+            noise: noise of the gradient, whose scale is the critical batch size.
         """
         now = sum(kept.local_batch_sizes)
         is_seen = all(line.relative_sd(2 * line.samples) <= LINE_KNOWN for line in model.lines)

@@ -1,22 +1,15 @@
-"""The samples of a script's own batches that each worker computes: the script's order, cut into unequal slices.
+"""A script's own batches in unequal slices, audits of the slices, random numbers, run spec and open session.
 
 Every worker draws the same batches, in the order in which one machine would, and computes its part of each. Which part
 that is, a table of shares says, and from which batch on.
 
-Audit steps: how far shares are from one machine, measured in the run itself whatever the script computes.
+**Audit steps** measure how far shares are from one machine, whatever the script computes. In an audit step the leader
+computes the whole batch and the other workers compute it in shares. All of them step by the leader's gradient, so that
+the step is exact whatever is found; the distance of the shares' sum from it is the figure.
 
-In an audit step the leader computes the whole batch and the other workers compute it in shares. All of them step by the
-leader's gradient, so that the step is exact whatever is found; the distance of the shares' sum from it is the figure.
-It knows no loss, layer or operator.
-
-Random numbers of several workers: each has its own streams, as under DistributedDataParallel.
-
-What a worker draws (augmentation, dropout, noise) belongs to its own samples. Orders of samples, and streams that every
-worker reads whole, are drawn alike: with the numbers of rank 0 as an epoch begins, which are those of one machine.
-
-What a session is told beforehand: who takes how much, what is sent, and who decides on shares as it goes on.
-
-The session of this process that is open, if there is one; and how a script ends when the run is asked to.
+**Random numbers.** What a worker draws (augmentation, dropout, noise) belongs to its own samples. Orders of samples,
+and streams that every worker reads whole, are drawn alike: with the numbers of rank 0 as an epoch begins, which are
+those of one machine.
 """
 
 from __future__ import annotations
@@ -156,9 +149,9 @@ class AuditResult:
     Attributes:
         distance: norm of the difference between the shares' gradient and the leader's, over the norm of the leader's.
         draws: whether random numbers were drawn while a worker computed (dropout, noise).
-        audits: number of audits so far in which they were.
-        coherence: of the differences so far, k |mean|^2 / mean |difference|^2 of k: about 1 where they are noise, and
-            k where they are always the same.
+        audits: number k of audits so far in which random numbers were drawn.
+        coherence: k |mean|^2 / mean |difference|^2 over the differences of these audits: about 1 where they are noise,
+            and k where they are always the same.
     """
 
     distance: float
@@ -176,8 +169,8 @@ class AuditResult:
             apart: [elements] the leader's gradient minus the sum of the others'.
             norm: norm of the leader's gradient.
             draws: whether random numbers were drawn.
-            before: sums over earlier audits: of the differences over ``norm``, of their squared norms, and of 1; empty:
-                no audit yet. Changed in place.
+            before: three sums over earlier audits, changed in place: of the differences over ``norm``, of their squared
+                norms, and of 1; empty: no audit yet.
         """
         square = float(apart.square().sum())
         distance = math.sqrt(square) / norm if norm else float(square > 0)
@@ -521,7 +514,7 @@ class Registry:
 
     Attributes:
         open: tuple of the one open session; empty: no session is open.
-        begun: number of sessions that have ever begun in this process.
+        begun: number of sessions that have begun in this process.
         shares: facts on what devices are to share of the last session's model, and on its blocks; empty: nothing.
     """
 

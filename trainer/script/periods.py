@@ -256,10 +256,10 @@ def _add_sample(folder: Path, period: Period, *, types: Sequence[str], compressi
     """Append a period as a line that `hetopt profile --from-samples` reads: one machine a worker.
 
     Args:
-        folder: of the session.
-        period: of steps that exchanged gradients: others would teach that exchanges take no time.
-        types: of the machines, in rank order.
-        compression: that was in use.
+        folder: folder of the session.
+        period: period whose steps exchanged gradients: others would teach that exchanges take no time.
+        types: machine type of each worker, in rank order.
+        compression: compression in use.
 
     Raises:
         OSError: the disk refuses.

@@ -192,7 +192,7 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
     Args:
         model: on the device of this worker; not changed.
         rank: of this worker.
-        world_size: workers; 1: no group is opened.
+        world_size: number of workers; 1: no group is opened.
         timeout_s: seconds after which a worker that has not come to a collective is lost.
 
     Raises:

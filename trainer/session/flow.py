@@ -268,7 +268,7 @@ class Flow:
                 hint="draw indices as a tensor: rows = run.split(torch.randint(len(samples), (batch_size,)))",
             )
         shape = (batch,) if isinstance(batch, int) else tuple(batch.shape)
-        with self.drawing(zlib.crc32(repr((type(batch).__name__, shape)).encode())):
+        with self.meeting(zlib.crc32(repr((type(batch).__name__, shape)).encode())):
             if isinstance(batch, Tensor) and self.world_size > 1:
                 drawn = batch.detach().cpu().contiguous()
                 dist.broadcast(drawn, src=0)
@@ -284,8 +284,8 @@ class Flow:
         return rows if isinstance(batch, int) else batch[rows]
 
     @contextmanager
-    def drawing(self, mark: int = 0) -> Iterator[None]:
-        """Wait until all workers come here, with one ``mark`` (of arguments), or raise; inside, they communicate.
+    def meeting(self, mark: int = 0) -> Iterator[None]:
+        """Wait until all workers enter this block, with equal ``mark``; a worker lost inside it is named in the error.
 
         Args:
             mark: checksum of the arguments that have to be equal on all workers; 0: there are none.
@@ -358,7 +358,7 @@ class Flow:
         return Audits(accumulate=self.accumulate, largest=self._spec.workers[0].max_local_batch_size)
 
     def _begin_audits(self) -> None:
-        """Audit from the second step on, if the gradient of the first was of its own batches alone.
+        """After the first step, begin audits if no more batches were read than the step has; else there are none.
 
         Of a loop that reads ahead, or adds up losses of several batches, nobody can tell which batch a gradient is of.
         """

@@ -184,9 +184,10 @@ class GradientSum:
         self.is_pending = True
 
     def _summand(self, index: int, weight: float) -> Tensor | None:
-        """Return this worker's summand of a parameter's gradient; None if it has none.
+        """Return what this worker adds to a parameter's summed gradient; None: nothing.
 
-        Held gradients are a part of it; a gradient of all workers that is there already counts once.
+        This is ``.grad`` times ``weight``, and what `begin` moved aside: held gradients as they are, one that all
+        workers have in common divided by the number of sharers.
         """
         gradient, before = self.parameters[index].grad, self._before[index]
         summand = None if gradient is None or not weight else gradient.detach() * weight
@@ -368,10 +369,7 @@ class GradientSum:
         return AuditResult.of(flat - parts[self._ahead :], float(flat.norm()), draws=drawn, before=self._audits)
 
     def _give(self) -> None:
-        """Write the summed gradient to ``.grad``.
-
-        ``.grad`` becomes None where no worker had a gradient. Held gradients are forgotten.
-        """
+        """Write the summed gradients to ``.grad``, None where no worker had one; forget held gradients."""
         self.norms.add_summed([self._flat])
         marks = self._marks.tolist()
         for parameter, view, used, sparse in zip(self.parameters, self._views, marks, self._sparse, strict=False):

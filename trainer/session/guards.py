@@ -149,10 +149,10 @@ def check_replicas(marks: Sequence[Mark], step: int, world_size: int, devices: i
     """Raise RunFailed on all workers if their checksums of `replica_marks` differ; every worker must call it.
 
     Args:
-        marks: see `replica_marks`.
-        step: of the session.
-        world_size: workers.
-        devices: that share a replica, each of which is compared with its counterparts.
+        marks: marks of this worker, see `replica_marks`.
+        step: number of the session's step, for the error.
+        world_size: number of workers.
+        devices: number of devices that share a replica, each of which is compared with its counterparts.
 
     Raises:
         RunFailed: some worker's mark differs from that of most; all workers raise it.

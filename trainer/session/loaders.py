@@ -86,11 +86,6 @@ class SessionLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], flow: Flow) -> None:
-        """Prepare to read a script's loader in slices.
-
-        Raises:
-            BadInput: several workers train, and the loader makes no batches.
-        """
         self.run = self._flow = flow
         self._loader = loader
         self._is_stream = isinstance(loader.dataset, IterableDataset)
@@ -180,7 +175,7 @@ class SessionLoader:
             self._start = start or self._random_now()
         self._drawn_epoch, self._drawn, self._cut = self._drawn_epoch + 1, 0, None
         self._is_first = not self._skip
-        with nullcontext() if self._is_alone else self._flow.drawing():
+        with nullcontext() if self._is_alone else self._flow.meeting():
             self._common = CommonNumbers(States.of(self._start["random"]), self._flow.world_size)
 
     def _alike(self) -> AbstractContextManager[None]:

@@ -154,8 +154,8 @@ class Session(Flow):
         """Return values' means over all workers, weighted by samples; NaN where nobody has samples; all must call it.
 
         Args:
-            values: of this worker.
-            samples: that they are of; None: of its part of the newest batch, 0 before any.
+            values: figures of this worker.
+            samples: number of samples that they are of; None: this worker's in the newest batch, 0 before any.
             mark: checksum that must be equal on all workers.
         """
         part, means = self._newest, list[float]()

@@ -63,7 +63,8 @@ class WorkerFailed(Disagreement, OthersFailed):
 class StepMessages(Guard):
     """The messages by which workers check that they are at the same point of the script, and sum a few numbers.
 
-    A single worker checks nothing. As a context it names the worker that is lost in what all do together inside.
+    Every worker must make one, with equal arguments but ``rank``; a single worker checks nothing. As a context manager
+    around communication, the object names a worker that is lost inside.
 
     Args:
         number: of the session in this process, from 1.
@@ -73,7 +74,6 @@ class StepMessages(Guard):
         room: float64 values of a gradient that every message can carry; 0: none.
 
     Attributes:
-        room: as above.
         load: [room] gradient that the next message carries.
         loaded: [room] the sum over workers of what their last messages carried.
         waited_s: seconds of this step in which this worker waited for the others' messages.
@@ -83,10 +83,6 @@ class StepMessages(Guard):
     """
 
     def __init__(self, *, number: int, rank: int, world_size: int, store: Store | None, room: int = 0) -> None:
-        """Meet the other workers once; every worker must call it.
-
-        ``store`` None: a lost worker is not named. ``room``: numbers of a gradient that a message can carry.
-        """
         self.number, self.step, self.trained = number, 0, 0
         self._rank, self._world_size = rank, world_size
         super().__init__(f"session, room for a gradient of {8 * room} bytes in each message", store=store)

@@ -1,8 +1,6 @@
-"""Control of the gradient exchange: a ratio policy decides between control periods what is sent, alike on every rank.
+"""How gradients travel in a run, of a task or a script: what sums them, and the ratio policy that changes it.
 
-How gradients travel in a run, and who decides that: what sums them over all workers, made once.
-
-One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts.
+The policy decides between control periods, alike on every rank.
 """
 
 from __future__ import annotations
@@ -88,11 +86,6 @@ class AdaptiveController:
     def __init__(
         self, spec: RunSpec, candidates: Candidates, network: Network | None, *, tries_twins: bool = False
     ) -> None:
-        """Choose the first exchange.
-
-        Raises:
-            BadInput: the run's compression cannot be steered by its policy.
-        """
         self._name = spec.ratio_policy
         self.candidates = candidates
         self.network = network
@@ -352,7 +345,7 @@ class ExchangeConfig:
 
     @property
     def is_dense(self) -> bool:
-        """True where every gradient is summed as it is, always."""
+        """Whether every gradient of the run is summed uncompressed."""
         return self.steering is None and self.compression.name == IDENTITY
 
     @property
@@ -380,7 +373,7 @@ class ExchangeConfig:
         self.follow()
 
     def event(self, period: Period) -> Event:
-        """Return a ``step`` event's ``exchange`` field.
+        """Return the field ``exchange`` of a period's ``step`` event: method, energy kept, bytes and seconds.
 
         Empty: one worker, no finite exchange, or averages of parameters.
         """

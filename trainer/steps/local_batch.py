@@ -1,13 +1,12 @@
-"""How the samples of one worker reach its steps, and the thread that reads them before they are needed.
+"""How the samples of one worker reach its steps: read ahead by a thread, and mixed with those of other workers.
 
 What comes next is known as long as shares stay as they are. When they change, whatever was read under the old ones is
 dropped: only reading is wasted, for the cursor moves when samples are taken, not when they are read.
 
-Data injection, as SelSync (2307.07950) and ScaDLES (2301.08897) do it: who hands how many samples to whom, and how.
-
-In a step ``ceil(alpha N)`` of the N workers give every other a copy of a part beta of the samples they have drawn. A
-worker draws ``b / (1 + ceil(alpha N) beta)`` samples for a batch of b, so that what it computes stays about as much.
-Samples travel as the bytes of their tensors, over the group that gradients take.
+**Data injection** (SelSync, 2307.07950; ScaDLES, 2301.08897). In a step ``ceil(alpha N)`` of the N workers give every
+other a copy of a part beta of the samples they have drawn. A worker draws ``b / (1 + ceil(alpha N) beta)`` samples for
+a batch of b, so that what it computes stays about as much. Samples travel as the bytes of their tensors, over the group
+that gradients take.
 """
 
 from __future__ import annotations

@@ -115,8 +115,7 @@ _OF_EXCHANGES = [column.name for column in fields(ControlRow)].index("exchanges"
 class Period:
     """Measurements of all workers over one control period, in rank order.
 
-    ``local_batch_sizes`` are the shares at its end. Where the period's first step was the last with other shares, its
-    times are left out; its loss counts. So many ``devices`` share a model, in rank order.
+    Where the period's first step was the last with other shares, its times are left out; its loss counts.
 
     Attributes:
         rows: measurements of each worker.
@@ -183,10 +182,7 @@ class Period:
 
     @property
     def drifted(self) -> tuple[int, ...]:
-        """Ranks whose parameters differ from those of most workers that hold the same part of the model.
-
-        Empty: no rank's do.
-        """
+        """Ranks whose parameters differ from those of most workers with the same part of the model; empty: none do."""
         marks = [row.model_mark for row in self.rows]
         alike = [marks[rank % self.devices :: self.devices] for rank in range(len(marks))]
         return tuple(rank for rank, mark in enumerate(marks) if mark != max(alike[rank], key=alike[rank].count))
@@ -216,10 +212,7 @@ class Period:
         )
 
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
-        """Return the energy that each of ``ratios`` would have kept, as last looked at.
-
-        None: no step of the period looked.
-        """
+        """Return the energy that each of ``ratios`` would have kept, as last measured; None: no step measured it."""
         looked = [row for row in self.rows if row.look_energy]
         if not looked:
             return None

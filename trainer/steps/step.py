@@ -1,30 +1,16 @@
-"""One training step up to the summed gradient: what every form of it takes and leaves behind.
+"""One training step up to the summed gradient: forward and backward over micro-batches, and the sum over workers.
 
 Every micro-batch contributes its mean gradient times (its samples / B), and workers SUM: whatever the shares, the
 result is the mean gradient of one machine with the whole batch of B samples. Where a loss is a mean over something else
 (tokens), its counts stand for samples, and are added up over the workers before anything is compressed.
 
-Squared norms of the gradients of groups of samples, read off while a step is computed.
+The gradient is computed in one flat buffer, and summed in buckets under backward; hooks on the parameters tell when a
+bucket is made. At once is summed what needs the whole gradient (Top-k, residuals in true units under loss scaling),
+what is so small that nothing can be sent under backward, and what a single worker computes.
 
-The noise of a gradient shows in how far the gradients of parts of a batch differ (`hetopt.core.training_laws`). Where
-several workers train, each one's samples are a group; a single worker has its micro-batches.
-
-Number formats of the forward and backward pass, and the loss scale that fp16 needs.
-
-Parts of a flat gradient, told of one after the other while the backward pass that makes them still runs.
-
-A hook on each parameter tells when its gradient is there, so that nothing has to wrap the model.
-
-The step that computes a gradient in one flat buffer, and sums it at once or in buckets under backward.
-
-At once what needs the whole gradient (Top-k, residuals in true units under loss scaling), what is so small that nothing
-can be sent under backward, and what a single worker computes.
-
-Forward and backward over one worker's micro-batches, and what happens when one of them does not fit into memory.
-
-A micro-batch larger than any that this worker has computed may not fit. Before it is tried, what a forward pass changes
-besides gradients is kept, and it is put back if memory runs out: the step can then be computed again in smaller
-micro-batches as if the larger one had never been tried. No sample is lost and none counts twice.
+**Memory.** A micro-batch larger than any that this worker has computed may not fit. Before it is tried, what a forward
+pass changes besides gradients is kept, and it is put back if memory runs out: the step can then be computed again in
+smaller micro-batches as if the larger one had never been tried. No sample is lost and none counts twice.
 """
 
 from __future__ import annotations
@@ -457,8 +443,8 @@ the name of the way whose times the step has, and whether each worker trains for
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
     """Return a function that decides at each step whether gradients are summed whole or in buckets, and by what.
 
-    Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
-    so is every step that looks at gains. Nor do workers train for themselves before their residuals are sent.
+    Buckets keep no residual. So the first step after a sparsified exchange is summed whole, which sends the residual,
+    and so is every step that looks at gains. Nor do workers train for themselves before their residuals are sent.
 
     Args:
         exchange: exchange of whole gradients, whose compression changes.
@@ -507,9 +493,8 @@ class FusedStep:
         devices: number of devices that share the model, over whose gradients torch takes the mean.
 
     Attributes:
-        way: as above; it may change between steps, on all workers alike.
-        in_buckets: likewise.
-        is_alone: whether a step's gradient stays this worker's own; likewise.
+        way, in_buckets: as the arguments; they may change between steps, on all workers alike.
+        is_alone: whether a step's gradient stays this worker's own; it may change, too.
         flat: gradient, 1-D fp32: of this worker while a step computes it, then of all; of a sharded model the part that
             this device holds.
         proven: samples of the largest micro-batch that is known to fit.
@@ -756,12 +741,14 @@ class FusedStep:
         raise DoesNotFit(self._part)
 
     def _groups(self, batch: Batch, samples: int, *, of: int) -> list[tuple[Batch, int]]:
-        """Return a micro-batch with its samples, in groups where a worker alone is to tell the noise of its gradient.
+        """Return a micro-batch cut into groups, each with its number of samples, to measure the noise of the gradient.
+
+        One group, unless a worker trains alone and norms are asked for.
 
         Args:
-            batch: of the micro-batch.
-            samples: of it.
-            of: micro-batches of the step.
+            batch: data of the micro-batch.
+            samples: number of samples of the micro-batch.
+            of: number of micro-batches of the step.
         """
         count = min(NOISE_GROUPS // of, samples // 2) if self._norms.is_asked and group_size(None) == 1 else 1
         edges = [place * samples // max(1, count) for place in range(max(1, count) + 1)]

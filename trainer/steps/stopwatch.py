@@ -1,12 +1,10 @@
-"""Times of a step's parts on each kind of device, measured without slowing it down.
+"""Times of a step's parts on each kind of device; and waits that make a worker as slow as the machine it emulates.
 
 A mark is set now and read later: on a GPU the work is still queued when the mark is set, and waiting for it at every
 step would undo the overlap that is being measured.
 
-Makes a worker as slow as the machine it stands for: it computes for real, then waits until that machine would be.
-
-Inequality becomes real without renting anything. A machine is described by how much slower it is than this one
-(`Stretched`), or by the time it takes, whatever this one needs (`Declared`).
+A slowed worker computes for real, then waits until the emulated machine would be done. That is described by how much
+slower it is than this one (`Stretched`), or by the time it takes, whatever this one needs (`Declared`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Averages the parameters of workers that train for themselves, whenever the policy of the run says so.
+"""Local SGD: averages of the parameters of workers that train for themselves, and the policies that say when.
 
 The published order: the local step first, then the vote, then the average. With ``vote_lag`` 1 the votes of a step
 travel while the next is computed, and what they ask for is done after that one: no step waits for a message of a few
 bytes, nor, by that, for the slowest worker of each single step.
 
-What becomes of an average: taken as it is, or stepped towards as an optimizer would (DiLoCo, arXiv 2311.08105).
-
-The averaged update ``u`` of all workers, mean minus the last common parameters ``x``, is taken as a gradient of its
-own, downhill. With the rate ``r`` and Nesterov's momentum ``m``::
+**Outer step** (DiLoCo, arXiv 2311.08105). The averaged update ``u`` of all workers, mean minus the last common
+parameters ``x``, is taken as a gradient of its own, downhill. With the rate ``r`` and Nesterov's momentum ``m``::
 
     v <- m v + u
     x <- x + r (u + m v)
@@ -28,11 +26,9 @@ of the progress of a step on summed gradients: samples of different workers shar
 read off sketches of a few kilobytes (Charikar et al. 2002). With a small LSTM on characters and four workers this told
 of 8 and 32 local steps 1.07 and 1.16 times the steps, which took 1.08 to 1.16 and 1.15 to 1.32 times as many.
 
-When workers that train for themselves average their parameters: pure functions of what all of them know.
-
-``(state, observation) -> (state, decision)`` over values that all ranks hold alike, as of the batch policies. Asked
-after every step; the state is a small plain record, and travels in checkpoints. Local SGD and FedAvg average after a
-number of steps that is known beforehand; SelSync while gradients change (2307.07950).
+**Policies** are pure functions, ``(state, observation) -> (state, decision)``, over values that all ranks hold alike,
+asked after every step; the state is a small plain record, and travels in checkpoints. Local SGD and FedAvg average
+after a number of steps that is known beforehand; SelSync while gradients change (2307.07950).
 
 **SelSync.** A worker votes for a synchronisation where the relative change of its gradient's moving squared norm
 reaches delta; as many as it takes decide for all. Asking whether at least m workers reach delta is asking whether the
@@ -253,8 +249,8 @@ class SelSync:
             state: state after the step before.
             step: number of steps since the run began, this one included.
             gap: steps since the last average, this one included.
-            change: that the needed votes depend on; None: not known.
-            voted: whether it is above delta.
+            change: relative change that as many workers reach as votes are needed; None: not known.
+            voted: whether ``change`` reaches delta.
             overdue: whether more local steps were done than the run allows.
         """
         mean = 1 / self.synchronised_share
@@ -265,10 +261,7 @@ class SelSync:
         return self._steered(state, change, synchronised=synchronise), synchronise
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
-        """Return the state with delta set to a first change that is finite and above zero.
-
-        Else (None, too) the state as it is.
-        """
+        """Return the state with delta set to a first ``change`` that is finite and above zero; else unchanged."""
         if state.log_delta is not None or change is None or not 0 < change < math.inf:
             return state
         return SelSyncState(log_delta=math.log(change))
@@ -598,8 +591,7 @@ class Synchronizer:
         """Send this worker's gradient change, and return the changes of all workers, in rank order; all must call it.
 
         They are of this step where ``vote_lag`` is 0, else of the step before; the call waits for them. None: there was
-        no
-        step before, or another policy than `SelSync` decides, and nothing is sent.
+        no step before, or another policy than `SelSync` decides, and nothing is sent.
         """
         if not isinstance(self._policy, SelSync):  # which alone goes by how gradients change
             return None
@@ -613,10 +605,7 @@ class Synchronizer:
         return None if rows is None else tuple(row[0] for row in rows)
 
     def _synchronise(self, channel: Channel, ranks: Sequence[int]) -> float:
-        """Average the parameters of the workers ``ranks``, in place, on all.
-
-        Return the divergence of all before that.
-        """
+        """Average the parameters of the workers ``ranks``, in place, on all; return how far all had come apart."""
         parameters = self._vector.read()
         rounds = self._state.done if self._is_chosen else 0
         if rounds and (rounds % LOOKS_EVERY == 0 or rounds & (rounds - 1) == 0):

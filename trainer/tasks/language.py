@@ -1,9 +1,7 @@
-"""The bundled language-model task: the small LSTM of Zaremba et al. 2014, on any text folder.
+"""The bundled language-model task: the small LSTM of Zaremba et al. 2014, on Penn Treebank, WikiText or plain text.
 
 The paper sums the loss over the 35 tokens of a window where we average, so its learning rate 1.0 and gradient norm 5
 are 35 and 5/35 here; 20 and 0.25 are the customary round values on that scale.
-
-Text on disk as language-model samples: Penn Treebank, WikiText and plain text files, read by one loader.
 
 Words are what stands between spaces; every line ends with ``<eos>``. A sample is one window of consecutive tokens and
 the token that follows each of them. The state of the model starts at zero in every window: shares of workers change
@@ -184,11 +182,10 @@ class LSTMLanguageModel(nn.Module):
         width: size of embedding and hidden state.
         layers: number of LSTM layers.
         dropout: probability by which embeddings, outputs of layers and the last hidden state are dropped.
-        initial_range: largest magnitude of a parameter at first.
+        initial_range: largest magnitude of a parameter at first; all are drawn uniformly.
     """
 
     def __init__(self, *, vocabulary_size: int, width: int, layers: int, dropout: float, initial_range: float) -> None:
-        """Draw all parameters uniformly from [-initial_range, initial_range]; ``dropout`` is the part dropped."""
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary_size, width)

@@ -21,7 +21,7 @@ _EVALUATED = 64
 
 
 class _Sheets(nn.Module):
-    """One number a sample, times the sum of the parameters: gradients are dense, and the mean of the numbers."""
+    """Model that returns each sample's number times the sum of all parameters: its gradient is dense and cheap."""
 
     def __init__(self) -> None:
         super().__init__()

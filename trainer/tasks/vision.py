@@ -6,15 +6,11 @@ after 164 epochs (table 6). It is meant for the full training set; a part of it 
 BatchNorm follows the paper, so the gradient of a batch depends on how it is split over workers (each normalises by its
 own share), as in any data-parallel training of these networks.
 
-The binary form of CIFAR-10 on disk, and its images in memory.
+On disk a record is a label byte and 3,072 bytes of pixels: the red, green and blue planes of 32x32, row by row
+(Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html).
 
-A record is a label byte and 3,072 bytes of pixels: the red, green and blue planes of 32x32, row by row (Krizhevsky
-2009, https://www.cs.toronto.edu/~kriz/cifar.html).
-
-Random crops and flips whose randomness is a function of (seed, epoch, sample), not of who draws first.
-
-Stateful generators give each worker its own stream, so an image would look different when the shares of the workers
-change. Here all samples of an epoch have their random bits at once, whoever reads which of them.
+Random crops and flips are a function of (seed, epoch, sample), not of who draws first: a generator for each worker
+would make images look different when shares change.
 """
 
 from __future__ import annotations
@@ -112,7 +108,6 @@ class ImageDataset:
     """
 
     def __init__(self, images: Tensor, labels: Tensor, *, padding: int = 0) -> None:
-        """Take uint8 ``images`` [n, channels, height, width] and int64 ``labels`` [n]."""
         self._images = images
         self._labels = labels
         self._mean = torch.tensor(MEAN).view(-1, 1, 1) * 255

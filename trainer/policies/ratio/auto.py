@@ -104,9 +104,9 @@ class PairedTrial:
     thin: list[float] = field(default_factory=list)
 
     def after(self, rows: Sequence[Sequence[float]]) -> Verdict | None:
-        """Add a chunk of steps of all workers, and return the verdict; None: it is too early.
+        """Add the losses of a chunk of steps, and return the verdict; None: more chunks are needed.
 
-        A loss that is not finite makes it harmful.
+        A loss that is not finite gives ``harmful``.
 
         Args:
             rows: mean loss of the dense copy, that of the sparsified copy, and samples a step, of each worker.
@@ -209,7 +209,7 @@ class StepTimes(Record):
         timing = self.timings.get(option.key)
         if timing is not None:
             return timing.step_s
-        longer = self._longer(option.collective)
+        longer = self._mean_longer(option.collective)
         return option.step_s(
             compute_s=self.compute_s,
             backward_s=BACKWARD * self.compute_s,
@@ -217,8 +217,11 @@ class StepTimes(Record):
             exchange_s=longer * network.exchange_s(option),
         )
 
-    def _longer(self, collective: str) -> float:
-        """Return the mean of measured over predicted exchange time by a collective; by any, nearer to 1, if untried."""
+    def _mean_longer(self, collective: str) -> float:
+        """Return the geometric mean of measured over predicted exchange time of a collective's options.
+
+        An untried collective has that of all options, drawn towards 1; without any measurement, 1.
+        """
         known = [(timing.collective, math.log(timing.longer)) for timing in self.timings.values() if timing.longer]
         matching = [log for name, log in known if name == collective]
         logs = matching or [log for _, log in known]
@@ -226,9 +229,9 @@ class StepTimes(Record):
 
 
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
-    """Return measured over predicted time of compression and exchange; None where backward hides them.
+    """Return measured over predicted seconds of an option's compression and exchange, by a step's median times.
 
-    None, too, where nothing is predicted.
+    None: backward hides them, or the prediction is 0.
     """
     predicted_s = option.compress_s + exchange_s
     took_s = max(step_s - compute_s, 0.01 * step_s) * option.every_steps
@@ -279,10 +282,7 @@ class AutoState(Record):
         return self.rises > 1
 
     def expected_gain(self, ratio: float) -> float | None:
-        """Return the fraction of energy that a ratio is expected to keep, by the newest look.
-
-        None: there was no look yet.
-        """
+        """Return the fraction of energy that a ratio should keep by the newest gain curve; None: no curve yet."""
         if not self.points:
             return None
         ratios, gains = zip(*self.points, strict=True)
@@ -291,7 +291,7 @@ class AutoState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatedOption:
-    """An exchange option, its energy kept (0 to 1), step seconds, and seconds per progress of a dense step (hoped).
+    """An exchange option with its gain, step seconds, and expected and hoped-for seconds per dense step's progress.
 
     Attributes:
         option: the exchange.
@@ -375,12 +375,12 @@ class AutoRatio:
             too_little = f"{100 * now.gain:.0f} % of the energy is less than what must be kept"
             why = "the loss has risen far above what it was" if state.sends_all else too_little
             return state, _changed(keep, now, min(usable, key=_per_progress_s), why)
-        if (ratio := outlook.worth_trying()) is not None:
+        if (ratio := outlook.ratio_to_test()) is not None:
             return state, replace(keep, try_ratio=ratio, look_after_steps=1)
         if chosen := outlook.trial(best):
             return state, _changed(keep, now, chosen, _reason(now, chosen, "tried out, it may be the best"))
         saving = 1 - best.per_progress_s / now.per_progress_s
-        if saving < LEAST_SAVING or not outlook.is_borne(best, now.per_progress_s - best.per_progress_s):
+        if saving < LEAST_SAVING or not outlook.pays_to_try(best, now.per_progress_s - best.per_progress_s):
             return state, keep
         return state, _changed(keep, now, best, _reason(now, best, f"{100 * saving:.0f} % less time to the target"))
 
@@ -464,9 +464,9 @@ class Outlook:
         return option.key in self.state.times.timings
 
     def gain(self, option: Option) -> float | None:
-        """Return the fraction of gradient energy that an option keeps in the long run; None: it is not known.
+        """Return the fraction of gradient energy that an option keeps, or the progress of a local step if it averages.
 
-        Of averages it is the progress of a local step.
+        None: it is not known.
         """
         state = self.state
         if option.averages:
@@ -490,11 +490,8 @@ class Outlook:
         known = self.state.steps_left
         return max(TWINS_AGAIN_AFTER, self.state.step) if known is None else known
 
-    def worth_trying(self) -> float | None:
-        """Return the ratio to test in a paired trial, where that could save more time than it takes.
-
-        None: none is worth it.
-        """
+    def ratio_to_test(self) -> float | None:
+        """Return the ratio to test in a paired trial; None: no trial is possible now, or could save what it takes."""
         state, policy = self.state, self.policy
         is_told = state.verdict is not None and state.verdict.says != "undecided"
         if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
@@ -511,11 +508,9 @@ class Outlook:
         return chosen.option.ratio if worth else None
 
     def trial(self, best: RatedOption) -> RatedOption | None:
-        """Return the untried option of least hoped-for seconds per progress.
+        """Return the untried option of least hoped-for seconds per progress, at most twice those of ``best``.
 
         None: no option could save what a change costs.
-
-        It takes at most twice the best's seconds per progress.
 
         Args:
             best: best option of those that were tried.
@@ -524,17 +519,17 @@ class Outlook:
             candidate
             for candidate in self.usable()
             if not self.is_tried(candidate.option)
-            and self.is_borne(candidate, best.per_progress_s - candidate.hoped_s)
+            and self.pays_to_try(candidate, best.per_progress_s - candidate.hoped_s)
             and candidate.per_progress_s <= 2 * best.per_progress_s
             and (is_dense(candidate.option) or candidate.hoped_s <= (1 - LEAST_SAVING) * best.per_progress_s)
         ]
         return min(hopeful, key=lambda candidate: candidate.hoped_s, default=None)
 
-    def is_borne(self, candidate: RatedOption, saving_s: float) -> bool:
-        """Return whether an option could save what trying it may take in vain.
+    def pays_to_try(self, candidate: RatedOption, saving_s: float) -> bool:
+        """Return whether what an option would save in the steps left is at least what it costs to try it in vain.
 
-        Tried in vain, averages that were never measured cost two rounds, until a look. What ends averages costs their
-        end: two dense exchanges, and a third that sends what was held back before the next.
+        Averages that were never measured cost two rounds. An exchange tried in place of averages costs three dense
+        ones, which end the averages and send what was held back. Other trials cost nothing.
 
         Args:
             candidate: option that is weighed.
@@ -595,10 +590,7 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
 
 
 def _changed(keep: RatioDecision, now: RatedOption, chosen: RatedOption, why: str) -> RatioDecision:
-    """Return the decision to use ``chosen`` instead of ``now``, with a reason.
-
-    ``keep``, if both are the same option.
-    """
+    """Return the decision to use ``chosen`` instead of ``now``, with a reason; ``keep`` if both are the same option."""
     if chosen.option.key == now.option.key:
         return keep
     reason = f"{way_in_words(chosen.option.key)} instead of {way_in_words(now.option.key)}: {why}"

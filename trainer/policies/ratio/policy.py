@@ -1,13 +1,12 @@
-"""What a ratio policy is: a pure function from what all workers measured to what is sent in the next steps.
+"""What ratio policies read and return: pure functions from what all workers measured to what is sent next.
 
 ``(state, observation) -> (state, decision)`` over values that all ranks hold alike, so all ranks decide the same
 without another message. The state is a small plain record, and travels in checkpoints.
 
-How much of the gradient's energy each ratio would have kept, on every worker: what one Top-k yields for free.
-
-Sorted by magnitude, the sum of the first k squares over the sum of all is the gain of every k at once; only the largest
-kept fraction needs selecting. The gradient is the one with what earlier steps held back, so a gain at a ratio that is
-not in use is what it would be *this* step, with the residual of the ratio that is.
+**Gain curve.** How much of the gradient's energy each ratio would have kept, one Top-k tells for free. Sorted by
+magnitude, the sum of the first k squares over the sum of all is the gain of every k at once; only the largest kept
+fraction needs selecting. The gradient is the one with what earlier steps held back, so a gain at a ratio that is not in
+use is what it would be *this* step, with the residual of the ratio that is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ratio policies as published: known beforehand, by the gradient's change, by votes, by search, by time against gain.
+"""Ratio policies as published: warm-up, Accordion, ScaDLES' threshold, GraVAC and AR-Topk's choice.
 
 **Warm-up.** Deep Gradient Compression (Lin et al. 2018): early gradients are large and change quickly, and what is held
 back of them arrives late. From 75 % sparsity on, the fraction that is sent shrinks fourfold an epoch: 25 %, 6.25 %,
@@ -19,19 +19,18 @@ Departures: norms are of the whole gradient, not layer by layer, and a look come
 minority or a tie decide; here a majority is more than half, and other ways to combine votes have names. The gain is of
 gradient and residual, which is what is sent; the paper mixes the two.
 
-Searches the compression factor while training: GraVAC (arXiv 2305.12201).
+**GraVAC** (arXiv 2305.12201) searches the compression factor while training. Factors are 1 / ratio here, as in the
+paper: 10 sends a tenth. There is a floor factor, and a candidate above it.
 
-Factors are 1 / ratio here, as in the paper: 10 sends a tenth. There is a floor factor, and a candidate above it.
+*Payload.* In every step, before anything is sent: the candidate if it keeps eps of the gradient's energy, else the
+floor if that does, else everything (`hetopt.trainer.comm.topk`).
 
-**Payload.** In every step, before anything is sent: the candidate if it keeps eps of the gradient's energy, else the
-floor if that does, else everything (`hetopt.trainer.comm.topk`). Once a window of steps:
+*Next candidate.* Once a window of steps the policy raises the candidate: exponentially (floor x 2, 4, 16, 256: 10, 20,
+40, 160, 1000) or geometrically (10, 20, 40, ..., 1280, 2000), up to the largest factor.
 
-**Next candidate.** The policy raises the candidate: exponentially (floor x 2, 4, 16, 256: 10, 20, 40, 160, 1000) or
-geometrically (10, 20, 40, ..., 1280, 2000), up to the largest factor.
+*Floor.* If ``|d_min - d_c| <= omega d_min``, nothing is lost by the candidate, which becomes the floor.
 
-**Floor.** If ``|d_min - d_c| <= omega d_min``, nothing is lost by the candidate, which becomes the floor.
-
-**End.** What a factor is worth is ``T = throughput x gain``. If the two largest T differ by no more than omega of the
+*End.* What a factor is worth is ``T = throughput x gain``. If the two largest T differ by no more than omega of the
 larger, the search ends with the *smaller* factor of the two: as the text has it, where the pseudo-code takes the factor
 of the second largest. (T of 1029.9 at 1280x and of 1035.4 at 2000x, omega 1 %: 1280x.) A search that has tried the
 largest factor ends with the best T seen, about which the paper says nothing.
@@ -39,10 +38,9 @@ largest factor ends with the best T seen, about which the paper says nothing.
 Departure: throughput is judged a control period at a time, and counts for the payload that the period's mean gains
 call for.
 
-Weighs time against gain over a handful of ratios: AR-Topk's multi-objective choice (arXiv 2312.02493), made exact.
-
-The paper searches one number with a genetic algorithm over curves fitted to a few measurements. One gain curve and a
-priced network say what every candidate takes and keeps, so a scan of 5 to 20 of them finds the same optimum exactly:
+**Scan**: AR-Topk's multi-objective choice (arXiv 2312.02493) of time against gain, made exact. The paper searches one
+number with a genetic algorithm over curves fitted to a few measurements. One gain curve and a priced network say what
+every candidate takes and keeps, so a scan of 5 to 20 of them finds the same optimum exactly:
 
 1. drop the candidates that another beats or equals in both time (compressing and exchanging) and 1 / gain;
 2. scale both objectives to [0, 1] between the best and the worst of those left;
@@ -112,11 +110,9 @@ class ScheduledRatio:
 class AccordionState(Record):
     """State of `Accordion`: the smoothed gradient norm now and at the last look, and when the next look is due.
 
-    ``learning_rate`` is that of the last period in which it was known.
-
     Attributes:
         norm: smoothed norm of the gradient; None: not seen yet.
-        norm_at_look: that norm at the last look; None: no look yet.
+        norm_at_look: smoothed norm at the last look; None: no look yet.
         learning_rate: learning rate of the last period in which it was known; None: in none.
         next_look_epoch: epoch from which the next look is due.
         gentle: whether the gentle ratio is in use.
@@ -225,10 +221,7 @@ class ThresholdRatio(ThresholdSettings):
         return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
 
     def _compresses(self, gains: tuple[float, ...]) -> bool:
-        """Return whether the workers' gains, by mean, majority, any or all, lose at most ``delta``.
-
-        Never if that is 0.
-        """
+        """Return whether compressing loses at most ``delta``, by mean or votes of gains; False if ``delta`` is 0."""
         if self.delta == 0:
             return False
         least = 1 - self.delta - _ROUNDING
@@ -351,9 +344,7 @@ class Gravac(GravacSettings):
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
     """Return the smaller of the two factors of most worth, if the worths are equal within ``tolerance``.
 
-    None: they differ.
-
-    None also where fewer than two factors were sent.
+    None: they differ, or fewer than two factors were sent.
 
     Args:
         worth: throughput times gain, by factor.
