@@ -155,7 +155,7 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     _must_be(nn.Module, model, task.model, "The task's model", "return the module itself")
     run(task.model, lambda: trainable_parameters(model), "The task's model")
     yield from _loss(task, model, batch, data.train)
-    yield from _optimizer(task, model, batch)
+    _optimizer(task, model, batch)
     yield from _evaluation(task, model, data.evaluation)
 
 
@@ -192,20 +192,13 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
         yield Finding(level="warning", text=f"{test.note[0].upper()}{test.note[1:]}.", hint=test.hint, where=where)
 
 
-def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
-    """Yield an error if a task's optimizer has parameters that are not the model's, and take one step of it.
+def _optimizer(task: Task, model: nn.Module, batch: Batch) -> None:
+    """Take one step of a task's optimizer.
 
     Raises:
         Ended: building the optimizer, the backward pass or the step raised.
     """
     optimizer = run(task.optimizer, lambda: make_optimizer(task, model), "The task's optimizer")
-    known = {id(parameter) for parameter in model.parameters()}
-    if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
-        yield error(
-            text="The optimizer has parameters that are not the model's.",
-            hint="build it from the model it is given: lambda model: SGD(model.parameters(), ...)",
-            where=line_of(task.optimizer),
-        )
     model.train()
     run(task.loss, lambda: torch.autograd.backward(mean_of(task.loss(model, batch))), "The backward pass")
     run(task.optimizer, optimizer.step, "The optimizer's step")
@@ -230,9 +223,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
         batch = fetch(dataset, indices)
         with torch.no_grad():
             totals = run(evaluate, lambda: task.sums(model, batch), "The task's evaluate", where)
-        if not isinstance(totals, Mapping) or not totals:
-            given = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
-            raise Ended(error(text=f"The task's evaluate gives {given}.", hint=_SUMS, where=where))
+        _must_be(Mapping, totals, evaluate, "The task's evaluate", _SUMS)
         return {name: float(value) for name, value in totals.items()}
 
     before = Generators.at(_CPU)

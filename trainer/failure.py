@@ -65,9 +65,7 @@ class Lines:
         has_no_file = file.startswith("<")  # Python's frozen modules, what a dataclass generates
         if has_no_file or module.partition(".")[0] in ("hetopt", "torch") or _PACKAGES in file:
             return None
-        path = Path(file)
-        if not path.is_absolute():
-            path = path.resolve()
+        path = Path(file).resolve()
         if path == self._script:
             return f"{self._name}, line {line}"
         return f"{path.name}, line {line}" if path.is_relative_to(self._script.parent) else None
@@ -195,10 +193,6 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
         hint = (
             "lower max_local_batch_size of this worker in the plan's run spec, or let the devices of a machine share "
             'the model (`shard="full"`)'
-        )
-    elif "mixed torch.Tensor and DTensor" in reason:
-        hint = (
-            "call a model that devices share, or a block of it, itself (`model(x)`): a method of it sees shards alone"
         )
     elif not torch.cuda.is_available() and any(word in reason.lower() for word in ("cuda", "nccl")):
         hint = "torch sees no GPU here: give it its options for the CPU and the backend gloo, or machines with GPUs"

@@ -6,6 +6,7 @@ The noise that a run tells is that of its gradient, whatever the shares and howe
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -101,10 +102,35 @@ def peeking(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: Any) -
     return model
 
 
+class Drawn(DistributedSampler[Any]):
+    """As scripts write their own: seeded alike on all ranks, it draws its order from Python's generator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(random.sample(range(self.total_size), self.total_size)[self.rank :: self.num_replicas])
+
+
+def drawing(batch: int, ddp: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Two loaders of unlike sizes, and augmentation that draws once a sample; returns what a worker read."""
+    random.seed(0)
+    model = nn.Linear(1, 1)
+    wrapped, optimizer = ddp(model), torch.optim.SGD(model.parameters(), 0.0)
+    sizes = ((160, batch), (40, batch // 4))
+    loaders = [DataLoader(range(n), batch_size=size, sampler=Drawn(range(n))) for n, size in sizes]  # type: ignore[arg-type,var-annotated]
+    read = []
+    for rows, _ in (pair for _ in range(EPOCHS) for pair in zip(*loaders, strict=True)):
+        wrapped(rows[:, None].float()).mean().backward()
+        optimizer.step()
+        read.append(rows)
+        random.choices(range(2), k=len(rows))
+    model.register_buffer("read", torch.cat(read))
+    return model
+
+
 SCRIPTS: dict[str, Callable[..., nn.Module]] = {
     "plain": plain,
     "accumulating": accumulating,
     "peeking": peeking,
+    "drawing": drawing,
     **{audit: partial(normalising, audit=audit) for audit in get_args(Audit)},
 }
 
@@ -203,6 +229,11 @@ def test_epochs_are_passes_over_the_data_however_often_a_loop_begins(tmp_path: P
     trained("peeking", tmp_path)
     end = list(read_events(tmp_path / EVENTS_FILE))[-1]
     assert (end["event"], end["step"], end["epoch"]) == ("session_finished", 15, 3.0)
+
+
+def test_loaders_of_two_sizes_read_every_sample_once_an_epoch_whatever_else_draws(tmp_path: Path) -> None:
+    read = torch.cat([state["read"] for state in trained("drawing", tmp_path)])
+    assert torch.equal(torch.bincount(read), torch.full((160,), EPOCHS))
 
 
 def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -> None:

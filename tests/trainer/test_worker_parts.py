@@ -7,7 +7,6 @@ How a run is, told from the end of its log and from its processes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -15,7 +14,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,9 @@ import torch
 from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 
-from hetopt.backends.processes import LocalLauncher, run_status
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.events.log import EVENTS_FILE, Event, EventLog, read_events
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
@@ -352,32 +351,8 @@ def test_the_last_words_are_an_error_if_there_is_one(tmp_path: Path) -> None:
     assert last_log_line(tmp_path) == "ValueError: no luck"
 
 
-def test_a_last_word_that_the_disk_refuses_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    log = EventLog(tmp_path / "events.jsonl")
-    with FailureReport(tmp_path, 1) as failure, closing(log):
-        log.write("training_started", step=0)
-    assert failure.exit_code == 6
-    said = capsys.readouterr().err
-    refused = f"the event log {tmp_path / 'events.jsonl'} cannot be written: No space left on device."
-    assert f"LogUnwritable: {refused}" in said
-    assert f"{refused} {refused}" in said, "the log refuses its last word, which is that it refuses"
-
-
 def test_a_reason_is_one_plain_line() -> None:
     assert reason_of(ValueError("\x1b[1mWeights only\x1b[0m\n  load failed")) == "ValueError: Weights only load failed"
-
-
-def test_a_run_that_ended_on_a_full_disk_says_so(tmp_path: Path) -> None:
-    with disk(tmp_path / "disk", size_kb=256) as folder:
-        write_spec(folder, SPEC)
-        assert run_status(folder).reason == "its processes are gone and left no word"
-        with contextlib.suppress(OSError), (folder / "fills").open("wb", buffering=0) as stream:
-            while True:
-                stream.write(b"x" * 4096)
-        status = run_status(folder)
-        assert status.reason == f"the disk that holds {folder} is full, so its event log could not grow"
-        assert status.state is RunState.FAILED
 
 
 # --- A disk without room for all that a run keeps: its model is written, and whatever checkpoints there is room for

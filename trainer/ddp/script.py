@@ -153,16 +153,25 @@ class UnequalBatches(Sampler[list[int]]):
         self._sharer = sharer
         is_split = getattr(batch_sampler, "split_batches", False)  # Accelerate's: the size is of all ranks together
         self._per_rank = batch_size // sharer.world_size if is_split else batch_size
-        self._size = sharer.batch_of(self._per_rank)
         self._drops_last = bool(getattr(batch_sampler, "drop_last", False))
         self.parts: deque[Part] = deque()
         self.is_trained_on = False
         self._epoch = self._step = 0
         self._table: ShareTable | None = None
+        self._order: States | None = None  # of the generators, from which the next epoch's order is drawn
+
+    @property
+    def _size(self) -> int:
+        return self._sharer.batch_of(self._per_rank)
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch, each of as many samples of all ranks as the run trains with."""
+        """Return the number of batches of an epoch, each of as many samples of all ranks as the run trains with.
+
+        While the script evaluates, a loader that was not trained on has those of its own rank.
+        """
         batches, workers = len(self._batches), self._sharer.world_size
+        if self._sharer.trains_model and not (self.is_trained_on or self._sharer.is_training):
+            return batches
         if self._size == self._per_rank * workers:
             return batches
         samples = batches * self._per_rank * workers
@@ -197,9 +206,12 @@ class UnequalBatches(Sampler[list[int]]):
     def _of_all_ranks(self) -> Iterator[list[int]]:
         """Yield the batches of all ranks together, of the plan's size; the last may be smaller.
 
-        Before each rank's first batch, the global random generators are set back, so that all draw one order.
+        Before each rank's first batch, the global random generators are set back, so that all draw one order. They go
+        on from there in the next epoch, whatever else draws: workers with unequal shares draw unlike amounts for
+        augmentation and dropout, and would otherwise disagree about the order, and read samples twice or never.
         """
-        this_rank, before = self._sharer.rank, States.now()
+        this_rank, present = self._sharer.rank, States.now()
+        before = self._order or present
         samplers = [
             self._batches if rank == this_rank else _for_rank(self._batches, self._way, self._name, rank)
             for rank in range(self._sharer.world_size)
@@ -210,6 +222,8 @@ class UnequalBatches(Sampler[list[int]]):
             batches = iter(sampler)
             first = list(islice(batches, 1))  # which draws the order
             each.append(chain(first, batches))
+        self._order = States.now()
+        present.use()
         waiting: list[int] = []
         for ranks in zip_longest(*each, fillvalue=()):
             waiting += chain.from_iterable(ranks)
@@ -252,7 +266,7 @@ class DdpRun:
         self._state: CommState | None = None  # of the module that was called last
         self._computes_in = torch.float32
         self._is_within = False  # a backward pass
-        self._batches = 0  # of the steps so far
+        self._batches = self._base = 0  # of the steps so far; samples on a rank of the first loader in shares
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
         self._drawn_before: Generators | None = None
         self._left: tuple[dict[str, Any], Iterable[tuple[str, Tensor]]] | None = None  # model and its parameters
@@ -282,9 +296,17 @@ class DdpRun:
             print(f"hetopt: {sentence}", file=sys.stderr, flush=True)
 
     def batch_of(self, batch_size: int) -> int:
-        """Return the samples of a loader's batch over all workers: a script's plan's, else ``batch_size`` on each."""
+        """Return the samples of a batch over all workers: ``batch_size`` on each, or for a script as the plan has it.
+
+        The plan's batch is that of the first loader in shares. Loaders of other sizes keep their proportion to it.
+        """
         spec = self._spec
-        return max(1, spec.global_batch_size // spec.batches_per_step) if spec.script else batch_size * self.world_size
+        planned = spec.global_batch_size // spec.batches_per_step
+        return (
+            max(1, round(planned * batch_size / (self._base or batch_size)))
+            if spec.script
+            else batch_size * self.world_size
+        )
 
     def table(self, batch_size: int) -> ShareTable:
         """Begin control periods on a new loader of ``batch_size`` samples a rank; return its table of shares.
@@ -296,6 +318,7 @@ class DdpRun:
             BadInput: there are fewer samples than workers, or every step is to be an audit and the script weighs or
                 exchanges gradients itself.
         """
+        self._base = self._base or batch_size
         return self._begin(self.batch_of(batch_size))
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
