@@ -162,8 +162,9 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
 def _must_be(kind: type, value: object, part: Callable[..., object], what: str, hint: str) -> None:
     """Raise `Ended`, with an error that points at ``part``, if ``value``, which ``part`` returned, is no ``kind``."""
     if not isinstance(value, kind):
-        text = f"{what} gives a {type(value).__name__}, not {kind.__name__}."
-        raise Ended(error(text=text, hint=hint, where=line_of(part)))
+        raise Ended(
+            error(text=f"{what} gives a {type(value).__name__}, not {kind.__name__}.", hint=hint, where=line_of(part))
+        )
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> Iterator[Finding]:

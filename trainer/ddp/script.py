@@ -211,14 +211,13 @@ class UnequalBatches(Sampler[list[int]]):
         augmentation and dropout, and would otherwise disagree about the order, and read samples twice or never.
         """
         this_rank, present = self._sharer.rank, States.now()
-        before = self._order or present
         samplers = [
             self._batches if rank == this_rank else _for_rank(self._batches, self._way, self._name, rank)
             for rank in range(self._sharer.world_size)
         ]
         each = []
         for sampler in samplers:
-            before.use()  # every rank of the script would draw the same order
+            (self._order or present).use()  # every rank of the script would draw the same order
             batches = iter(sampler)
             first = list(islice(batches, 1))  # which draws the order
             each.append(chain(first, batches))
@@ -300,11 +299,10 @@ class DdpRun:
 
         The plan's batch is that of the first loader in shares. Loaders of other sizes keep their proportion to it.
         """
-        spec = self._spec
-        planned = spec.global_batch_size // spec.batches_per_step
+        planned = self._spec.global_batch_size // self._spec.batches_per_step
         return (
             max(1, round(planned * batch_size / (self._base or batch_size)))
-            if spec.script
+            if self._spec.script
             else batch_size * self.world_size
         )
 
@@ -319,7 +317,10 @@ class DdpRun:
                 exchanges gradients itself.
         """
         self._base = self._base or batch_size
-        return self._begin(self.batch_of(batch_size))
+        size, usual = self.batch_of(batch_size), batch_size * self.world_size
+        if size != usual:
+            self.remark(f"batches have {size:,} samples, as the plan says; under torchrun they would have {usual:,}.")
+        return self._begin(size)
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
         state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
