@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import sys
 import traceback
@@ -194,10 +192,6 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
             "lower max_local_batch_size of this worker in the plan's run spec, or let the devices of a machine share "
             'the model (`shard="full"`)'
         )
-    elif not torch.cuda.is_available() and any(word in reason.lower() for word in ("cuda", "nccl")):
-        hint = "torch sees no GPU here: give it its options for the CPU and the backend gloo, or machines with GPUs"
-    elif any(os.strerror(code) in reason for code in (errno.ENOSPC, errno.EDQUOT)):
-        hint = "make room where it writes (also in /dev/shm and the folder for temporary files), then launch again"
     elif who and isinstance(error, (RuntimeError, ValueError, IndexError)):
         hint += (
             ", and takes sizes from its batches, as by len(images): a worker has a part of each. What is kept from "

@@ -14,6 +14,7 @@ sent, and no link carries two messages at a time. Between emulated hosts of 100 
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,11 +44,15 @@ def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> tor
     return torch.device("cpu") if through_host else tensor.device
 
 
+UNTIL_THE_GROUPS_TIMEOUT = datetime.timedelta(0)
+"""By torch's convention."""
+
+
 def _wait(works: Sequence[dist.Work | None]) -> None:
     """Wait until all transfers are done; none may be None, which torch returns to workers outside the group."""
     for work in works:
         assert work is not None, "this worker is in the group"
-        work.wait()
+        work.wait(UNTIL_THE_GROUPS_TIMEOUT)
 
 
 Reduction = Literal["sum", "max", "and"]

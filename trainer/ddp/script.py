@@ -317,10 +317,7 @@ class DdpRun:
                 exchanges gradients itself.
         """
         self._base = self._base or batch_size
-        size, usual = self.batch_of(batch_size), batch_size * self.world_size
-        if size != usual:
-            self.remark(f"batches have {size:,} samples, as the plan says; under torchrun they would have {usual:,}.")
-        return self._begin(size)
+        return self._begin(self.batch_of(batch_size))
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
         state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)

@@ -415,7 +415,6 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or rank != 0:
         store = TCPStore(address, port, is_master=False, timeout=timeout)
     else:
-        _check_reachable(environment, address)
         try:
             store = open_store(address, port, timeout)
         except RunFailed as refused:
@@ -424,16 +423,3 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
                 hint="set MASTER_ADDR to the address, in the workers' network, of the machine that has rank 0",
             ) from None
     return PrefixStore(f"attempt/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _check_reachable(environment: Mapping[str, str], address: str) -> None:
-    """Raise BadInput if MASTER_ADDR is loopback and workers run on other hosts, too.
-
-    A host's name often means loopback on that host itself.
-    """
-    workers, here = environment.get("WORLD_SIZE", "1"), environment.get("LOCAL_WORLD_SIZE")
-    if here is not None and here != workers and is_loopback(address):
-        raise BadInput(
-            f"MASTER_ADDR is {address}, which other machines cannot reach: here it means this machine alone.",
-            hint="set MASTER_ADDR to the address, in the workers' network, of the machine that has rank 0",
-        )

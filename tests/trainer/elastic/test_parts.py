@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, strategies as st
 
 from hetopt.trainer.checkpoints.folder import pack, unpack
+from hetopt.trainer.comm.channel import UNTIL_THE_GROUPS_TIMEOUT
 from hetopt.trainer.elastic.worker_group import (
     DEAF_S,
     EVERY_S,
@@ -23,6 +25,7 @@ from hetopt.trainer.elastic.worker_group import (
     break_all_but,
     connect,
     open_sockets,
+    wait_while,
 )
 from hetopt.trainer.host import gate
 from tests.disturbance import PATIENCE_S
@@ -92,6 +95,31 @@ def test_only_newer_connections_break_and_listeners_stay() -> None:
 def open_store() -> tuple[Any, str]:
     store = gate.open_store()
     return store, f"127.0.0.1:{store.port}"
+
+
+def waits_in_vain(rank: int, folder: str) -> None:
+    """The other worker comes to nothing, and breaks no connection: as where gloo overlooks that one broke."""
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    dist.barrier()
+    store = dist.FileStore(f"{folder}/ends", 2)
+    if rank:
+        store.wait(["over"])
+        return
+
+    def check() -> None:
+        raise RuntimeError("another generation")
+
+    wait_while(check)
+    received = torch.zeros(1)
+    for work, timeout in ((dist.irecv(received, 1), [UNTIL_THE_GROUPS_TIMEOUT]), (dist.barrier(async_op=True), [])):
+        with pytest.raises(RuntimeError, match="another generation"):
+            work.wait(*timeout)
+    store.set("over", "1")
+    os._exit(0)
+
+
+def test_no_wait_is_longer_than_the_group_holds(tmp_path: Path) -> None:
+    torch.multiprocessing.start_processes(waits_in_vain, (str(tmp_path),), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
 
 
 def test_a_cut_off_store_is_given_up_in_seconds_not_in_minutes() -> None:
