@@ -268,8 +268,9 @@ def replica_bytes(model: nn.Module) -> int:
 
     16 a parameter for Adam in single precision (Rajbhandari et al. 2020).
     """
-    parameters = sum(parameter.nbytes * (1 + 3 * parameter.requires_grad) for parameter in model.parameters())
-    return parameters + sum(buffer.nbytes for buffer in model.buffers())
+    return sum(parameter.nbytes * (1 + 3 * parameter.requires_grad) for parameter in model.parameters()) + sum(
+        buffer.nbytes for buffer in model.buffers()
+    )
 
 
 def device_bytes(device: torch.device, sharing: int) -> int:

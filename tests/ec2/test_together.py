@@ -33,7 +33,11 @@ ADDRESSES = {"h0": own_port()[0], "h1": "127.0.0.2"}
 
 
 def spec_of(
-    steps: int, slowdown: float = 1.0, hosts: Sequence[str] = tuple(ADDRESSES), script: tuple[str, ...] = ()
+    steps: int,
+    slowdown: float = 1.0,
+    hosts: Sequence[str] = tuple(ADDRESSES),
+    script: tuple[str, ...] = (),
+    batches_per_step: int = 1,
 ) -> RunSpec:
     """What is ordered is one run, on workers that may change."""
     workers = tuple(
@@ -44,6 +48,7 @@ def spec_of(
         task="resumable.py" if script else "digits",
         script=script,
         workers=workers,
+        batches_per_step=batches_per_step,
         stop=StopRule(max_steps=steps),
         control_period_steps=5,
         checkpoint_every_s=2,
@@ -229,7 +234,7 @@ def test_scripts_of_frameworks_train_on_rented_machines(
 ) -> None:
     pytest.importorskip(framework)
     name = f"with_{framework}.py"
-    spec = spec_of(STEPS, hosts=hosts, script=(f"task/{name}", *arguments))
+    spec = spec_of(STEPS, hosts=hosts, script=(f"task/{name}", *arguments), batches_per_step=2)
     run = machines(spec)
     ids = {f"i-{number}": host for number, host in enumerate(hosts)}
     run.place(ids, spec, 0)

@@ -194,7 +194,7 @@ QUESTIONS: dict[str, tuple[str | Profile, str, int]] = {
     "on-demand": (BERT, "--epochs 3 --deadline 2h --market on-demand", 0),
     "new-account": (BERT, "--epochs 3 --budget 20 --quota default", 3),
     "days": (GPT2, "--epochs 10 --budget 300 --deadline 3d --quota p=0 --quota g=64", 0),
-    "thousand-workers": (RESNET101, "--epochs 90 --deadline 6h --gpus any --max-workers 1024", 0),
+    "thousand-workers": (RESNET101, "--epochs 90 --deadline 6h --gpus any --max-workers 1024", 3),
     "sure": (BERT, "--epochs 3 --budget 4 --confidence 0.99", 0),
     "one-worker": (GPT2, "--epochs 10 --budget 200 --max-workers 1", 0),
     "far-data": (RESNET101, "--epochs 90 --budget 900 --region eu-central-1 --data 150GB --data-region us-east-1", 0),

@@ -166,10 +166,10 @@ def test_hosts_are_measured(inventory: Path) -> None:
     assert layouts[0] == ["box0"]
     assert ["box0", "box1"] in layouts
     both = next(probe for probe in place.probes if len(probe.configuration.nodes) == 2)
-    found = [place.measure([probe], 1.0) for probe in (place.probes[0], both)]
-    assert [[node.type for node in one.samples[0].nodes] for one in found] == [["box0"], ["box0", "box1"]]
-    assert all(0 < one.usd < 0.1 for one in found)
-    known = profile.model_copy(update={"samples": tuple(one.samples[0] for one in found)})
+    samples, paid_usd = zip(*(place.measure(probe, 1.0) for probe in (place.probes[0], both)), strict=True)
+    assert [[node.type for node in sample.nodes] for sample in samples] == [["box0"], ["box0", "box1"]]
+    assert all(0 < usd < 0.1 for usd in paid_usd)
+    known = profile.model_copy(update={"samples": samples})
     mine, _ = owned(load_catalog(), planned(inventory), datetime.date.today())
     machines = sampled_machines(known, mine.instance_types)
     assert machines is not None

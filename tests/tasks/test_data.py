@@ -31,7 +31,6 @@ from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.vision import (
     CLASSES,
     EVALUATION_FILE,
-    FOLDER,
     MEAN,
     STANDARD_DEVIATION,
     TRAIN_FILES,
@@ -75,11 +74,6 @@ def test_all_training_files_that_are_there_are_used_and_counted(tmp_path: Path, 
     data = load_cifar(tmp_path)
     assert len(data.train) == 6 * train_files
     assert f"{6 * train_files} training images from {train_files} of 5 files" in data.description
-
-
-def test_the_archives_subfolder_is_found(tmp_path: Path) -> None:
-    write(tmp_path / FOLDER)
-    assert len(load_cifar(tmp_path).evaluation) == 6
 
 
 def test_training_images_are_augmented_and_evaluation_images_are_not(tmp_path: Path) -> None:
@@ -289,17 +283,6 @@ def test_which_files_train_and_evaluate(tmp_path: Path, roles: tuple[str, ...], 
     write_corpus(tmp_path, "wiki.{}.tokens", **dict.fromkeys(roles, TRAIN))
     found = [path.name for path in find_corpus(tmp_path)]
     assert found == [f"wiki.{train}.tokens", f"wiki.{evaluation}.tokens"]
-
-
-def test_a_training_file_of_another_naming_wins_over_the_fallback(tmp_path: Path) -> None:
-    write_corpus(tmp_path, "ptb.{}.txt", valid=TRAIN, test=TRAIN)
-    write_corpus(tmp_path, "{}.txt", train=TRAIN, valid=TRAIN)
-    assert find_corpus(tmp_path)[0].name == "train.txt"
-
-
-def test_folders_with_braces_in_their_name_work(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "{}", "{}.txt", train=TRAIN, valid=OTHER)
-    assert find_corpus(tmp_path / "{}")[0].name == "train.txt"
 
 
 def test_the_real_sample_trains_on_valid_and_evaluates_on_test(shared_data: Path) -> None:

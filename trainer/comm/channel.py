@@ -40,8 +40,7 @@ def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> tor
     group.
     """
     backends = dist.get_backend(group)
-    through_host = tensor.is_cuda and "gloo" in backends and "nccl" not in backends
-    return torch.device("cpu") if through_host else tensor.device
+    return torch.device("cpu") if tensor.is_cuda and "gloo" in backends and "nccl" not in backends else tensor.device
 
 
 UNTIL_THE_GROUPS_TIMEOUT = datetime.timedelta(0)

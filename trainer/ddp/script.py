@@ -299,12 +299,8 @@ class DdpRun:
 
         The plan's batch is that of the first loader in shares. Loaders of other sizes keep their proportion to it.
         """
-        planned = self._spec.global_batch_size // self._spec.batches_per_step
-        return (
-            max(1, round(planned * batch_size / (self._base or batch_size)))
-            if self._spec.script
-            else batch_size * self.world_size
-        )
+        planned = self._spec.global_batch_size // self._spec.batches_per_step * batch_size / (self._base or batch_size)
+        return max(1, round(planned)) if self._spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
         """Begin control periods on a new loader of ``batch_size`` samples a rank; return its table of shares.

@@ -20,7 +20,6 @@ So no worker waits longer than its group holds (`wait_while`).
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import os
 import socket
@@ -28,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
@@ -148,15 +147,20 @@ def connect(meeting: str) -> TCPStore:
 
 _wait_in_torch = dist.Work.wait
 
+_LEFT: list[object] = []
+"""Groups that were left. A thread of theirs may still be waiting, and whoever frees a group waits for its threads."""
+
 
 def wait_while(check: Callable[[], None]) -> None:
     """Have torch's waits of this process call ``check`` every `EVERY_S` s, and end by the RuntimeError that it raises.
 
     Waits with a time are for single messages, and are done in a thread: time that is up would close their connection.
+    That thread may never end, and with it the interpreter: the process must leave by `os._exit`.
     """
+    messages = ThreadPoolExecutor(max_workers=1)
 
     def wait(work: dist.Work, *timeout: datetime.timedelta) -> bool:
-        message = _in_thread(work, *timeout) if timeout else None
+        message = messages.submit(_wait_in_torch, work, *timeout) if timeout else None
         while True:
             try:
                 if message is not None:
@@ -168,20 +172,6 @@ def wait_while(check: Callable[[], None]) -> None:
                 check()
 
     dist.Work.wait = wait  # type: ignore[assignment,method-assign]
-
-
-def _in_thread(work: dist.Work, timeout: datetime.timedelta) -> Future[bool]:
-    """Return the future of a wait for one message, of which torch tells only by blocking that it has come."""
-    future: Future[bool] = Future()
-
-    def finish() -> None:
-        try:
-            future.set_result(_wait_in_torch(work, timeout))
-        except RuntimeError as error:
-            future.set_exception(error)
-
-    threading.Thread(target=finish, name="waits-for-a-message", daemon=True).start()
-    return future
 
 
 _HEAVY = ("model", "optimizer")
@@ -421,8 +411,7 @@ class WorkerGroup:
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
-            # A thread of the group may still be waiting: whoever frees the group waits for that thread.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+            _LEFT.append(dist.group.WORLD)
             with suppress(RuntimeError):  # of others that are gone
                 dist.destroy_process_group()
         self._events.close()
@@ -495,10 +484,13 @@ class WorkerGroup:
         store = dist.PrefixStore(f"{self._attempt}/group/{generation.number}", connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
         if workers > 1:
             join_group(store, rank, workers, self._device, self._spec.exchange_timeout_s)
-        shares = {member.place: member.share for member in generation.members if member.share}
         self._events = EventLog(self._run_dir / EVENTS_FILE if rank == 0 else None)
         return WorkerContext(
-            spec=spec_of_living(self._spec, generation.places, shares),
+            spec=spec_of_living(
+                self._spec,
+                generation.places,
+                {member.place: member.share for member in generation.members if member.share},
+            ),
             rank=rank,
             world_size=workers,
             device=self._device,

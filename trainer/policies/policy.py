@@ -221,9 +221,9 @@ class EpochMean(Record):
         times_s, steps = observation.compute_s, observation.steps
         if self.steps and self.local_batch_sizes == observation.local_batch_sizes:
             steps += self.steps
-            weight = observation.steps / steps
             times_s = tuple(
-                old + weight * (new - old) for old, new in zip(self.compute_s, observation.compute_s, strict=True)
+                old + observation.steps / steps * (new - old)
+                for old, new in zip(self.compute_s, observation.compute_s, strict=True)
             )
         if every == "period" or observation.epoch > self.epoch:
             return EpochMean(epoch=observation.epoch), times_s

@@ -413,8 +413,7 @@ def can_overlap(device: torch.device, world_size: int) -> bool:
         return False
     is_cuda = device.type == "cuda"
     # A GPU's gradients go over gloo only through the host, in one piece.
-    own_terms = not is_cuda or "nccl" in dist.get_backend()
-    rows = gather_numbers([float(own_terms), float(is_cuda)], world_size)
+    rows = gather_numbers([float(not is_cuda or "nccl" in dist.get_backend()), float(is_cuda)], world_size)
     return all(row == [1.0, rows[0][1]] for row in rows)
 
 

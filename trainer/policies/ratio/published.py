@@ -337,8 +337,7 @@ class Gravac(GravacSettings):
 
     def _raise(self, raised: int) -> float:
         """Return the multiple of the first floor after ``raised`` raises: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
-        exponent = 2 ** (raised - 1) if self.raises == "exponential" else raised
-        return 2.0 ** min(exponent, 64)
+        return 2.0 ** min(2 ** (raised - 1) if self.raises == "exponential" else raised, 64)
 
 
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
