@@ -484,14 +484,13 @@ class Estimate:
 
         Sharing of a model, and other regions, are spoken of where there are any.
         """
-        from hetopt.reports.plan_document import chosen_way, region_notes
+        from hetopt.reports.plan_document import region_notes
 
-        way, job = chosen_way(self.plan), self.job
-        took = self.plan.chosen.prediction.total_s if way is None else way.total_s
+        job, trains = self.job, self.plan.chosen.prediction.training_s
         basis = "Counted FLOPs, not measured" if self.timed is None else f"By {self.timed}"
         yield (
-            f"{basis}: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
-            "times the time shown (90 %); profiling narrows that."
+            f"{basis}: training may take {trains.low / trains.value:.2g} to {trains.high / trains.value:.2g} "
+            "times as long as in these figures (90 %); profiling narrows that."
         )
         if job.assumed:
             yield f"Assumed: {', '.join(job.assumed)}."

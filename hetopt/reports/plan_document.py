@@ -34,6 +34,9 @@ AS_SURE = 0.02
 STOPS_PAYING = "; a tenth less time would cost over a fifth more"
 """Words on why a balanced plan is not the fastest."""
 
+HARDLY_QUICKER = "; what is quicker saves too little for its price"
+"""Words on why a plan is chosen as the fastest while another that is shown takes less time."""
+
 EVIDENCE_IN_SHORT = {
     "measured": "measured",
     "interpolated": "same kind measured",
@@ -123,6 +126,7 @@ def in_a_sentence(plan: Plan) -> Iterator[Line]:
     if plan.advice is None and plan.risk is None and way is not None:
         label, kept = _name(way, way.chance or 0.0).replace("/", " and "), [name for name in limits if limits[name]]
         why = STOPS_PAYING if "balanced" in way.names and "fastest" not in way.names else ""
+        why = HARDLY_QUICKER if "fast" in way.names else why
         sure = f" {formatting.chance(way.chance or 0.0)} of simulated runs keep {' and '.join(kept)}." if kept else ""
         figures = f"{formatting.duration(way.total_s.value)}, {formatting.usd(way.cost_usd.value)}"
         yield Line(f"{plan.chosen.in_words}: {figures}. It is the {label} plan{why}.{sure}")
@@ -244,7 +248,7 @@ def _name(way: Choice, sure: float) -> str:
     # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
     safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
     # A label is of one or two words: what says least is left out.
-    names = [name for name in way.names if name not in ("balanced", "cheap", "fast")] or way.names[:1]
+    names = [name for name in way.names if name not in ("balanced", "cheap", "fast")] or way.names
     return "best" if {"cheapest", "fastest"} <= set(names) else "/".join(names).replace("safest", safest)
 
 

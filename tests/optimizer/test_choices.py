@@ -40,6 +40,7 @@ from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.places import plan_in_regions
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.objective import BALANCED, Limits
+from hetopt.reports.plan_document import in_a_sentence
 from tests.face.conftest import RECORDED
 from tests.face.described import RESNET101
 from tests.thinned import few
@@ -81,12 +82,6 @@ def test_the_ways_are_what_each_objective_chooses(catalog: Catalog, plan: Plan) 
         medians = [(each.prediction.total_s.value, each.prediction.cost_usd.value) for each in (way, best)]
         assert way == best or (way == plan.chosen and beats(*medians) and name != "balanced")
     assert _named(plan, "balanced").candidate == plan.chosen
-    time, cost = (
-        [_named(plan, n).model_dump()[f]["value"] for n in ("fastest", "balanced", "cheapest")]
-        for f in ("total_s", "cost_usd")
-    )
-    assert time == sorted(time)
-    assert cost == sorted(cost, reverse=True)
     weighed = _plan(catalog, replace(FEW, time_weight=0.3), budget_usd=5.0)
     assert _named(weighed, "weighed").candidate == weighed.chosen
 
@@ -148,6 +143,8 @@ def test_names_hold_of_the_figures_that_are_shown_and_nothing_shown_beats_the_pl
         less = (more_s < time and duration(more_s) != duration(time), more_usd < cost and usd(more_usd) != usd(cost))
         more = (more_s > time and duration(more_s) != duration(time), more_usd > cost and usd(more_usd) != usd(cost))
         assert any(more) or not any(less), other
+    for line in in_a_sentence(told):
+        assert "It is the balanced plan" not in line.text or "fast" not in _named(told, "balanced").names, line.text
 
 
 def test_the_safest_is_on_demand_and_keeps_the_limits_no_less(plan: Plan) -> None:
