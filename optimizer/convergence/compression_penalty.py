@@ -1,33 +1,25 @@
-"""What compression and local SGD cost in steps to the target, by pilot runs, and which of them may be planned with.
+"""Steps to the target that compression and local SGD add, by pilot runs, and which of both may be planned with.
 
-    S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1))
+    S(B, gain)     = S(B) (1 + a sqrt(1 / gain - 1))                   compression with error feedback
+    S(B)           = S(B) (1 + c e) / s                                rounding without it
+    S(B, share, N) = S(B) (1 + c (1 - 1/N) sqrt(1/share - 1))          local SGD of N workers
 
-(`hetopt.core.training_laws`, the law that training follows as well.) Gain is the share of the gradient's energy
-that gets through. It says how much slower a run goes, but not that it arrives: in GraVAC's experiments (table 2) Top-k
+Gain is the share of the gradient's energy that gets through (`hetopt.core.training_laws`, the law that training follows
+as well). It says how much slower a run goes, but not that it arrives: in GraVAC's experiments (table 2) Top-k
 at 0.1 % kept 80 to 90 % of an LSTM's gradient and still ended at a perplexity of 26.8 where 22 was wanted. So arriving
 is a gate of its own, closed by a pilot that fell short.
 
-What training locally costs in steps, learned from pilots where there are any, and which of it may be planned with.
-
-    S(B, share, N) = S(B) (1 + c (1 - 1/N) sqrt(1/share - 1))
-
-``share`` of the steps end in an average of parameters, so 1/share - 1 others lie between two of them. Gradients are
-mostly noise: in so many steps a worker wanders off by the root of their number, and 1 - 1/N of that wandering is not
-the average's. This is the law of what compression holds back (`hetopt.core.training_laws`) with the share in the
-place of the gain; analyses of local SGD bound its cost by a term that grows like this (Khaled et al. 2020, 1909.04746).
-
-``c`` depends on the task and on the policy. The ten published runs of SelSync and FedAvg that arrived (2307.07950,
-table I: three models, 16 workers, shares of 0.001 to 0.28; the fourth model's counts contradict its speed-ups) give 0
-to 0.6, whatever the share, 0.25 in the mean.
-
-What sending whole gradients in fewer bytes costs this job in steps, from the trials that its profile holds.
-
-    with a residual       gain as measured; the law of `hetopt.core.training_laws` does the rest
-    without               (1 + c e) / s,  e from the measured variance q at the levels that so many workers leave
-
+The energy ``e`` that rounding adds follows from its measured variance ``q`` at the levels that so many workers leave.
 Codes that are summed have the fewer levels the more workers there are: between the levels that were tried the log of
 ``q`` is interpolated in the log of the levels, and beyond them it falls with their square, as the error of a uniform
 grid does.
+
+``share`` of the steps end in an average of parameters, so 1/share - 1 others lie between two of them. Gradients are
+mostly noise: in so many steps a worker wanders off by the root of their number, and 1 - 1/N of that wandering is not
+the average's. Analyses of local SGD bound its cost by a term that grows like this (Khaled et al. 2020, 1909.04746).
+The ten published runs of SelSync and FedAvg that arrived (2307.07950, table I: three models, 16 workers, shares of
+0.001 to 0.28; the fourth model's counts contradict its speed-ups) give ``c`` of 0 to 0.6, whatever the share, 0.25 in
+the mean.
 """
 
 from __future__ import annotations

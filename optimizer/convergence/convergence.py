@@ -1,8 +1,7 @@
-"""How many optimizer steps a goal needs, given the global batch size and how much gradient survives compression.
+"""Optimizer steps to a run's goal, by global batch size, retained gradient energy and precision.
 
-What a lower precision costs in steps: nothing, unless pilots of the job say otherwise.
-
-Networks of many kinds were trained in fp16 with a loss scale, and in bf16, to the accuracy of fp32 in as many steps
+A lower precision costs no steps unless pilots of the job say otherwise. Networks of many kinds were trained in fp16
+with a loss scale, and in bf16, to the accuracy of fp32 in as many steps
 (Micikevicius et al. 2018, 1710.03740; Kalamkar et al. 2019, 1905.12322). Trials of a profile, each a pilot beside one
 from the same weights over the same batches, can contradict that: with ``m`` the mean of ``ln(steps / usual steps)``
 over ``n`` of them, and two runs apart by `PILOT_LOG_SD` whatever they compute in,

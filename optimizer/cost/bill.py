@@ -1,22 +1,15 @@
-"""The expected bill of a run, line by line: machines, volumes, addresses, transfer and checkpoints, in USD.
+"""The expected bill of a run in USD: machines, volumes, addresses, transfer and checkpoints, and the least budget.
 
 Two forms of one sum. `itemise` gives the lines of one cluster, each with the date and source of its price; `total_usd`
 gives their sum for many clusters at a time. The lines are not rounded, so they add up to the total.
-
-The least budget that a cluster is rented with: ten minutes of it at its on-demand price, whatever the plan expects.
 
 Spot prices can rise to the on-demand price, and a cluster must have booted before its budget may end it. Planner and
 launcher hold plans against one inequality, so that what was planned for a budget can be rented with it:
 
     budget >= fixed + worst-case USD an hour * 10 min                 (`hetopt.core.budget_law`)
 
-What it costs to bring a data set from the region where it is to the one that trains: once, by the source's price.
-
 AWS charges what leaves a region by the region that it leaves (AWS Global Network FAQ), and nothing for what arrives.
-The machines then read a copy in their own region, which is free. The copy is made before the launch: it takes money,
-and no time of the run.
-
-The prices beside the machine's own: billing rules, volumes, addresses, transfer and storage, each with its date.
+Machines read a copy of the data set in their own region, made once before the launch: it takes money, and no time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Interruptions: the time that losses of machines, restarts and checkpoints add to a job, on average.
-
-When to save: the interval between checkpoints, and the time that losses, restarts and checkpoints add to a job.
+"""Expected time that losses of machines, restarts and checkpoints add to a job, and the best checkpoint interval.
 
 With work t between checkpoints, C to write one, R to restart and Theta between losses, losses during restarts included,
 

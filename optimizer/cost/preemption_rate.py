@@ -1,4 +1,4 @@
-"""Preemption rates and outages of spot pools: a prior for each pool, updated by the losses that were observed.
+"""Preemption rates and outages of spot pools: a prior for each pool, updated by losses that a file keeps between runs.
 
 A pool is one instance type in one zone. Its machines are lost at a rate of lambda an hour, and lambda is not known:
 
@@ -16,8 +16,6 @@ After a loss a scarce pool has no machine for a time W (a pool with two states, 
     m outages of S hours together: Gamma(shape + OUTAGE_SHAPE m, hours + S)                     conjugate
 
 The others train meanwhile, so that a cluster has the part 1 / (1 + lambda W) of its machines in the mean.
-
-What was seen of spot pools: instance-hours, losses and outages, in a file that a person or a launch may keep.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Turns a priced cluster into the record that a plan shows: groups with shares, intervals, and the bill by line.
-
-What the machines of a candidate are told to do: the run behind a plan.
-"""
+"""Priced clusters as the records that a plan shows: groups with shares, intervals, the bill, and the run itself."""
 
 from __future__ import annotations
 

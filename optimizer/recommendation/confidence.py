@@ -1,11 +1,9 @@
-"""How likely plans are to keep their limits: possible runs of finalists, over prices, losses, step times and steps.
+"""Probability that plans keep their limits, by simulated runs, and the least limits that a plan would keep.
 
-What would have to be allowed for a plan that keeps its limits: hints by the very rule that plans are held against.
-
-The least budget of a cluster is the one that so many of its simulated runs stay within, and never less than its
-median cost or than it is rented with; the least deadline likewise. The least of all clusters is then followed: the
-search is made again with it, as whoever takes the hint would, and moved until the answer is a plan that keeps its
-limits, while one a little stricter has none.
+Possible runs of finalists differ in prices, losses, step times and steps. The least budget of a cluster is the one that
+so many of its simulated runs stay within, and never less than its median cost or than it is rented with; the least
+deadline likewise. The least of all clusters is then followed: the search is made again with it, as whoever takes the
+hint would, and moved until the answer is a plan that keeps its limits, while one a little stricter has none.
 """
 
 from __future__ import annotations

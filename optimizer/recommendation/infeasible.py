@@ -1,7 +1,4 @@
-"""When nothing fits: the plans that come nearest, one on each axis, and what would have to be allowed for them.
-
-What a plan's machines hold of the job, part by part; and, where no machine holds it, what would make it fit.
-"""
+"""Answers where nothing fits: the nearest plan on each axis, and the memory that a job needs, part by part."""
 
 from __future__ import annotations
 

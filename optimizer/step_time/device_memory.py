@@ -1,21 +1,16 @@
-"""How many samples a worker of a machine computes together: what its device holds, less a reserve.
+"""Samples that a worker computes together: what its device holds, less a reserve and what the exchange takes.
 
     usable(GPU)   = 0.9 memory - 750 MiB       its own; the context of CUDA and the libraries' workspaces
     usable(CPU)   = 0.9 memory - 1.5 GiB       main memory; the operating system, Python and torch
     micro-batch   = largest b with peak(b) <= usable      (`hetopt.core.memory`, with what the exchange keeps)
+    kept          = 2 gradients with error feedback, 4 with momentum correction (the residual, and its swap copy)
+    taken         = 0 to 2 gradients for a method to work in + 16 bytes for each element that a worker sends
 
 A task computes a larger local batch in several micro-batches, so that one sample has to fit and no more. A script
 computes what its loader gives it at once: there the local batch itself has to fit.
 
-What a worker's exchange takes of its device's memory: residuals that it keeps, and what it works in for a moment.
-
-    kept  = 2 gradients with error feedback, 4 with momentum correction (the residual, and what it swaps places with)
-    taken = 0 to 2 gradients for a method to work in + 16 bytes for each element that a worker sends
-
-A selection works in the magnitudes and a mask: 5/4 of a gradient.
-
-An average of parameters keeps the parameters of the last one beside the residual of its rounding, and takes two more
-copies of them.
+A selection works in the magnitudes and a mask: 5/4 of a gradient. An average of parameters keeps the parameters of the
+last one beside the residual of its rounding, and takes two more copies of them.
 """
 
 from __future__ import annotations

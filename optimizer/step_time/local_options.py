@@ -1,12 +1,9 @@
-"""Local SGD policies that a search may choose from: those that pilots support, or the one that the user asked for.
+"""Local SGD policies that a search may choose from, and the share of steps in which each communicates.
 
-A policy is offered as it was measured. FedAvg counts in epochs, so that its share depends on the batch: it is planned
-as if every step summed gradients.
-
-What workers that train for themselves spend on being brought together: which part of their steps communicate.
-
-Averages are made after the step, so nothing hides them; the share of steps that make one is known (local SGD, FedAvg),
-steered (SelSync with ``auto``), measured by an earlier run, or assumed from what was published.
+Offered are those that pilots support, as they were measured, or the one that the user asked for. Averages are made
+after the step, so nothing hides them; the share of steps that make one is known (local SGD, FedAvg), steered (SelSync
+with ``auto``), measured by an earlier run, or assumed from what was published. FedAvg counts in epochs, so that its
+share depends on the batch: it is planned as if every step summed gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Step times of configurations that were never run, with the parts of their variance, and which to measure next.
-
-Which configurations are worth measuring: those that would most reduce the uncertainty of all that is asked about.
+"""Step times of configurations that were never run, the parts of their variance, and which are worth measuring next.
 
 Bayesian experimental design with average predictive variance (V-optimality; Chaloner and Verdinelli 1995) instead of
 the parameters' determinant (Ernest's design): what matters is how well the asked-about steps are known, and a large
