@@ -193,9 +193,9 @@ class LocalPilot(PilotBesideDense):
     """Pilot run under local SGD: its averaging policy, the share of its steps that averaged, and its workers.
 
     Attributes:
-        sync: how.
-        share: of its steps that ended in an average, in (0, 1].
-        workers: two at least.
+        sync: policy by which workers average.
+        share: fraction of its steps that ended in an average, in (0, 1].
+        workers: number of workers, two at least.
     """
 
     sync: Synchronization
@@ -244,11 +244,11 @@ class LocalGate:
     def objection(self, sync: Synchronization, share: float) -> str | None:
         """Return why local SGD is planned only if it was asked for, as a clause; None: it may be planned.
 
-        How many workers it may be planned for says `most_workers`.
+        `most_workers` says for how many workers.
 
         Args:
             sync: policy of local SGD.
-            share: of the steps, that end in an average of parameters, 0 to 1.
+            share: fraction of the steps that end in an average of parameters, in (0, 1].
         """
         for pilot in self._of_family(sync):
             needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
@@ -267,13 +267,13 @@ class LocalGate:
 
 
 def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool) -> str:
-    """Return a sentence on the steps that local SGD at an averaging ``share`` adds; ``counts``: it has a target.
+    """Return a sentence on the steps to the target that local SGD adds.
 
     Args:
-        penalty: of the policy.
-        share: of the steps, that end in an average of parameters.
-        workers: whose parameters are averaged.
-        counts: whether the run trains to a target, so that more steps make up for what is lost.
+        penalty: cost in steps of the policy.
+        share: fraction of the steps that end in an average of parameters.
+        workers: number of workers whose parameters are averaged.
+        counts: whether the run trains to a target; else its steps are given, and the sentence says what that means.
     """
     if not counts:
         return "The number of steps is that of summing gradients in every step; what is learned in them may be less."
@@ -343,8 +343,8 @@ class ExchangeLosses:
     def gain(self, way: Compression) -> float | None:
         """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios.
 
-        Above the tried ratios the largest one's is returned, 1 for a compressor that only rounds, and the ratio itself
-        for one that selects at random.
+        Lossless compressors retain 1, and random selection its ratio, without a trial. Above the
+        tried ratios the largest one's is returned, and 1 for a compressor that only rounds.
         """
         if way.name in LOSSLESS:
             return KEPT[way.name]
