@@ -35,7 +35,7 @@ class Communication:
     """Share of steps in which workers under local SGD average their parameters, with its uncertainty.
 
     Attributes:
-        share: of the steps.
+        share: fraction of the steps.
         log_sd: standard deviation of the log of (true share / share).
         note: a sentence for people.
     """
@@ -92,8 +92,8 @@ class LocalOption:
         sync: the policy.
         communication: share of steps in which workers average.
         penalty: what the policy costs in steps.
-        most_workers: that may be planned with.
-        counts_steps: whether its cost is paid in steps: to a target it is, a run of fixed length has no more of them.
+        most_workers: most workers that may be planned with.
+        counts_steps: whether the cost is paid in more steps, as in a run to a target; a run of fixed length has none.
     """
 
     sync: Synchronization

@@ -58,10 +58,10 @@ class Exchange:
     """Messages and traffic of the gradient exchange of one step, by which its seconds are computed.
 
     Attributes:
-        messages: in a row, of the slowest path.
+        messages: messages one after the other, on the slowest path.
         traffic: bytes over the slowest link, relative to the bytes of the dense gradient.
-        compressor: what compresses; absent where the gradient goes as it is.
-        overlapped: whether it runs beside the backward pass.
+        compressor: name of the compressor; None: the gradient goes as it is.
+        overlapped: whether the exchange runs beside the backward pass.
     """
 
     messages: float
@@ -74,8 +74,8 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
     """Return the messages and relative traffic of one step's exchange among ``workers``; none for a single worker.
 
     Args:
-        workers: that exchange.
-        compression: of gradients; None: there is none.
+        workers: number of workers that exchange.
+        compression: compressor of gradients; None: there is none.
         sync: as `parse_sync` reads it; workers that average parameters now and then send as much in the mean of all
             steps. None: gradients are summed in every step.
 

@@ -66,10 +66,10 @@ class Posterior:
     """Fitted parameters and residuals of the step model, with their covariance.
 
     Attributes:
-        observed: what it was fitted to.
-        mode: parameters, then what is left over at the points and at the layouts of ``latents``.
-        covariance: of ``mode``.
-        prior_mean, prior_sd: of the parameters.
+        observed: measured steps that the model was fitted to.
+        mode: the most probable parameters, then residuals at the points and at the layouts of ``latents``.
+        covariance: covariance matrix of ``mode``.
+        prior_mean, prior_sd: prior of each parameter.
         compression_mean, compression_sd: prior of the log of what a compressor takes that was not measured.
         log_evidence: log of the probability of the samples under the priors, by Laplace's approximation.
     """

@@ -227,11 +227,11 @@ class Probe:
     """Configuration worth measuring: the uncertainty that it would remove, about what, and its price.
 
     Attributes:
-        row: its place among the queries.
+        row: index among the queries.
         removed: share of the average variance, beyond run-to-run noise, that its measurement is expected to remove.
         variance: that average before it, of the log of (true / predicted).
-        about: what it mostly tells.
-        usd: what measuring it costs; absent where prices are not known.
+        about: parameter or residual that the measurement mostly tells, in words.
+        usd: price of the measurement; None: not known.
     """
 
     row: int

@@ -346,10 +346,10 @@ class SampledMachine:
     """Worker of a machine type as step samples predict it, alone on its machine: contention comes on top.
 
     Attributes:
-        fixed_s, per_sample_s: of a worker's step.
+        fixed_s, per_sample_s: line of a worker's seconds of computation over its samples.
         log_sd: standard deviation of the log of its computation.
         network: one hop between two machines; None where samples say nothing about the network.
-        network_log_sd: standard deviation of the log of what a byte takes there.
+        network_log_sd: standard deviation of the log of the seconds a byte there.
         bus: one hop inside the machine; None where samples say nothing about it.
     """
 

@@ -413,7 +413,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
 
 
 def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelerator, gpu: Gpu | None) -> bool:
-    """Return whether a machine has the very GPU that was profiled."""
+    """Return whether an accelerator is the very GPU that was profiled."""
     if host.gpus and gpu is not None and accelerator.fraction == 1:
         return gpu == host.gpus[0].place.gpu
     return _same_accelerator(model.profile.host.accelerator or "", accelerator)
