@@ -47,15 +47,15 @@ class ModelCount:
     """Counts of a model, not measured: parameters, and FLOPs and activation bytes of a sample.
 
     Attributes:
-        name: of the model, in a few words.
-        parameters: all of them.
-        forward_flops: of one sample, in its forward pass.
-        attention_flops: of these, products of queries, keys and values.
-        logits: of one sample, what its output tells apart at each of its tokens; `LOGIT_BYTES` of the activations each.
-        score_bytes: of one sample, what attention keeps of its scores where it is computed by one operation after the
-            other, as by the published code of encoders; memory is counted without it, as fused kernels need none.
-        activation_bytes: of one sample, kept for the backward pass in 16 bits.
-        layers: one behind the other.
+        name: name of the model, in a few words.
+        parameters: number of all parameters.
+        forward_flops: operations of one sample's forward pass.
+        attention_flops: part of these in products of queries, keys and values.
+        logits: entries of one sample's output over all its tokens; each takes `LOGIT_BYTES` of the activations.
+        score_bytes: bytes of one sample's scores that attention keeps where it is computed by one operation after
+            another, as by the published code of encoders; memory is counted without it, as fused kernels need none.
+        activation_bytes: bytes of one sample kept for the backward pass in 16 bits.
+        layers: number of layers, one behind the other.
         sample: what one sample is, in words.
         kind: transformer or convolution.
     """
@@ -286,7 +286,7 @@ class Recipe:
     Attributes:
         method: "full": all weights; "lora": an adapter beside weights in 16 bits; "qlora": beside weights in 4 bits.
         trained: share of the parameters that is trained, (0, 1].
-        optimizer: whose state is kept of each trained parameter.
+        optimizer: optimizer whose state is kept of each trained parameter.
     """
 
     method: Method = "full"
