@@ -43,10 +43,10 @@ class Timed:
         """Return the share (MFU) of the GPUs' peak rate that training on ``samples`` had, half of attention counted.
 
         Args:
-            count: of the model.
-            recipe: how it was trained.
-            samples: that the whole training passed over.
-            precision: in which its matrices were multiplied.
+            count: counts of the model.
+            recipe: how the model was trained.
+            samples: number that the whole training passed over.
+            precision: number format in which matrices were multiplied.
 
         Raises:
             BadInput: no rates of the GPU are published, or the share would be above 1.
@@ -104,10 +104,10 @@ class Timed:
 
         Args:
             counted: operations and bytes of a sample, by count.
-            count: of the model.
-            recipe: how it was trained.
-            samples: that the whole training passed over.
-            precision: in which its matrices were multiplied.
+            count: counts of the model.
+            recipe: how the model was trained.
+            samples: number that the whole training passed over.
+            precision: number format in which matrices were multiplied.
 
         Raises:
             BadInput: the training cannot have been so: no rates of its GPUs are published, it was above their peak
@@ -149,7 +149,7 @@ def described_profile(
 
     Args:
         count: counts of the model.
-        samples: that the whole training passes over; the data set of the profile.
+        samples: number that the whole training passes over; the data set of the profile.
         batch_size: samples of a step.
         precisions: that its matrix products may be in, the usual one first, each with a device of the profile.
         now: the profile's date.

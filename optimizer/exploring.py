@@ -31,7 +31,7 @@ class Suggested:
     """Probe that is worth its price: the configuration to measure next, its worth in USD, and the reason.
 
     Attributes:
-        configuration: to measure; one launch serves all batch sizes of its layout.
+        configuration: what to measure; one launch serves all batch sizes of its layout.
         worth_usd: what measuring it is expected to be worth; None for the first layouts and types without relatives.
         reason: why this configuration, in words.
     """
@@ -62,7 +62,7 @@ def suggest(
         candidates: configurations that are to be predicted, and may be measured.
         price_usd: returns the price of measuring a configuration, USD, by the seconds of its step (None: not known
             yet).
-        budget_usd: for all probes together; the job is taken to be worth `JOB_OVER_PROBES` times as much.
+        budget_usd: most USD for all probes together; the job is taken to be worth `JOB_OVER_PROBES` times as much.
         catalog: instance types by name, to relate machine types to each other.
 
     Returns:

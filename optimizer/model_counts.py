@@ -1,22 +1,19 @@
-"""Counts of a model from a few of its dimensions: parameters, floating-point operations, and activation bytes.
+"""Counts of a model from a few of its dimensions: parameters, floating-point operations, bytes in memory.
 
     forward of a token     2 N + 4 s a L        N: weights that it is multiplied with, the output's included; s tokens
                                                 in a sequence; a: width of all heads; L layers
                                                 (Kaplan et al. 2020, table 1; Chowdhery et al. 2022, appendix B)
-    training               3 x forward          backward multiplies each matrix twice: 6 N (Hoffmann et al. 2022)
+    training               3 x forward          backward multiplies each matrix twice, for the gradient of its input and
+                                                for its own: 6 N (Hoffmann et al. 2022)
+                           (2 + t) x forward    where a share t is trained, as an adapter beside frozen weights: frozen
+                                                matrices need no gradient of their own (Hu et al. 2022)
     activations of a token L (18 h + 4 f)       bytes in 16 bits; h: width, f: inner width, or 8 f where it is gated
                                                 (Korthikanti et al. 2022, section 4.1; no matrix of attention is kept)
     convolution            2 k^2 c_in c_out     for each place of its output
+    trained parameter      4 + 4 + o            bytes of itself, its gradient, and the optimizer's state, all in fp32
+    frozen parameter       2 or 0.5             bytes in 16 bits or in 4 (NF4 and its scales, Dettmers et al. 2023)
 
 Attention is counted in full, also where it looks back alone.
-
-What training keeps of a parameter and computes with it: all of a model, or an adapter beside frozen weights.
-
-passes   3           of the forward pass's operations, where all is trained: backward multiplies each matrix twice,
-                     for the gradient of what went in and for its own
-         2 + t       where a share t is trained: frozen matrices need no gradient of their own (Hu et al. 2022)
-bytes    4 + 4 + o   of a trained parameter: itself, its gradient, and o of the optimizer's state, in single precision
-         2 or 0.5    of a frozen one, in 16 bits or in 4 (NF4 and its scales, Dettmers et al. 2023)
 """
 
 from __future__ import annotations
@@ -50,15 +47,15 @@ class ModelCount:
     """Counts of a model, not measured: parameters, and FLOPs and activation bytes of a sample.
 
     Attributes:
-        name: of the model, in a few words.
-        parameters: all of them.
-        forward_flops: of one sample, in its forward pass.
-        attention_flops: of these, products of queries, keys and values.
-        logits: of one sample, what its output tells apart at each of its tokens; `LOGIT_BYTES` of the activations each.
-        score_bytes: of one sample, what attention keeps of its scores where it is computed by one operation after the
-            other, as by the published code of encoders; memory is counted without it, as fused kernels need none.
-        activation_bytes: of one sample, kept for the backward pass in 16 bits.
-        layers: one behind the other.
+        name: name of the model, in a few words.
+        parameters: number of all parameters.
+        forward_flops: operations of one sample's forward pass.
+        attention_flops: part of these in products of queries, keys and values.
+        logits: entries of one sample's output over all its tokens; each takes `LOGIT_BYTES` of the activations.
+        score_bytes: bytes of one sample's scores that attention keeps where it is computed by one operation after
+            another, as by the published code of encoders; memory is counted without it, as fused kernels need none.
+        activation_bytes: bytes of one sample kept for the backward pass in 16 bits.
+        layers: number of layers, one behind the other.
         sample: what one sample is, in words.
         kind: transformer or convolution.
     """
@@ -289,7 +286,7 @@ class Recipe:
     Attributes:
         method: "full": all weights; "lora": an adapter beside weights in 16 bits; "qlora": beside weights in 4 bits.
         trained: share of the parameters that is trained, (0, 1].
-        optimizer: whose state is kept of each trained parameter.
+        optimizer: optimizer whose state is kept of each trained parameter.
     """
 
     method: Method = "full"

@@ -3,11 +3,10 @@
 A configuration is a file of JSON from which numbers are read, and nothing else; parameter counts are within a hundredth
 of those that the libraries' models have.
 
-What a diffusion model has and computes, counted from its configuration of the library diffusers.
-
-UNet: residual blocks of two convolutions on each level, attention to the picture and to the prompt on some (Rombach et
-al. 2022, appendix E). DiT: a transformer over patches whose norms are driven by the time (Peebles and Xie 2023).
-A sample is one latent picture at one moment; the autoencoder and the prompt's encoder are not trained, and not counted.
+Diffusion networks are those of the library diffusers. UNet: residual blocks of two convolutions on each level,
+attention to the picture and to the prompt on some (Rombach et al. 2022, appendix E). DiT: a transformer over patches
+whose norms are driven by the time (Peebles and Xie 2023). A sample is one latent picture at one moment; the autoencoder
+and the prompt's encoder are not trained, and not counted.
 """
 
 from __future__ import annotations

@@ -508,8 +508,8 @@ def make_link(
     """Return the profile's `Link` of timed payloads: samples in order of size, and the line fitted through them.
 
     Args:
-        collective: that was timed.
-        workers: that took part, at least 2.
+        collective: the collective that was timed.
+        workers: number of workers that took part, at least 2.
         across_hosts: whether the workers were on several hosts.
         payload_bytes: bytes that one worker contributed, in any order.
         time_s: seconds of each payload, above 0.

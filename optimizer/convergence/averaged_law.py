@@ -109,12 +109,12 @@ def averaged_curve(
 def _critical_batch_sizes(
     batch: Array, noise_scale: ArrayLike | None, noise_steps: ArrayLike, kappa: float, log_sds: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """Return nodes of the critical batch size and their log prior, evenly spaced in the log of it or of ``kappa``.
+    """Return nodes of the critical batch size in samples, evenly spaced in a log, and the log prior of each, [nodes].
 
-    Without a noise scale, and with runs at three batch sizes or more, the prior is flat in the log. Else steps at
-    another batch size are the integral of a step's worth over the run, ``sum_i w_i (1/B + 1/c_i) / (1/B0 + 1/c_i)`` for
-    ``w_i`` steps with the critical batch size ``c_i``, kappa times the noise scale. That is the law of one critical
-    batch size, ``sum_i p_i c_i / sum_i p_i`` with ``p_i = w_i / (c_i + B0)``.
+    Without a noise scale the prior is flat in the log. Else steps at another batch size are the integral of a step's
+    worth over the run, ``sum_i w_i (1/B + 1/c_i) / (1/B0 + 1/c_i)`` for ``w_i`` steps with the critical batch size
+    ``c_i``, kappa times the noise scale. That is the law of one critical batch size, ``sum_i p_i c_i / sum_i p_i`` with
+    ``p_i = w_i / (c_i + B0)``.
     """
     low, high = math.log(batch.min() / 100), math.log(batch.max() * 1000)
     if noise_scale is None:
@@ -140,8 +140,8 @@ class AveragedCurve:
         critical: critical batch size, samples.
         power: exponent ``g``.
         log_scale: ``ln A``.
-        weight: of each curve; they sum to 1.
-        run_variance: of the log of one more run's steps around the curves.
+        weight: probability of each curve; they sum to 1.
+        run_variance: variance of the log of one more run's steps around the curves.
         freedom: degrees of freedom of that variance.
     """
 
@@ -197,7 +197,7 @@ class AveragedCurve:
 
 
 def _different(global_batch_size: ArrayLike) -> tuple[Array, NDArray[np.intp]]:
-    """Return the distinct batch sizes, and the index of each one asked for among them: many clusters share a few."""
+    """Return the distinct batch sizes, sorted, and the index among them of each one asked for, of the same shape."""
     batch = np.asarray(global_batch_size, dtype=np.float64)
     sizes, which = np.unique(batch, return_inverse=True)
     return sizes, which.reshape(batch.shape)

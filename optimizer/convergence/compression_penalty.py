@@ -1,33 +1,25 @@
-"""What compression and local SGD cost in steps to the target, by pilot runs, and which of them may be planned with.
+"""Steps to the target that compression and local SGD add, by pilot runs, and which of both may be planned with.
 
-    S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1))
+    S(B, gain)     = S(B) (1 + a sqrt(1 / gain - 1))                   compression with error feedback
+    S(B)           = S(B) (1 + c e) / s                                rounding without it
+    S(B, share, N) = S(B) (1 + c (1 - 1/N) sqrt(1/share - 1))          local SGD of N workers
 
-(`hetopt.core.training_laws`, the law that training follows as well.) Gain is the share of the gradient's energy
-that gets through. It says how much slower a run goes, but not that it arrives: in GraVAC's experiments (table 2) Top-k
+Gain is the share of the gradient's energy that gets through (`hetopt.core.training_laws`, the law that training follows
+as well). It says how much slower a run goes, but not that it arrives: in GraVAC's experiments (table 2) Top-k
 at 0.1 % kept 80 to 90 % of an LSTM's gradient and still ended at a perplexity of 26.8 where 22 was wanted. So arriving
 is a gate of its own, closed by a pilot that fell short.
 
-What training locally costs in steps, learned from pilots where there are any, and which of it may be planned with.
-
-    S(B, share, N) = S(B) (1 + c (1 - 1/N) sqrt(1/share - 1))
-
-``share`` of the steps end in an average of parameters, so 1/share - 1 others lie between two of them. Gradients are
-mostly noise: in so many steps a worker wanders off by the root of their number, and 1 - 1/N of that wandering is not
-the average's. This is the law of what compression holds back (`hetopt.core.training_laws`) with the share in the
-place of the gain; analyses of local SGD bound its cost by a term that grows like this (Khaled et al. 2020, 1909.04746).
-
-``c`` depends on the task and on the policy. The ten published runs of SelSync and FedAvg that arrived (2307.07950,
-table I: three models, 16 workers, shares of 0.001 to 0.28; the fourth model's counts contradict its speed-ups) give 0
-to 0.6, whatever the share, 0.25 in the mean.
-
-What sending whole gradients in fewer bytes costs this job in steps, from the trials that its profile holds.
-
-    with a residual       gain as measured; the law of `hetopt.core.training_laws` does the rest
-    without               (1 + c e) / s,  e from the measured variance q at the levels that so many workers leave
-
+The energy ``e`` that rounding adds follows from its measured variance ``q`` at the levels that so many workers leave.
 Codes that are summed have the fewer levels the more workers there are: between the levels that were tried the log of
 ``q`` is interpolated in the log of the levels, and beyond them it falls with their square, as the error of a uniform
 grid does.
+
+``share`` of the steps end in an average of parameters, so 1/share - 1 others lie between two of them. Gradients are
+mostly noise: in so many steps a worker wanders off by the root of their number, and 1 - 1/N of that wandering is not
+the average's. Analyses of local SGD bound its cost by a term that grows like this (Khaled et al. 2020, 1909.04746).
+The ten published runs of SelSync and FedAvg that arrived (2307.07950, table I: three models, 16 workers, shares of
+0.001 to 0.28; the fourth model's counts contradict its speed-ups) give ``c`` of 0 to 0.6, whatever the share, 0.25 in
+the mean.
 """
 
 from __future__ import annotations
@@ -201,9 +193,9 @@ class LocalPilot(PilotBesideDense):
     """Pilot run under local SGD: its averaging policy, the share of its steps that averaged, and its workers.
 
     Attributes:
-        sync: how.
-        share: of its steps that ended in an average, in (0, 1].
-        workers: two at least.
+        sync: policy by which workers average.
+        share: fraction of its steps that ended in an average, in (0, 1].
+        workers: number of workers, two at least.
     """
 
     sync: Synchronization
@@ -252,11 +244,11 @@ class LocalGate:
     def objection(self, sync: Synchronization, share: float) -> str | None:
         """Return why local SGD is planned only if it was asked for, as a clause; None: it may be planned.
 
-        How many workers it may be planned for says `most_workers`.
+        `most_workers` says for how many workers.
 
         Args:
             sync: policy of local SGD.
-            share: of the steps, that end in an average of parameters, 0 to 1.
+            share: fraction of the steps that end in an average of parameters, in (0, 1].
         """
         for pilot in self._of_family(sync):
             needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
@@ -275,13 +267,13 @@ class LocalGate:
 
 
 def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool) -> str:
-    """Return a sentence on the steps that local SGD at an averaging ``share`` adds; ``counts``: it has a target.
+    """Return a sentence on the steps to the target that local SGD adds.
 
     Args:
-        penalty: of the policy.
-        share: of the steps, that end in an average of parameters.
-        workers: whose parameters are averaged.
-        counts: whether the run trains to a target, so that more steps make up for what is lost.
+        penalty: cost in steps of the policy.
+        share: fraction of the steps that end in an average of parameters.
+        workers: number of workers whose parameters are averaged.
+        counts: whether the run trains to a target; else its steps are given, and the sentence says what that means.
     """
     if not counts:
         return "The number of steps is that of summing gradients in every step; what is learned in them may be less."
@@ -351,8 +343,8 @@ class ExchangeLosses:
     def gain(self, way: Compression) -> float | None:
         """Return the gradient energy that a compressor retains, (0, 1]; None: unknown, as below the tried ratios.
 
-        Above the tried ratios the largest one's is returned, 1 for a compressor that only rounds, and the ratio itself
-        for one that selects at random.
+        Lossless compressors retain 1, and random selection its ratio, without a trial. Above the
+        tried ratios the largest one's is returned, and 1 for a compressor that only rounds.
         """
         if way.name in LOSSLESS:
             return KEPT[way.name]

@@ -1,8 +1,7 @@
-"""How many optimizer steps a goal needs, given the global batch size and how much gradient survives compression.
+"""Optimizer steps to a run's goal, by global batch size, retained gradient energy and precision.
 
-What a lower precision costs in steps: nothing, unless pilots of the job say otherwise.
-
-Networks of many kinds were trained in fp16 with a loss scale, and in bf16, to the accuracy of fp32 in as many steps
+A lower precision costs no steps unless pilots of the job say otherwise. Networks of many kinds were trained in fp16
+with a loss scale, and in bf16, to the accuracy of fp32 in as many steps
 (Micikevicius et al. 2018, 1710.03740; Kalamkar et al. 2019, 1905.12322). Trials of a profile, each a pilot beside one
 from the same weights over the same batches, can contradict that: with ``m`` the mean of ``ln(steps / usual steps)``
 over ``n`` of them, and two runs apart by `PILOT_LOG_SD` whatever they compute in,
@@ -67,10 +66,10 @@ class Convergence:
     """Fits to a profile's pilots: steps to the target by batch size, and what compression and local SGD add to them.
 
     Attributes:
-        noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; absent when it was not measured.
+        noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; None: not measured.
         pilot_batch_sizes: global batch sizes of the pilots that reached the target, samples; () without a curve.
         basis: where the figures come from, in words, with the learning-rate rule that they hold for.
-        curve: steps by batch size; absent when no pilot reached the target.
+        curve: steps by batch size; None: no pilot reached the target, or one did and no noise scale is known.
         gate: which compression may be used and what it costs in steps, by the compressed pilots where there are any.
         local: which local SGD policies may be used, by the pilots under local SGD.
         is_early: whether the noise was measured from new weights on, and not from a checkpoint.
@@ -124,8 +123,8 @@ class GivenSteps:
     """Model of the optimizer steps of a run whose length was given in steps or epochs; compression adds none.
 
     Attributes:
-        amount: steps, or passes over the data.
-        dataset_size: samples of a pass; absent: the amount counts steps.
+        amount: number of steps or, with a ``dataset_size``, of passes over the data.
+        dataset_size: samples of a pass; None: ``amount`` counts steps.
         restarts: each pass begins with a batch of its own, as loops over a loader do; else batches reach across passes.
     """
 
@@ -200,7 +199,7 @@ class EqualSteps:
         """Return the settings of the batch policy ``critical`` for a run that begins with batches of ``begin`` samples.
 
         Args:
-            begin: one of ``sizes``, samples.
+            begin: global batch size of the first step, one of ``sizes``, samples.
             sizes: global batch sizes of known step time, samples.
             step_s: step time at each of them on the run's machines, seconds.
         """
@@ -376,11 +375,11 @@ UNSEEN_LOG_SD = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionLoss:
-    """Factor on the steps to the target in one precision, over the first precision of the profile.
+    """Factor on the steps to the target in one precision, over those in the first precision of the profile.
 
     Attributes:
         stretch: the factor, at least 1.
-        log_sd: standard deviation of its log.
+        log_sd: standard deviation of the factor's log.
     """
 
     stretch: float = 1.0
@@ -390,7 +389,7 @@ class PrecisionLoss:
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
     """Return the factor on steps to the target in ``precision``; 1 unless the profile's trials clearly show more.
 
-    With the factor 1 the log has a standard deviation, for what trials do not show; none in the profile's own
+    Its log has a standard deviation also where the factor is 1, for what trials do not show; 0 in the profile's own
     precision.
     """
     if precision == profile.precisions[0]:

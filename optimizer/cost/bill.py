@@ -1,22 +1,15 @@
-"""The expected bill of a run, line by line: machines, volumes, addresses, transfer and checkpoints, in USD.
+"""The expected bill of a run in USD: machines, volumes, addresses, transfer and checkpoints, and the least budget.
 
 Two forms of one sum. `itemise` gives the lines of one cluster, each with the date and source of its price; `total_usd`
 gives their sum for many clusters at a time. The lines are not rounded, so they add up to the total.
-
-The least budget that a cluster is rented with: ten minutes of it at its on-demand price, whatever the plan expects.
 
 Spot prices can rise to the on-demand price, and a cluster must have booted before its budget may end it. Planner and
 launcher hold plans against one inequality, so that what was planned for a budget can be rented with it:
 
     budget >= fixed + worst-case USD an hour * 10 min                 (`hetopt.core.budget_law`)
 
-What it costs to bring a data set from the region where it is to the one that trains: once, by the source's price.
-
 AWS charges what leaves a region by the region that it leaves (AWS Global Network FAQ), and nothing for what arrives.
-The machines then read a copy in their own region, which is free. The copy is made before the launch: it takes money,
-and no time of the run.
-
-The prices beside the machine's own: billing rules, volumes, addresses, transfer and storage, each with its date.
+Machines read a copy of the data set in their own region, made once before the launch: it takes money, and no time.
 """
 
 from __future__ import annotations
@@ -57,8 +50,8 @@ class Billing(Record):
     """Prices and billing rules of a provider in one region, beside the hourly prices of its machines.
 
     Attributes:
-        minimum_billed_s: a machine is paid for at least this long, then by the second.
-        spot_free_if_interrupted_within_s: a machine that EC2 takes back in its first hour is free. Never plan on it.
+        minimum_billed_s: least seconds that a machine is billed for; from then on by the second.
+        spot_free_if_interrupted_within_s: a spot machine that EC2 takes back sooner costs nothing. Never plan on it.
         hours_per_month: turns monthly into hourly prices.
     """
 
@@ -91,7 +84,7 @@ def load_billing(directory: Path | None = None) -> Billing:
 def terms_of(catalog: Catalog) -> Billing:
     """Return the prices of disks, addresses, transfer and S3 on a catalogue's cloud; all 0 on other clouds than AWS.
 
-    Nothing is known of other clouds: there, machines are paid by the second, without a minimum, and nothing else is.
+    Of other clouds nothing is known: machines are billed by the second, without a minimum.
 
     Raises:
         BadInput: the catalogue's file cannot be used.
@@ -150,9 +143,9 @@ class Usage:
         start_up_s: from the request to the first step, paid in full.
         work_s: training, evaluations included.
         interruption_s: expected restarts, repeated work and checkpoints.
-        checkpoint_bytes: of one checkpoint, absent in the bucket where 0.
-        checkpoints: written to the bucket.
-        restores: checkpoints read from the bucket, by every machine together.
+        checkpoint_bytes: size of one checkpoint in the bucket; 0: none is written there.
+        checkpoints: number of checkpoints written to the bucket.
+        restores: number of reads of a checkpoint from the bucket, by all machines together.
     """
 
     start_up_s: Numbers
@@ -181,7 +174,7 @@ def requests(object_bytes: Numbers) -> Array:
 def checkpoints_usd(usage: Usage, billing: Billing) -> Array:
     """Return the cost of a run's checkpoints in S3 requests and storage, in USD, for one cluster or many.
 
-    S3 to machines of its region, and machines of one zone to each other, send for nothing.
+    Bytes between S3 and machines of its region, and between machines of one zone, cost nothing.
     """
     size = np.asarray(usage.checkpoint_bytes, dtype=np.float64)
     puts = requests(size) * usage.checkpoints
@@ -227,10 +220,10 @@ def itemise(
 
     Args:
         rented: each kind of machine with its price, and how many of it.
-        usage: of the run, scalars.
+        usage: billed seconds and checkpoints, scalars.
         billing: the provider's terms.
-        disk_gb: of a machine's volume.
-        hazard_basis: where the expected interruptions come from.
+        disk_gb: size of each machine's volume.
+        hazard_basis: where the expected interruptions come from, in words of the bill.
     """
     start, work, lost = (float(np.asarray(part)) for part in (usage.start_up_s, usage.work_s, usage.interruption_s))
     whole = float(billed_hours(start + work + lost, billing))
@@ -338,8 +331,8 @@ def data_transfer(data_bytes: float, source: str | None, target: str) -> CostTer
     """Return the cost of copying the data set between two regions once, as a line of the bill; None: nothing to pay.
 
     Args:
-        data_bytes: of the data set.
-        source: region that holds it; None: no region does, and nothing is paid.
+        data_bytes: size of the data set.
+        source: region that holds the data set; None: no region does, and nothing is paid.
         target: region of the machines.
     """
     if source is None or source == target or data_bytes <= 0:

@@ -1,6 +1,4 @@
-"""Interruptions: the time that losses of machines, restarts and checkpoints add to a job, on average.
-
-When to save: the interval between checkpoints, and the time that losses, restarts and checkpoints add to a job.
+"""Expected time that losses of machines, restarts and checkpoints add to a job, and the best checkpoint interval.
 
 With work t between checkpoints, C to write one, R to restart and Theta between losses, losses during restarts included,
 
@@ -47,16 +45,16 @@ def factor_at(
     checkpoint_s: ArrayLike,
     restart_s: ArrayLike,
 ) -> Array:
-    """Return the factor of losses, and of checkpoints every ``interval_s``, on a job's time; arguments broadcast.
+    """Return a job's time with losses, and checkpoints every ``interval_s``, over its time without; arrays broadcast.
 
-    A job shorter than the interval writes no checkpoint. 1 (and the checkpoints) where nothing is ever lost.
+    A job that is no longer than the interval writes no checkpoint.
 
     Args:
         work_s: seconds of the job without losses and checkpoints.
-        losses_per_hour: of the whole cluster.
-        interval_s: work between checkpoints.
-        checkpoint_s: for which training pauses at each.
-        restart_s: from a loss to training again, without the work that is done again.
+        losses_per_hour: losses of machines of the whole cluster.
+        interval_s: seconds of work between checkpoints.
+        checkpoint_s: seconds for which training pauses at each.
+        restart_s: seconds from a loss to training again, without the work that is done again.
     """
     work, hazard = np.asarray(work_s, dtype=np.float64), np.asarray(losses_per_hour, dtype=np.float64)
     interval, checkpoint = np.asarray(interval_s, dtype=np.float64), np.asarray(checkpoint_s, dtype=np.float64)
@@ -74,17 +72,14 @@ def interval_under_belief_s(
 ) -> Array:
     """Return the seconds of work between checkpoints with the least expected time, for uncertain loss rates, [rows].
 
-    It solves sum of w e^(R / Theta) (e^((t + C) / Theta) (t / Theta - 1) + 1) Theta = 0 over the nodes of the belief,
-    between the intervals of the worst and of the mean hazard: halvings of that range, then Newton's method.
+    The interval solves sum of w e^(R / Theta) (e^((t + C) / Theta) (t / Theta - 1) + 1) Theta = 0 over the nodes of the
+    belief, by halvings between the intervals of the worst and of the mean hazard, then Newton's method.
 
     Args:
         losses_per_hour: hazards of the whole cluster, shape (rows, nodes).
         weights: probability of each, of the same shape or (nodes,).
-        checkpoint_s: time to write a checkpoint.
-        restart_s: from a loss to training again, one or of shape (rows, 1).
-
-    Returns:
-        Seconds of work between checkpoints, shape (rows,).
+        checkpoint_s: seconds for which training pauses at a checkpoint.
+        restart_s: seconds from a loss to training again, one or of shape (rows, 1).
     """
     hazards = np.maximum(np.asarray(losses_per_hour, dtype=np.float64), 1e-9)
     weight = np.broadcast_to(np.asarray(weights, dtype=np.float64), hazards.shape)
@@ -134,9 +129,9 @@ class Interruptions:
     """Expected slowdown of a job by losses of machines and checkpoints, its spread, and the checkpoint interval.
 
     Attributes:
-        expected_factor: expected time of the job over its time without losses, checkpoints included.
-        log_sd: spread of the log of that factor between calm and scarce pools.
-        interval_s: work between checkpoints, the best for the whole prior; infinite where nothing is ever lost.
+        expected_factor: expected time of the job, checkpoints included, over its time without losses and checkpoints.
+        log_sd: standard deviation of the log of that factor over calm and scarce pools.
+        interval_s: seconds of work between checkpoints, as given or planned; infinite where nothing is ever lost.
     """
 
     expected_factor: Array
@@ -162,15 +157,15 @@ def interruptions(
     interval must do for calm and scarce pools: it costs a calm run more checkpoints, and a scarce one more work.
 
     Args:
-        work_s: time of the job without losses.
+        work_s: seconds of the job without losses and checkpoints.
         calm_per_hour: losses of the whole cluster an hour when no pool is scarce.
         scarce_per_hour: mean losses an hour given that some pool is scarce.
-        scarce_chance: probability of that.
-        checkpoint_s: for which training pauses to copy a checkpoint.
-        written_s: from then until it is on disk.
-        restart_s: from a loss to training again, without the work that is done again.
-        interval_s: work between checkpoints, where it is given or known already; absent: `planned_interval_s`, which
-            takes most of the time here and is the same for all amounts of work.
+        scarce_chance: probability that some pool is scarce.
+        checkpoint_s: seconds for which training pauses to copy a checkpoint.
+        written_s: seconds from then until the checkpoint is on disk.
+        restart_s: seconds from a loss to training again, without the work that is done again.
+        interval_s: seconds of work between checkpoints; None: `planned_interval_s`, which takes most of the time and
+            is the same for all amounts of work.
     """
     if interval_s is None:
         interval_s = planned_interval_s(
@@ -237,17 +232,17 @@ days of the pool were seen (``benchmarks.spot_waiting``)."""
 
 
 def unavailable_s(training_s: Array, missing: Array, scarce_chance: Array) -> tuple[Array, Array]:
-    """Return the expected seconds without spot machines, and what the upper end of a 90 % interval is later by, [rows].
+    """Return the expected seconds without spot machines, and the seconds that they add to a 90 % upper end, [rows].
 
-    No time U is lost in a calm pool. In a scarce one, whose chance is c, U is log-logistic around its usual u:
+    Nothing is lost in a calm pool. In a scarce one, whose chance is c, the loss U is log-logistic around u:
 
         P(U > x) = c / (1 + (x / u)^(1 / spread)) = 0.05    =>    x = u (c / 0.05 - 1)^spread
 
-    with u the expected seconds over c. The second array, to be added to the upper end of the time without this, is x,
-    but the expected seconds where those are more, as they are for c up to 0.05.
+    with u the expected seconds over c. The second array is x, or the expected seconds where those are more, as for c
+    up to 0.05.
 
     Args:
-        training_s: of the job, losses included.
+        training_s: seconds of the job, losses included.
         missing: expected hours without a machine for each hour with it.
         scarce_chance: probability that a pool is scarce.
     """

@@ -34,10 +34,10 @@ class RentedPool:
     """Machines of a cluster that come from one capacity pool, with their price and preemption rate.
 
     Attributes:
-        machines: how many.
-        usd_per_hour: of one machine.
-        price_log_sd: how well that is known; 0 on demand.
-        belief: of the pool's hazard; absent on demand.
+        machines: number of machines.
+        usd_per_hour: median price of one machine.
+        price_log_sd: standard deviation of the log of that price; 0 on demand.
+        belief: preemption rate of the pool; None: on demand, never preempted.
     """
 
     machines: int
@@ -51,17 +51,18 @@ class Finalist:
     """Cluster to simulate runs on: its machines, its median times in seconds, and the spread of times and prices.
 
     Attributes:
-        pools: its machines.
-        work_s: training without losses, evaluations included (the median).
-        step_time_log_sd, steps_log_sd: spread of the log of either factor of it.
+        pools: the cluster's machines, by pool.
+        work_s: median of training without losses, evaluations included.
+        step_time_log_sd, steps_log_sd: standard deviations of the logs of step time and of the number of steps.
         start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of its log.
         restart_s: from a loss to training again.
         checkpoint_s: for which training pauses to copy a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
         interval_s: work between checkpoints; infinite where none is saved, and a loss costs all that was done.
-        written_s: from then until it is on disk.
+        written_s: from a checkpoint's copy until it is on disk.
         before_usd: paid before machines are rented, such as for the data set's transfer.
-        deadline_s, budget_usd: by which, and with which in all, it moves to machines on demand; 0: it does not.
-        on_demand_usd_per_hour: of all its machines, on demand.
+        deadline_s: a run that would end later moves to machines on demand in time; 0: no run moves.
+        budget_usd: most that a run may cost which moves.
+        on_demand_usd_per_hour: price of all machines together, on demand.
     """
 
     pools: tuple[RentedPool, ...]
@@ -109,7 +110,7 @@ def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAW
 
 @lru_cache(maxsize=256)
 def _runs_of(run: Finalist, seed: int, draws: int) -> tuple[Array, Array]:
-    """Return total seconds and USD of a finalist's draws, which a plan asks for under several of its names.
+    """Return total seconds and USD of a finalist's runs, each [draws]; cached, as plans ask for a cluster repeatedly.
 
     A run that would miss its deadline moves to machines on demand in time, if its budget pays for that; it then ends at
     the deadline. Without a deadline (0) none moves.
@@ -168,12 +169,12 @@ def losses(
     a negative binomial distribution, and each costs an exponential time cut off at L. A restart is a segment too.
 
     Args:
-        work_s: training without losses, [runs].
-        losses_per_hour: of the whole cluster, [runs].
-        interval_s: work between checkpoints.
-        checkpoint_s: for which training pauses at each.
-        restart_s: from a loss to training again, without the work that is done again.
-        generator: of the draws; its state moves on.
+        work_s: seconds of training without losses, [runs].
+        losses_per_hour: losses of the whole cluster, [runs].
+        interval_s: seconds of work between checkpoints.
+        checkpoint_s: seconds for which training pauses at each.
+        restart_s: seconds from a loss to training again, without the work that is done again.
+        generator: source of the draws, advanced.
     """
     rate = np.maximum(losses_per_hour, 1e-15) / SECONDS_PER_HOUR
     whole = np.floor(work_s / interval_s)
@@ -191,17 +192,17 @@ def losses(
 def waits(
     work_s: Array, losses_per_hour: Array, outage_s: Array, generator: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Draw for each run the seconds without a pool's machines: after losses, and until the first request is met.
+    """Draw for each run the seconds without a pool's machines: after losses, and until a first request is met; [runs].
 
     A pool's machines are away together: in pools of four, all were there for nine tenths of the time that any was. Were
     they away each by itself, outages would average out, and 90 % intervals of runs on four to eighty machines hold 2 to
     4 % less (two pools of 2023, and six of uclasystem/bamboo of 2020 and 2021).
 
     Args:
-        work_s: training without losses, [runs].
-        losses_per_hour: of one machine, [runs].
+        work_s: seconds of training without losses, [runs].
+        losses_per_hour: losses of one machine, [runs].
         outage_s: expected length of an outage after a loss, [runs].
-        generator: of the draws; its state moves on.
+        generator: source of the draws, advanced.
     """
     events = generator.poisson(np.minimum(work_s * losses_per_hour / SECONDS_PER_HOUR, _MOST_LOSSES))
     scale = outage_s / OUTAGE_SHAPE
@@ -213,9 +214,9 @@ def waits(
 
 
 def _failures(segments: Array, length_s: Numbers, rate: Array, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Return failures before so many segments are passed, and their time; the sum has its exact mean and spread.
+    """Draw for each run the failures before ``segments`` segments are passed, and the seconds that they lose, [runs].
 
-    The sum of exponential times cut off at L is drawn from the Gamma distribution with its mean and variance.
+    The sum of exponential times cut off at L is drawn from the Gamma distribution with its exact mean and variance.
     """
     x = np.asarray(length_s * rate, dtype=np.float64)
     passed = np.exp(-np.minimum(x, 30.0))

@@ -1,4 +1,4 @@
-"""Preemption rates and outages of spot pools: a prior for each pool, updated by the losses that were observed.
+"""Preemption rates and outages of spot pools: a prior for each pool, updated by losses that a file keeps between runs.
 
 A pool is one instance type in one zone. Its machines are lost at a rate of lambda an hour, and lambda is not known:
 
@@ -16,8 +16,6 @@ After a loss a scarce pool has no machine for a time W (a pool with two states, 
     m outages of S hours together: Gamma(shape + OUTAGE_SHAPE m, hours + S)                     conjugate
 
 The others train meanwhile, so that a cluster has the part 1 / (1 + lambda W) of its machines in the mean.
-
-What was seen of spot pools: instance-hours, losses and outages, in a file that a person or a launch may keep.
 """
 
 from __future__ import annotations
@@ -127,9 +125,9 @@ class PreemptionRatePosterior:
     """Belief about one spot pool's preemption rate: the pool is calm with one probability, else scarce.
 
     Attributes:
-        calm, scarce: the hazard in either case.
-        scarce_chance: probability of the second.
-        outages: of a scarce pool.
+        calm, scarce: losses per machine-hour in either case.
+        scarce_chance: probability that the pool is scarce.
+        outages: how long a scarce pool has no machine after a loss.
     """
 
     calm: HazardComponent
@@ -168,10 +166,10 @@ class PreemptionRatePosterior:
 
         Args:
             losses: machines that the provider took back. Machines that were given back are hours without a loss.
-            instance_hours: of all machines together.
+            instance_hours: machine-hours of all machines together.
             lost_together: machines lost at a time, in the mean over the times that any were lost.
-            outages: how often another machine came in the place of a lost one.
-            outage_hours: how long that took, together, with the time for which no other had come at the end of a run.
+            outages: lost machines in whose place another came.
+            outage_hours: hours from losses to the next machine, or to the end of a run that got none, added up.
         """
         events, hours = losses / lost_together, instance_hours / lost_together
         calm, scarce = (part.log_evidence(events, hours) for part in (self.calm, self.scarce))
@@ -331,10 +329,10 @@ RECORDED = catalogs.AWS / "spot_pools.json"
 
 
 def scarce_prior(pools: Sequence[ObservedPool]) -> tuple[HazardComponent, Outages]:
-    """Return the likeliest priors of a scarce pool's losses and outages, given the totals of such ``pools``, not empty.
+    """Return priors of a scarce pool's losses per machine-hour and outages, with the mean rates of recorded ``pools``.
 
-    Rates of losses and of returns have Gamma distributions of known shape over pools, so that their means decide. Each
-    pool must have lost machines and got others.
+    Rates of losses and of returns have Gamma distributions of known shape over pools, so that their means decide. At
+    least one pool; each must have lost machines and got others.
     """
     lost_per_hour = sum(pool.losses / pool.instance_hours for pool in pools) / len(pools)
     back_per_hour = sum(pool.outages / pool.outage_hours for pool in pools) / len(pools)

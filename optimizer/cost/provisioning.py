@@ -50,13 +50,13 @@ class Payload:
     """What a run brings to each machine: data, checkpoints, start-up time, and measurements in place of predictions.
 
     Attributes:
-        data_bytes: of the data set that each machine reads before it trains; 0: none, or machines bring their own.
-        checkpoint_bytes: of one checkpoint.
+        data_bytes: size of the data set that each machine reads before it trains; 0: none, or machines bring their own.
+        checkpoint_bytes: size of one checkpoint.
         job_s: from starting the job's processes to the first step, once everything is there.
-        startup_s: from the request to the first step, instead of all that is known of it.
-        disk_gb: of the disk, instead of what is needed.
+        startup_s: known seconds from the request to the first step; None: predicted.
+        disk_gb: size of the disk that was asked for; None: what the run needs.
         measured: measured over predicted time of launches, by kind of image (`image_kind`).
-        started_s: by type, of machines that are there already: what launches took, instead of all else.
+        started_s: measured seconds from the request to the first step, by machine type, before everything else.
     """
 
     data_bytes: float = 0.0
@@ -76,8 +76,8 @@ def image_kind(instance: InstanceType) -> str:
 def startup_s(instance: InstanceType, payload: Payload) -> float:
     """Return the seconds from requesting a machine to its first training step: as ``payload`` knows, else predicted.
 
-    The type's own time goes before the one for all. A prediction is scaled by the factor of the machine's kind of
-    image.
+    Seconds known of the machine's type go before those known of all types. A prediction is multiplied by the measured
+    factor of the machine's kind of image.
     """
     known_s = payload.started_s.get(instance.name, payload.startup_s)
     if known_s is not None:
@@ -111,11 +111,11 @@ def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], p
     """Return measured over predicted launch time by kind of image, shrunk towards 1 where launches are few.
 
     The log of the factor is normal: of a kind around 0 with `KIND_LOG_SD`, of a launch around its kind's with
-    `LAUNCH_LOG_SD`.
+    `LAUNCH_LOG_SD`. A launch counts for the kind of its machine that starts last.
 
     Args:
         launches: of each launch the types of its machines, and the seconds from the request to the first step.
-        payload: what these launches brought to their machines.
+        payload: what these launches brought to their machines; its own measurements are left out.
     """
     logs: dict[str, list[float]] = {}
     plain = replace(payload, startup_s=None, measured={}, started_s={})

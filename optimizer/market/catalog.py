@@ -1,7 +1,4 @@
-"""What can be rented in a region: instance types with prices and interruption bands, each with date and source.
-
-Where AWS's regions are: people ask for Frankfurt and AWS for eu-central-1.
-"""
+"""What can be rented in a region: instance types with prices and interruption bands, each with date and source."""
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping

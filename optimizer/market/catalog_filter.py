@@ -1,7 +1,4 @@
-"""Filters over what can be rented, quantities to sort it by, and the filter that is to blame where nothing is left.
-
-The GPUs that can be rented: what one of them is, and the cheapest machine that has it, in one region or several.
-"""
+"""Filters over what can be rented and keys to sort it by: instance types in a region, and GPUs in one or several."""
 
 from __future__ import annotations
 

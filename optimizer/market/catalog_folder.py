@@ -1,9 +1,8 @@
-"""Keeps refreshed catalogues: each in a folder that is named by its day, is never changed, and is whole or not there.
+"""Folders of refreshed catalogues, each named by its day and never changed, and which catalogue to plan with.
 
-A second one of a day is DAY.1, and so on. A reader thus finds the one that was there, or the new one, whenever it looks
+A second one of a day is DAY.1, and so on. A reader finds the one that was there, or the new one, whenever it looks
 and whenever the writer is killed: a new folder takes its name in one step, and one that goes loses it in one step.
-
-Which catalogue to plan with: the one that is named, the newest refreshed one of the region, or the bundled one.
+To plan with is the one that is named, the newest refreshed one of the region, or the bundled one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Turns AWS's public price feeds of a region into a catalogue folder like the bundled one.
+"""Turns AWS's public price feeds of a region, each read once, into a catalogue folder like the bundled one.
 
 The feeds say what machines cost and how often spot is taken back. What machines are, how fast a processor is
 (CoreMark), and what volumes and transfer cost stays as it was bundled.
-
-Asks AWS's public price feeds about regions: each file once.
 """
 
 from __future__ import annotations

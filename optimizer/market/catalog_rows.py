@@ -1,6 +1,6 @@
-"""Reads the catalogue's files as declared records: a value that cannot be used is one sentence with file and line.
+"""The catalogue's files as declared records, and the source, date and licence of every column of every file.
 
-Where the catalogue's figures come from: a source with its date and licence for every column of every file.
+A value that cannot be used is one sentence with file and line.
 """
 
 import csv

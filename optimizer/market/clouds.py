@@ -1,11 +1,11 @@
-"""Clouds beside AWS: their GPU machines and prices, by files in the columns of SkyPilot's public catalogues.
+"""Catalogues beside AWS's: GPU machines of other clouds, and machines of one's own.
 
-A region of such a cloud is called ``lambda:us-east-1``. hetopt plans for its machines and does not rent them.
+Other clouds' prices are files in the columns of SkyPilot's public catalogues. A region of such a cloud is called
+``lambda:us-east-1``. hetopt plans for its machines and does not rent them.
 
-Machines of one's own as a catalogue: hosts that are alike are a type, at the price of their electricity.
-
-Nothing else is paid for them: no volume, no address, no traffic. How fast a host is, is known as of a rented type: by
-its GPU's published rates, by step samples that name it, or as so many CPUs of which nothing is known but their number.
+One's own hosts that are alike are a type, at the price of their electricity and nothing else: no volume, no address, no
+traffic. How fast a host is, is known as of a rented type: by its GPU's published rates, by step samples that name it,
+or as so many CPUs of which nothing is known but their number.
 """
 
 import datetime

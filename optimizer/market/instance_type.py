@@ -1,9 +1,8 @@
-"""An instance type: what one rentable machine has. Absent (None) means unknown, never zero.
+"""The facts of one rentable machine, and whether rented machines' software drives it. None means unknown, never zero.
 
-What the software of rented machines drives: compute capabilities of the pinned torch, families of the boot images.
-
-A GPU that can be rented is not one that can be trained on. The facts are dated, in `catalogs/aws/software.json`; a test
-holds them against the torch that is pinned, and against the installed one where that is built for CUDA.
+A GPU that can be rented is not one that can be trained on: compute capabilities of the pinned torch and families of the
+boot images are dated facts in `catalogs/aws/software.json`; a test holds them against the torch that is pinned, and
+against the installed one where that is built for CUDA.
 """
 
 import json

@@ -4,10 +4,9 @@ Families and buckets as in the EC2 user guide (instance type quotas, read 2026-1
 A quota is named by its own code: codes and defaults by the user guide ('Spot Instance quotas', 'On-Demand Instance
 quotas') and answers of list-service-quotas in public repositories, read 2026-11-26.
 
-The quotas of one's own account, as AWS last told them: kept in a file by `hetopt doctor`, read by every plan.
-
-A plan uses them however old they are, and says how old once they are older than a day. Quotas are raised on request
-and hardly ever lowered: old ones leave out what could be rented by now, and let through nothing that cannot.
+`hetopt doctor` keeps the quotas of one's own account in a file. Every plan uses them however old they are, and says
+how old once they are older than a day. Quotas are raised on request and hardly ever lowered: old ones leave out what
+could be rented by now, and let through nothing that cannot.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""Turns a priced cluster into the record that a plan shows: groups with shares, intervals, and the bill by line.
-
-What the machines of a candidate are told to do: the run behind a plan.
-"""
+"""Priced clusters as the records that a plan shows: groups with shares, intervals, the bill, and the run itself."""
 
 from __future__ import annotations
 
@@ -38,11 +35,11 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, forecast
     """Return the plan record of ``cluster``: groups, local batch sizes, and the prediction in row ``row``.
 
     Args:
-        space: that the cluster's indices point into.
+        space: search space that the cluster's indices point into.
         job: whose billing the prediction's cost terms follow.
         cluster: machines, batch size and exchange, as indices into ``space``.
-        forecast: with the cluster's predicted time and cost.
-        row: of ``forecast``, from 0, that is the cluster's.
+        forecast: holds the cluster's predicted time and cost.
+        row: the cluster's row in ``forecast``, from 0.
 
     Raises:
         BadInput: the batch does not hold one sample for each worker, or does not fit into their memory; no cluster that
@@ -83,9 +80,9 @@ def stand_ins(
     processor architecture, kind and number of workers, precision and memory scheme stand in.
 
     Args:
-        space: with the options, also the ones beaten by others.
+        space: search space with the options, also the ones beaten by others.
         job: part of a forecast that does not depend on the cluster.
-        limits: that the run has to fit.
+        limits: budget and deadline that the run has to fit.
         cluster: as indices into ``space``.
         candidate: the plan record of the cluster.
 
@@ -292,10 +289,10 @@ def run_spec(
     latest. Where several workers send a part of their gradients, the run chooses how much and by which collective.
 
     Args:
-        model: fitted to the profile.
-        goal: of the run.
+        model: fits of the profile.
+        goal: what the run is for, and its limits.
         chosen: the candidate.
-        seed: of the run.
+        seed: seed of the run.
         evaluate_every_epochs: epochs between evaluations.
         interval_s: seconds of work between checkpoints that the candidate's forecast was made with; infinite where no
             machine is taken back: the run then saves at the longest interval of the rules.

@@ -50,7 +50,7 @@ def listed(question: Question, result: SearchResult, limits: Limits) -> SearchRe
 
     Args:
         question: the request's search, with the asked probability and the seed of the simulated runs.
-        result: of the search; with a choice.
+        result: result of the search; with a choice.
         limits: budget, deadline and what was wanted.
     """
     assert result.chosen is not None
@@ -74,7 +74,7 @@ def choices(model: FittedModel, question: Question, result: SearchResult, limits
     but for the choice.
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         question: the request's search, and with which probability limits must be kept.
         result: the search, with its choice and the list of plans (see `listed`).
         limits: budget, deadline and what was wanted.

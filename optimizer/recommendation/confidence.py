@@ -1,11 +1,9 @@
-"""How likely plans are to keep their limits: possible runs of finalists, over prices, losses, step times and steps.
+"""Probability that plans keep their limits, by simulated runs, and the least limits that a plan would keep.
 
-What would have to be allowed for a plan that keeps its limits: hints by the very rule that plans are held against.
-
-The least budget of a cluster is the one that so many of its simulated runs stay within, and never less than its
-median cost or than it is rented with; the least deadline likewise. The least of all clusters is then followed: the
-search is made again with it, as whoever takes the hint would, and moved until the answer is a plan that keeps its
-limits, while one a little stricter has none.
+Possible runs of finalists differ in prices, losses, step times and steps. The least budget of a cluster is the one that
+so many of its simulated runs stay within, and never less than its median cost or than it is rented with; the least
+deadline likewise. The least of all clusters is then followed: the search is made again with it, as whoever takes the
+hint would, and moved until the answer is a plan that keeps its limits, while one a little stricter has none.
 """
 
 from __future__ import annotations
@@ -45,12 +43,12 @@ def simulate(
     With a budget and a deadline, runs on AWS move to machines on demand in time, as a launch does that is followed.
 
     Args:
-        space: that was searched.
+        space: search space that was searched.
         job: what of a forecast does not depend on the cluster.
-        result: of the search.
-        rows: of ``result``, in the order of the returned rows.
+        result: result of the search.
+        rows: indices of rows of ``result``, in the order of the returned rows.
         limits: of the plan; its budget and deadline decide when a run moves.
-        seed: of the draws; the same arguments give the same runs.
+        seed: seed of the draws; the same arguments give the same runs.
     """
     forecast, finalists = result.forecast, []
     for row in rows:
@@ -100,12 +98,12 @@ def confident(
     long as simulated runs agree.
 
     Args:
-        space: that was searched.
+        space: search space that was searched.
         job: what of a forecast does not depend on the cluster.
-        result: of the search; with a choice.
+        result: result of the search; with a choice.
         limits: budget and deadline, at least one of which is set.
         confidence: the probability that is asked for; None: `SURE`, 0.9.
-        seed: of the simulated runs.
+        seed: seed of the simulated runs.
 
     Returns:
         The search with the best plan that keeps its limits with the asked probability, or else one of the likeliest
@@ -189,7 +187,7 @@ class Question:
         space: clusters to choose from.
         job: what of a forecast does not depend on the cluster.
         confidence: probability with which limits must be kept; None: `SURE`, 0.9.
-        seed: of simulated runs.
+        seed: seed of simulated runs.
         effort: limits on the work of each further search.
         gpus: texts of the GPUs that were asked for, such as 'L4:4'; empty: none was named.
     """
@@ -248,9 +246,7 @@ class Question:
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return the first budget, USD, or deadline, s (by ``limit``), tried that lets a plan keep all.
-
-        None: none does.
+        """Return the first budget, USD, or deadline, s (by ``limit``), tried that lets a plan keep all; None: none.
 
         Tried are three amounts, of 1 to 1.3 times the least that a plan needs, rounded up to a plain figure, and always
         above the present limit. Each try makes the search again.
@@ -272,8 +268,8 @@ def remedies(question: Question, limits: Limits, *, most: float | None = None) -
     Each change helps alone, or else both together. Limits that are not set are not spoken of.
 
     Args:
-        question: to be asked again.
-        limits: that no plan keeps.
+        question: the request's search, which is made again.
+        limits: budget and deadline that no plan keeps.
         most: highest probability of keeping the limits among plans, which one hint then asks for; None: no plan fits
             even at its median, so there is no such hint.
 

@@ -1,7 +1,4 @@
-"""When nothing fits: the plans that come nearest, one on each axis, and what would have to be allowed for them.
-
-What a plan's machines hold of the job, part by part; and, where no machine holds it, what would make it fit.
-"""
+"""Answers where nothing fits: the nearest plan on each axis, and the memory that a job needs, part by part."""
 
 from __future__ import annotations
 
@@ -98,7 +95,7 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     It says how much a step needs, how much the largest device has, and what would help.
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         catalog: of the region, or of one's own machines.
         offered: offers of the catalogue that were asked for; at least one can be trained on but for its memory.
     """
@@ -215,10 +212,10 @@ def larger_quotas(space: SearchSpace, result: SearchResult, quotas: Quotas, limi
     A cluster that keeps the limits surely is preferred to one that fits them at its median.
 
     Args:
-        space: without quotas.
-        result: of the search in that space.
+        space: search space without quotas.
+        result: result of the search in that space.
         quotas: vCPUs by bucket, within which nothing fits.
-        limits: to be kept.
+        limits: budget and deadline to be kept.
     """
     forecast = result.forecast
     rows = np.flatnonzero(limits.risk(forecast) <= 1)
@@ -250,7 +247,7 @@ def nothing_fits(
     Args:
         question: the request's search, which can be made again.
         result: result of the search within the limits; without a choice.
-        limits: that no plan keeps.
+        limits: budget and deadline that no plan keeps.
         otherwise: changes other than to the limits that would help, such as an increase of quotas.
     """
     forecast, space, job = result.forecast, question.space, question.job

@@ -1,6 +1,7 @@
-"""Which region to rent in: clusters of one type say where each wish is met best, and plans of those are one list.
+"""Plans for several regions as one list, and the choice between one's own machines and rented ones.
 
-One's own machines or rented ones: a plan is made for each, and the better is returned with a word on the other.
+Clusters of one type say in which region each wish is met best. A plan is made for one's own machines and for rented
+ones, and the better is returned with a sentence on the other.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class AskedSteps:
     """Predictor of a profiled job's step times on given machines and local batch sizes, as plans predict them.
 
     Attributes:
-        model: fitted to the profile.
-        catalog: with the machine types that configurations may name.
+        model: fits of the profile.
+        catalog: holds the machine types that configurations may name.
         host: how the profiled machine was placed among the catalogue's.
         shape: what steps on all machines share (stragglers, overlap), as `forecast.steps_of` needs it.
         sampled: what step samples of other machines say; None: there are none.

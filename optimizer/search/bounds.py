@@ -39,10 +39,10 @@ class Bar:
     the cheapest kind cost that much an hour. Arrays are (options, batches, exchanges).
 
     Attributes:
-        score: infinite where only the limits are to be kept.
-        samples: of a step that a machine can compute in time, at most; 0 where not even one for each of its workers.
-        usd_per_sample: a machine's price for the whole run over ``samples``, USD, at least.
-        late_factor: cost at the upper end of the 90 % interval over the median cost, at least.
+        score: score to be beaten; infinite: only the limits are to be kept.
+        samples: most samples of a step that a machine can compute in time; 0: not even one for each of its workers.
+        usd_per_sample: least price of a machine for the whole run over ``samples``, USD.
+        late_factor: least ratio of the cost at the upper end of the 90 % interval to the median cost.
     """
 
     columns: Columns
@@ -58,10 +58,10 @@ class Bar:
         """Return the bar for mixes that score below ``score``, time^w cost^(1-w); infinite: only the limits count.
 
         Args:
-            columns: of the search space.
+            columns: arrays of the search space.
             job: what of a forecast does not depend on the cluster.
-            limits: to be kept, and the weight w of time.
-            score: to be beaten.
+            limits: budget and deadline to keep, and the weight w of time.
+            score: the score to be beaten.
         """
         latest_s = _latest_s(columns, job, limits, score)[:, None, None]
         batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]

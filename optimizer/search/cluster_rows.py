@@ -236,7 +236,7 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
     """Return the possible clusters and their forecast columns; given a ``job``, each cluster with its best exchange.
 
     Args:
-        columns: of the search space.
+        columns: arrays of the search space.
         rows: clusters; those beyond the limits of the space or of memory are left out.
         job: by which each cluster's best exchange is chosen, whatever exchange its row names; None: the row's own.
 
@@ -325,13 +325,13 @@ def _table(
     """Return the forecast columns of rows, given when the slowest worker of each has computed.
 
     Args:
-        columns: of the search space.
+        columns: arrays of the search space.
         rows: clusters, or boxes with their fewest machines.
-        workers: of each row.
+        workers: number of workers of each row.
         wire: messages, bytes and compression of each exchange, by number of workers.
         compute_s: seconds in which the slowest worker computes, [rows].
         evaluation_s: seconds of an evaluation, [rows].
-        most: machines of each group at most, of boxes, whose columns are lower bounds; None: rows are clusters.
+        most: most machines of each group of boxes, whose columns are lower bounds; None: rows are clusters.
     """
     option, count, exchange = rows.option, rows.count, rows.exchange
     present = count > 0
@@ -451,7 +451,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     it.
 
     Args:
-        columns: of the search space.
+        columns: arrays of the search space.
         job: what of a forecast does not depend on the cluster.
         rows: the clusters; their own exchanges do not count.
         compute_s: seconds of computing in a step, [rows].

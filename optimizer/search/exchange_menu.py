@@ -57,7 +57,7 @@ class ExchangeOption:
     """Option to sum gradients or average parameters: its messages, bytes and extra steps by number of workers.
 
     Attributes:
-        compression: what is sent.
+        compression: compressor of what is sent.
         collective: the operation with whose link times it is priced.
         gain: share of the gradient's energy that is retained, 1 when nothing is held back.
         sync: whether gradients are summed in every step, or parameters averaged after some; what is sent is then the
@@ -65,12 +65,12 @@ class ExchangeOption:
         stretch, stretch_log_sd: steps over those of summing gradients in every step, and the standard deviation of its
             log, indexed by the number of workers from 0.
         share_log_sd: spread of the log of how often workers communicate.
-        messages, traffic_bytes: of the collectives, indexed by the number of workers.
+        messages, traffic_bytes: messages in a row and bytes of the collectives, indexed by the number of workers.
         compress_s: seconds of compression and decompression on the reference device, indexed by the number of workers.
         late: of a run of fixed length, which has no steps to make up for what is held back: steps that would, at the
             upper end, over its own, by the number of workers. They count where ways are compared, and are not taken.
         compress_log_sd: spread of the log of ``compress_s``.
-        memory: bytes that it takes of a worker's memory; None: not known.
+        memory: bytes of a worker's memory that the exchange keeps and takes; None: not known.
     """
 
     compression: Compression
@@ -114,13 +114,13 @@ def exchange_menu(
     Exchanges that another beats in every figure are left out. Averages come only with the compressors in `AVERAGED`.
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         minimum_gain: share of the gradient's energy that must be retained; not looked at where ``names`` leaves dense
             out.
         max_workers: most workers of a cluster.
-        local: the policies of local SGD to offer beside; empty: none.
+        local: policies of local SGD to offer beside; empty: none.
         to_target: whether the run ends at a target, so that more steps can make up for what is held back.
-        names: of the methods to choose from, dense gradients ("identity") only if named; empty: all.
+        names: names of the methods to choose from, dense gradients ("identity") only if named; empty: all.
         ratios: shares of the gradient's elements that sparsifying methods send; empty: the ratios that pilots measured.
 
     Raises:
@@ -196,7 +196,7 @@ def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOpti
     With more workers than its pilots speak for it is never affordable (`NEVER_BYTES`).
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         summed: the exchange of gradients with the compression that averages are to have.
         option: when workers average, and what that costs in steps.
     """
@@ -288,7 +288,7 @@ def methods_left_out(model: FittedModel, minimum_gain: float, ratios: Sequence[f
     """Return the compressors that a plan cannot choose at any ratio, by name, each with a few words on why.
 
     Args:
-        model: fitted to the profile.
+        model: fits of the profile.
         minimum_gain: share of the gradient's energy that must be retained.
         ratios: shares of the elements that sparsifying methods send; empty: the ratios that pilots measured.
 

@@ -36,9 +36,9 @@ class JobModel:
         shape: what steps have in common on whatever machines.
         startup_log_sd: standard deviation of the log of the time from the request to the first step.
         checkpoint_s: seconds that training pauses for a checkpoint.
-        billing: terms of what is rented.
+        billing: prices and terms beside the machines' own.
         written_s: seconds until a checkpoint is written and counts (see `cost.interruptions`).
-        checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
+        checkpoint_bytes: size of one checkpoint in the bucket; 0: no bucket is used.
         transfer: cost of moving the data set to the region, before the launch; None: the data set is there.
         resumes: whether the run goes on from checkpoints; else a loss costs all that was done.
         slots_s: lengths in seconds of the slots of the day, in which machines may be used or not (see `open_hours`).

@@ -99,7 +99,7 @@ def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.boo
     """Return the mask [rows] of clusters whose ``batch`` gives each worker a sample and fits into their memory.
 
     Args:
-        lines: of a worker of each group, [rows, groups].
+        lines: compute time of a worker of each group, [rows, groups].
         workers: of each group, [rows, groups]; 0: the group is empty.
         batch: samples of a step, [rows].
     """
@@ -196,8 +196,8 @@ def earliest_finish(lines: Lines, most_workers: Integers, batch: Integers) -> Ar
     The finish is the time of a whole number of samples on one of the groups, and not before the water level.
 
     Args:
-        lines: of a worker of each group, [rows, groups].
-        most_workers: of each group, [rows, groups]; 0: the group is empty.
+        lines: compute time of a worker of each group, [rows, groups].
+        most_workers: most workers of each group, [rows, groups]; 0: the group is empty.
         batch: samples of a step, [rows].
     """
     present = most_workers > 0

@@ -4,8 +4,6 @@ A box holds all mixes of the same options whose counts lie between two ends, wit
 menu. Where its bound is worse than the best plan so far,
 it is dropped whole; the others are halved until they are small enough to price every cluster in them, each with the
 exchange that suits it best. Where the number of boxes runs out first, the best bound of what is left states the gap.
-
-The clusters that a search has priced and kept: all of one type, and of the mixes those that could matter.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class OpenHours:
     """Slots of a day that begins now, and whether each of the user's hosts may be used in each slot.
 
     Attributes:
-        slots_s: length of each, seconds; together a day.
+        slots_s: length of each slot, seconds; together a day.
         hosts: by name, whether the host may be used in each slot; a machine that is not listed may always.
     """
 
@@ -42,8 +42,8 @@ class OpenHours:
         Hosts that may always be used are left out of the mapping.
 
         Args:
-            hosts: of the inventory.
-            now: with which the first slot begins, in the time of this machine.
+            hosts: the hosts of the inventory.
+            now: beginning of the first slot, in the time of this machine.
         """
         kept = {host.name: host.hours for host in hosts if host.hours is not None}
         since_s = 3600 * now.hour + 60 * now.minute + now.second

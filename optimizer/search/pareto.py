@@ -25,8 +25,8 @@ def thin(front: NDArray[np.intp], time: Array, count: int) -> NDArray[np.intp]:
 
     Args:
         front: indices of points, least time first; returned as it is where it has no more than ``count``.
-        time: of all points, positive.
-        count: at most; from 2 on both ends are kept.
+        time: time of every point, positive.
+        count: most indices to return; from 2 on both ends are kept.
     """
     if len(front) <= count:
         return front
@@ -42,8 +42,8 @@ def undominated(figures: Array, kinds: Sequence[Hashable]) -> list[int]:
     Of equal rows the first is kept.
 
     Args:
-        figures: of each row, (rows, figures); lower is better.
-        kinds: of each row; rows of unlike kinds are not compared.
+        figures: figures of each row, (rows, figures); lower is better.
+        kinds: kind of each row; rows of unlike kinds are not compared.
     """
     members: dict[Hashable, list[int]] = {}
     for row, kind in enumerate(kinds):

@@ -46,9 +46,9 @@ class Effort:
     """Limits on a search's work: machine options in one mix, and boxes of mixes that branch and bound looks at.
 
     Attributes:
-        types: instance types in one cluster at most.
-        boxes: of mixes of two types that are bounded at most.
-        boxes_of_three: of mixes of three types.
+        types: most instance types in one cluster.
+        boxes: most boxes of mixes of two types that are bounded.
+        boxes_of_three: most boxes of mixes of three types.
     """
 
     types: int = MAX_TYPES
@@ -62,8 +62,8 @@ class SearchResult:
 
     Attributes:
         rows: the clusters, those of one type first.
-        uniform: how many those are.
-        forecast: of the rows.
+        uniform: number of clusters of one type.
+        forecast: predicted time and cost of the rows.
         chosen: row of the choice; None: nothing fits the limits even at its median.
         safe: whether the choice keeps the limits with the probability `SURE`.
         front: rows of the front (see `plan_front`) of those that keep the limits as the choice does, thinned.
@@ -159,7 +159,7 @@ def search_study(
         job: what does not depend on the cluster.
         limits: budget, deadline and what is wanted.
         result: by exact search; its best are the first trials.
-        seed: of the other trials.
+        seed: seed of the sampler that proposes the other trials.
         types: instance types in one cluster at most.
         trials: clusters that the sampler proposes, beyond the first.
         kept: what keeps all trials, a study or its file; None: nothing does, they are in memory alone.

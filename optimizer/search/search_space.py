@@ -60,14 +60,14 @@ class MachineOption:
     Attributes:
         offer: type, price and market of the machine.
         worker: one of its workers: time of a step by samples, memory, and how well they are known.
-        network: to neighbouring machines.
+        network: links to neighbouring machines.
         bus: one hop between the workers of the machine, all of which exchange.
         evaluation_s: seconds of the whole evaluation set on one of its workers.
         startup_s: seconds from the request to the first step.
-        disk_gb: of its disk.
+        disk_gb: size of its disk.
         belief: preemption rate of its spot pool, as a posterior; None on demand.
         watched: what the belief rests on beside the prior; None where nothing was seen of the pool.
-        precision: that its workers compute in; all machines of a cluster compute in the same.
+        precision: number format that its workers compute in; all machines of a cluster compute in the same.
         stretch: steps in this precision over steps in the profile's first.
         stretch_log_sd: standard deviation of the log of ``stretch``.
     """

@@ -1,21 +1,16 @@
-"""How many samples a worker of a machine computes together: what its device holds, less a reserve.
+"""Samples that a worker computes together: what its device holds, less a reserve and what the exchange takes.
 
     usable(GPU)   = 0.9 memory - 750 MiB       its own; the context of CUDA and the libraries' workspaces
     usable(CPU)   = 0.9 memory - 1.5 GiB       main memory; the operating system, Python and torch
     micro-batch   = largest b with peak(b) <= usable      (`hetopt.core.memory`, with what the exchange keeps)
+    kept          = 2 gradients with error feedback, 4 with momentum correction (the residual, and its swap copy)
+    taken         = 0 to 2 gradients for a method to work in + 16 bytes for each element that a worker sends
 
 A task computes a larger local batch in several micro-batches, so that one sample has to fit and no more. A script
 computes what its loader gives it at once: there the local batch itself has to fit.
 
-What a worker's exchange takes of its device's memory: residuals that it keeps, and what it works in for a moment.
-
-    kept  = 2 gradients with error feedback, 4 with momentum correction (the residual, and what it swaps places with)
-    taken = 0 to 2 gradients for a method to work in + 16 bytes for each element that a worker sends
-
-A selection works in the magnitudes and a mask: 5/4 of a gradient.
-
-An average of parameters keeps the parameters of the last one beside the residual of its rounding, and takes two more
-copies of them.
+A selection works in the magnitudes and a mask: 5/4 of a gradient. An average of parameters keeps the parameters of the
+last one beside the residual of its rounding, and takes two more copies of them.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ class Scheme:
 
     Attributes:
         shards: devices of the machine that share the replica's weights, gradients and optimizer state.
-        shard: what that is as a run is told it: with "grads", weights stay gathered from forward to backward.
+        shard: the same as an option of the run; with "grads", weights stay gathered from forward to backward.
         recomputes: whether a layer's activations are computed anew for its backward pass.
     """
 
@@ -79,7 +74,7 @@ def blocks_of(described: Counted) -> Blocks:
 
 
 def sharable(model: FittedModel) -> Blocks | None:
-    """Return the blocks by which devices can share a job's model; None: it has none, or a script shares nothing."""
+    """Return the blocks by which devices can share a job's model; None: the model has none, or the job is a script."""
     described, job, memory = model.reference.device.counted, model.profile.job, counted(model)
     if described is not None:
         return blocks_of(described)
@@ -116,11 +111,11 @@ def scheme_of(model: FittedModel, memory: TrainingMemory, blocks: Blocks, device
     Recomputing takes longer than anything else; of the others, fewer gatherings for a sample are quicker.
 
     Args:
-        model: fitted to the profile.
-        memory: of a whole replica.
-        blocks: of the model.
-        devices: of the machine, which may share the replica.
-        usable_bytes: of one device, for training.
+        model: fits of the profile.
+        memory: bytes of a whole replica.
+        blocks: the model's blocks, by which devices share it.
+        devices: number of devices of the machine, which may share the replica.
+        usable_bytes: bytes of one device that training may use.
     """
     job, ways = model.profile.job, schemes(model.reference.device.counted, devices, model.profile.job.shard)
     most = max(1, job.batch_size // devices)
@@ -138,13 +133,13 @@ class Room:
     """Memory of the device that one worker has, in bytes, and the samples that fit in it.
 
     Attributes:
-        device_bytes: of the whole device.
-        usable_bytes: less the reserve.
-        micro_batch: samples that are computed together at most; None: any number, as far as is known.
+        device_bytes: memory of the whole device.
+        usable_bytes: memory less the reserve.
+        micro_batch: most samples that are computed together; None: any number, as far as is known.
         splits: whether larger local batches are computed in micro-batches.
-        free_bytes: beside what is kept from step to step and the exchange; None: not known.
-        step_bytes: that a step of a micro-batch takes of that.
-        fresh_bytes: of gradients that are there while a copy is exchanged.
+        free_bytes: memory beside what is kept from step to step and the exchange; None: not known.
+        step_bytes: part of ``free_bytes`` that a step of a micro-batch takes.
+        fresh_bytes: bytes of gradients that are there while a copy is exchanged.
         scheme: how a replica is held.
     """
 
@@ -249,7 +244,7 @@ def room(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLine:
-    """Bytes of GPU memory that an exchange of ``n > 1`` workers keeps, and takes for a moment: ``fixed + each n``."""
+    """Bytes of GPU memory that an exchange of ``n > 1`` workers keeps, and takes to work in: ``fixed + each n``."""
 
     kept_bytes: float
     fixed_bytes: float
@@ -285,9 +280,9 @@ def exchange_memory(
 
     Args:
         compression: of the gradient; ``auto`` may come to any that sends a part of it, and is taken for topk.
-        gradient_bytes: in fp32.
-        workers: that exchange.
-        sync: when they do; None: in every step.
+        gradient_bytes: bytes of the whole gradient in fp32.
+        workers: number of workers that exchange.
+        sync: when they exchange; None: in every step.
 
     Raises:
         BadInput: there is no such compression, or its memory and collective do not go together.

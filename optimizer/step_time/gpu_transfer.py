@@ -168,9 +168,9 @@ class Measured:
     """Measured seconds of a job's step on one GPU, in one precision and at one batch size.
 
     Attributes:
-        log_sd: how well that step is known.
-        kind: of the model, where it is known.
-        flops_per_sample: forward and backward, where they are counted.
+        log_sd: standard deviation of the log of that time.
+        kind: kind of the model; None: not known.
+        flops_per_sample: operations forward and backward; None: not counted.
     """
 
     place: Place
@@ -207,9 +207,9 @@ class Spread:
     """Standard deviations of the parts of the GPU model, in logs of throughput.
 
     Attributes:
-        slopes: a row for each of `SLOPES`, by feature.
-        parts: of each of `PARTS`.
-        noise: of one measurement against another of the same.
+        slopes: deviation of each slope, a row for each of `SLOPES`, a column for each feature.
+        parts: deviation of each of `PARTS`.
+        noise: deviation of one measurement from another of the same.
         calibration: factor on all intervals, from jobs that were left out.
     """
 

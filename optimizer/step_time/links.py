@@ -57,8 +57,8 @@ class Network:
 
     Attributes:
         links: one hop to a neighbouring machine, by collective.
-        log_sd: of the log of what a byte takes.
-        source: where it is from.
+        log_sd: standard deviation of the log of the seconds a byte.
+        source: evidence for the links.
         relief: bandwidth between three or more machines over that between two, for which ``links`` stand.
     """
 
@@ -124,7 +124,7 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
 
     Args:
         instance: the machine; a switch (`is_switched`) has links for each worker, so that nothing is shared.
-        workers: on it.
+        workers: number of workers on the machine.
         power: how far they share what is between them, see `sharing`.
     """
     if is_switched(instance):

@@ -1,12 +1,9 @@
-"""Local SGD policies that a search may choose from: those that pilots support, or the one that the user asked for.
+"""Local SGD policies that a search may choose from, and the share of steps in which each communicates.
 
-A policy is offered as it was measured. FedAvg counts in epochs, so that its share depends on the batch: it is planned
-as if every step summed gradients.
-
-What workers that train for themselves spend on being brought together: which part of their steps communicate.
-
-Averages are made after the step, so nothing hides them; the share of steps that make one is known (local SGD, FedAvg),
-steered (SelSync with ``auto``), measured by an earlier run, or assumed from what was published.
+Offered are those that pilots support, as they were measured, or the one that the user asked for. Averages are made
+after the step, so nothing hides them; the share of steps that make one is known (local SGD, FedAvg), steered (SelSync
+with ``auto``), measured by an earlier run, or assumed from what was published. FedAvg counts in epochs, so that its
+share depends on the batch: it is planned as if every step summed gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ class Communication:
     """Share of steps in which workers under local SGD average their parameters, with its uncertainty.
 
     Attributes:
-        share: of the steps.
+        share: fraction of the steps.
         log_sd: standard deviation of the log of (true share / share).
         note: a sentence for people.
     """
@@ -95,8 +92,8 @@ class LocalOption:
         sync: the policy.
         communication: share of steps in which workers average.
         penalty: what the policy costs in steps.
-        most_workers: that may be planned with.
-        counts_steps: whether its cost is paid in steps: to a target it is, a run of fixed length has no more of them.
+        most_workers: most workers that may be planned with.
+        counts_steps: whether the cost is paid in more steps, as in a run to a target; a run of fixed length has none.
     """
 
     sync: Synchronization

@@ -1,7 +1,4 @@
-"""Step times with intervals from a profile or from imported samples, and what to measure next.
-
-A `Profile` as the step model reads it: computation without exchange on one host, and timed collectives.
-"""
+"""Step times with intervals, from a profile or from imported samples, and which configurations to measure next."""
 
 from __future__ import annotations
 

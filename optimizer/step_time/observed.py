@@ -1,7 +1,4 @@
-"""Measured steps as the step model reads them: logs of seconds, NaN where a row does not say.
-
-Measurements against the equations: residuals in logs of seconds, and derivatives by all that is to be learned.
-"""
+"""Measured steps in logs of seconds, with the step model's residuals against them and derivatives by its unknowns."""
 
 from __future__ import annotations
 

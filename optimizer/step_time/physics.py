@@ -1,4 +1,4 @@
-"""The equations of a step, of many configurations at once: computing, exchanging, and how far one hides the other.
+"""The equations of a step, for columns of many configurations: computing, exchanging, and how far one hides the other.
 
     C_i = (a + c b_i) (1 + contention (1 - 1 / crowd_i)) (1 + straggling E_n)     one worker, among n
     T   = beta traffic (1 + growth log2(n / 2)) + alpha messages                  one exchange
@@ -20,8 +20,6 @@ There are three regimes of links: inside a node, between two nodes, and between 
 ``ln beta_3 = ln beta_2 + relief ln(beta_1 / beta_2)``: two nodes have a single pair of hosts between them, and what
 that pair's flows cannot carry (each is limited by its sender, receiver and path) is spread over more pairs from three
 nodes on. Where links inside a node are the bottleneck, nothing is relieved.
-
-Configurations as columns: what each brings to the equations of a step, many at a time.
 """
 
 from __future__ import annotations
@@ -60,10 +58,10 @@ class Exchange:
     """Messages and traffic of the gradient exchange of one step, by which its seconds are computed.
 
     Attributes:
-        messages: in a row, of the slowest path.
+        messages: messages one after the other, on the slowest path.
         traffic: bytes over the slowest link, relative to the bytes of the dense gradient.
-        compressor: what compresses; absent where the gradient goes as it is.
-        overlapped: whether it runs beside the backward pass.
+        compressor: name of the compressor; None: the gradient goes as it is.
+        overlapped: whether the exchange runs beside the backward pass.
     """
 
     messages: float
@@ -76,8 +74,8 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
     """Return the messages and relative traffic of one step's exchange among ``workers``; none for a single worker.
 
     Args:
-        workers: that exchange.
-        compression: of gradients; None: there is none.
+        workers: number of workers that exchange.
+        compression: compressor of gradients; None: there is none.
         sync: as `parse_sync` reads it; workers that average parameters now and then send as much in the mean of all
             steps. None: gradients are summed in every step.
 

@@ -2,17 +2,12 @@
 
 Maximum a posteriori by Levenberg and Marquardt, with Laplace's approximation around it (MacKay 1992). Noise is
 Student's t, so that a disturbed run is discounted instead of followed; its scale is the cluster's, learned with the
-rest. Parameters that the samples do not identify stay at their prior, and keep its width.
+rest. Parameters that the samples do not identify stay at their prior, and keep its width. `Shape` has those that a
+job's steps share on all machines in natural units, to price many clusters at once or one run on known hosts.
 
 Own code because its steps use what the problem is: rows touch one point and one layout each, and noise depends on what
 is learned. `scipy.optimize.minimize` comes to the same peaks (a test looks whether it finds higher ones) in 50 to 200
 times the time, 3 to 13 seconds a fit, and `least_squares` takes neither such noise nor a Gaussian process as prior.
-
-What the steps of a job have in common on whatever machines: learned from a profile, or the prior with its width.
-
-The same parameters as `physics`, in natural units, to price many clusters at once (`hetopt.optimizer.search.forecast`)
-or one run on known hosts. Each comes with the standard deviation of its logarithm (of its logit, where it
-is a share), which is the prior's own where the profile says nothing.
 """
 
 from __future__ import annotations
@@ -71,10 +66,10 @@ class Posterior:
     """Fitted parameters and residuals of the step model, with their covariance.
 
     Attributes:
-        observed: what it was fitted to.
-        mode: parameters, then what is left over at the points and at the layouts of ``latents``.
-        covariance: of ``mode``.
-        prior_mean, prior_sd: of the parameters.
+        observed: measured steps that the model was fitted to.
+        mode: the most probable parameters, then residuals at the points and at the layouts of ``latents``.
+        covariance: covariance matrix of ``mode``.
+        prior_mean, prior_sd: prior of each parameter.
         compression_mean, compression_sd: prior of the log of what a compressor takes that was not measured.
         log_evidence: log of the probability of the samples under the priors, by Laplace's approximation.
     """

@@ -1,6 +1,4 @@
-"""Step times of configurations that were never run, with the parts of their variance, and which to measure next.
-
-Which configurations are worth measuring: those that would most reduce the uncertainty of all that is asked about.
+"""Step times of configurations that were never run, the parts of their variance, and which are worth measuring next.
 
 Bayesian experimental design with average predictive variance (V-optimality; Chaloner and Verdinelli 1995) instead of
 the parameters' determinant (Ernest's design): what matters is how well the asked-about steps are known, and a large
@@ -229,11 +227,11 @@ class Probe:
     """Configuration worth measuring: the uncertainty that it would remove, about what, and its price.
 
     Attributes:
-        row: its place among the queries.
+        row: index among the queries.
         removed: share of the average variance, beyond run-to-run noise, that its measurement is expected to remove.
         variance: that average before it, of the log of (true / predicted).
-        about: what it mostly tells.
-        usd: what measuring it costs; absent where prices are not known.
+        about: parameter or residual that the measurement mostly tells, in words.
+        usd: price of the measurement; None: not known.
     """
 
     row: int

@@ -171,8 +171,6 @@ def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
 def expected_maximum(count: int) -> float:
     """Return E_n, the expected maximum of ``count`` independent standard normal variables.
 
-    What the slowest of equal workers adds.
-
     ``E_n = integral of x n phi(x) Phi(x)^(n-1) dx``. The popular sqrt(2 ln n) is twice too large at n = 2.
     """
     if count <= 1:

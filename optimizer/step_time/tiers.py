@@ -1,12 +1,10 @@
-"""How a machine type relates to one that was measured: the same, the same family, or another by its published facts.
+"""Relation of a machine type to measured ones, and its worker and links as step samples of the same job predict them.
 
 Three tiers, each with its own interval: *measured*; *interpolated* (the same accelerator, or another size of the same
 family); *extrapolated* (another family). What the last says is a prior, to be probed before much is spent on it.
 
-Machines whose steps were sampled elsewhere, as planning prices them: workers and links from the fitted step model.
-
 A profile says what is trained, and how that runs where it was taken. Step samples beside it say how the same job runs
-on other machines; those, and their relatives in the catalogue, are then planned with from there.
+on other machines; those, and their relatives in the catalogue, are planned with from the samples.
 """
 
 from __future__ import annotations
@@ -348,10 +346,10 @@ class SampledMachine:
     """Worker of a machine type as step samples predict it, alone on its machine: contention comes on top.
 
     Attributes:
-        fixed_s, per_sample_s: of a worker's step.
+        fixed_s, per_sample_s: line of a worker's seconds of computation over its samples.
         log_sd: standard deviation of the log of its computation.
         network: one hop between two machines; None where samples say nothing about the network.
-        network_log_sd: standard deviation of the log of what a byte takes there.
+        network_log_sd: standard deviation of the log of the seconds a byte there.
         bus: one hop inside the machine; None where samples say nothing about it.
     """
 

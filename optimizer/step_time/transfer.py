@@ -4,10 +4,8 @@ Tiers: *measured* (this type was profiled), *interpolated* (same family, or the 
 (another family), *counted* (nothing was profiled: a step by its operations, see `utilisation`). From a CPU to a GPU
 there is a roofline only. Every constant is a prior of ours with its interval; measuring the type replaces it.
 
-Workers of a machine whose GPUs are unlike: together they are as fast as so many equal ones.
-
-Worker i takes f_i + c_i b_i for b_i samples. They end together at a level L: ``n b`` samples, with ``r_i = 1 / c_i``,
-take
+Where the GPUs of a machine are unlike, worker i takes f_i + c_i b_i for b_i samples. Together they end at a level L:
+``n b`` samples, with ``r_i = 1 / c_i``, take
 
     L = sum(f_i r_i) / sum(r_i) + b n / sum(r_i)
 
@@ -415,7 +413,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
 
 
 def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelerator, gpu: Gpu | None) -> bool:
-    """Return whether a machine has the very GPU that was profiled."""
+    """Return whether an accelerator is the very GPU that was profiled."""
     if host.gpus and gpu is not None and accelerator.fraction == 1:
         return gpu == host.gpus[0].place.gpu
     return _same_accelerator(model.profile.host.accelerator or "", accelerator)

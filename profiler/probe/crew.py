@@ -26,7 +26,7 @@ class ProbeStopped(Exception):
 class ProbeGroup:
     """One worker's view of all workers of a probe, by which it gathers numbers, reads the clock and writes events.
 
-    ``context`` is the worker's own; ``started_s`` is when the probe began by its clock.
+    ``context`` belongs to this worker; ``started_s`` is the reading of its clock when the probe began.
     """
 
     context: WorkerContext

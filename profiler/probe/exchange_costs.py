@@ -49,8 +49,8 @@ def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: i
 
     Args:
         crew: all workers of the probe.
-        probe: what to time, how often.
-        gradient_bytes: of the job's dense gradient; of more than `LARGEST_BYTES` only so many are sent.
+        probe: which collectives and payloads to time, and how often.
+        gradient_bytes: size of the job's dense gradient; of more than `LARGEST_BYTES` only so many are sent.
         time_limit_s: seconds for all of it; the two smallest payloads are timed whatever it is.
 
     Raises:

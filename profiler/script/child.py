@@ -51,8 +51,8 @@ class ScriptProbe:
     """Measurement of one training script in this process: runs it, hooks into torch, and writes the event log.
 
     Args:
-        folder: with the order to measure, where the log is written.
-        rank: of this copy of the script, from 0; rank 0 writes the log.
+        folder: holds the order to measure; the log is written there.
+        rank: number of this copy of the script, from 0; rank 0 writes the log.
 
     Raises:
         BadInput: the folder holds no order that can be read.
@@ -133,8 +133,8 @@ class ScriptProbe:
         The course is closed before, which keeps what it measured.
 
         Args:
-            how: how it ended, for the error.
-            stop: its exit; None: it returned.
+            how: how the script ended, for the error.
+            stop: the script's SystemExit; None: it returned.
 
         Raises:
             BadInput: fewer batch sizes were measured than a profile needs, or nothing was trained.
@@ -187,7 +187,7 @@ class ScriptProbe:
             yield from self._measured.run()
 
     def _crew(self, workers: int) -> ProbeGroup:
-        """Return the group of so many copies of the script, for measuring; alone this one has rank 0."""
+        """Return the probe's group of ``workers`` copies of the script, for measuring; alone this copy has rank 0."""
         spec = RunSpec(
             task="script",
             workers=(WorkerSpec(host="localhost", type="local", local_batch_size=1),) * workers,
@@ -205,7 +205,7 @@ class ScriptProbe:
         return ProbeGroup(context=context, started_s=self._begun_s)
 
     def _conclude(self) -> None:
-        """Meet the copies beside this one, and log what all of them measured, compressors and collectives included.
+        """Wait for the copies beside this one, and log what all of them measured, compressors and collectives included.
 
         The script's own process group is ended. Collectives are timed among several workers, compressors where a
         gradient was kept. Where only steps are watched and too few were made to be timed, nothing is logged.

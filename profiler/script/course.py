@@ -1,4 +1,4 @@
-"""What is measured of a script, step after step: times by batch size, then some training in earnest."""
+"""Driver of a script's measurement, step after step: times by batch size, then training at the script's own."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class ScriptCourse:
 
     Attributes:
         order: what to measure.
-        observer: of the script.
+        observer: follows the script's steps.
         crew: this process alone.
         operators: number of operators that a step calls; 0: they were not counted.
-        flops_per_sample: of the matrix work; None: they were not counted.
+        flops_per_sample: operations of the matrix work; None: they were not counted.
         points: steps at each batch size, in the order of measuring.
-        gradient: the last finite one that was looked at, flat; None: none was.
+        gradient: the last finite gradient that was looked at, flat; None: none was.
         trying: the batch size that is being measured; 0: none.
     """
 

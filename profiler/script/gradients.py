@@ -70,8 +70,8 @@ class RecordedFacts(Record):
     """Facts of a recorded run of a script beside its gradients: learning rates, batch size, and how it trains.
 
     Attributes:
-        rates: of each optimizer, its learning rate at each recorded step.
-        schedules: of each learning-rate schedule, its rates at the steps `LATER`.
+        rates: learning rate of each optimizer at each recorded step.
+        schedules: learning rates of each schedule at the steps `LATER`.
         way: by what the script trains on several workers.
         normalises: whether a module normalises by the samples of its batch.
         batch_size: samples of a rank's batch, of the first DataLoader that was read; 0: not known.
@@ -97,7 +97,7 @@ class GradientRecorder:
 
     Args:
         path: file that the record is written to.
-        others: such files of all workers, for which this one waits before it leaves them.
+        others: files of the records of all workers, for which this one waits before it ends.
     """
 
     def __init__(self, path: Path, others: list[Path]) -> None:
@@ -114,9 +114,7 @@ class GradientRecorder:
             self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        """Record one optimizer step's gradient (torch's post-step hook).
-
-        End the process once all optimizers seen have 3.
+        """Record one optimizer step's gradient (torch's post-step hook); end the process once all have 3.
 
         Later steps of an optimizer that has 3 are passed over; the hook's other arguments are not used.
         """
@@ -132,9 +130,9 @@ class GradientRecorder:
             self.end(0)
 
     def end(self, code: int) -> None:
-        """Exit the process with ``code``.
+        """Exit the process with ``code``; never returns.
 
-        If 0, save the record and wait up to 20 s for other ranks' first. Never returns.
+        With code 0, the record is saved first, and other ranks' records are awaited for up to 20 s.
         """
         if code == 0:
             run = self.ddp_run()
@@ -224,14 +222,14 @@ def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], RecordedFacts
 
 
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
-    """Return by step the relative difference of two runs' gradients, the worst optimizer's; inf: other parameters.
+    """Return by step the relative difference of two runs' gradients, the worst optimizer's; inf: not comparable.
 
-    It is the norm of the difference over the norm of ``right``'s gradient, for the steps that both runs have; [inf]
-    where they have other numbers of optimizers.
+    The norm of the difference is divided by the norm of ``right``'s gradient, for the steps that both runs have. Other
+    parameters or a gradient that is not finite give inf, other numbers of optimizers [inf].
 
     Args:
         right: gradients of the run that counts as right, [optimizers][steps], flat.
-        other: those of the other run.
+        other: gradients of the other run, likewise.
     """
     if len(right) != len(other):
         return [math.inf]
@@ -307,8 +305,8 @@ class _AsOne:
     """Batches of several ranks, one after the other in the order of the samples, read as one.
 
     Args:
-        batches: of the script, which is alone.
-        ranks: how many.
+        batches: indices of samples of each batch of the script, which runs alone.
+        ranks: number of ranks whose batches are joined.
     """
 
     def __init__(self, batches: Any, ranks: int) -> None:

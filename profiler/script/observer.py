@@ -65,9 +65,9 @@ class Step:
     """Samples, seconds and gradient of one training step of a script.
 
     Attributes:
-        samples: of its batches; 0: not known.
-        batches: that its loader gave it; 0: it has none.
-        timed: from the end of the step before to its own end; its phases are waiting for batches, from a batch to its
+        samples: number of samples of the step's batches; 0: not known.
+        batches: number of batches that a DataLoader gave the step; 0: there is no DataLoader.
+        timed: seconds from the end of the step before to this one's; its phases are waiting for batches, a batch to its
             backward pass, backward passes, and the optimizers' updates.
         gradient: of all parameters, flat fp32, as the last backward pass left it; None: the `Wish` did not want it.
     """
@@ -141,12 +141,12 @@ class Observer:
         lines: find the line of the user's files that runs now.
 
     Attributes:
-        optimizers: in the order of their first steps.
-        parameters: that are trained.
-        modules: that the process held when the first step ended.
-        loader: of the training data, the one read last; None: no DataLoader is known.
+        optimizers: the script's optimizers, in the order of their first steps.
+        parameters: the parameters that are trained.
+        modules: the modules that the process held when the first step ended.
+        loader: DataLoader of the training data, the one read last; None: no DataLoader is known.
         batch_size: samples of a step as the script has it; 0: not known.
-        batches: batches of its loader in a step.
+        batches: batches of ``loader`` in a step.
         backward_at, step_at: line of the user's files with the script's first backward pass, and first step; empty:
             none yet.
         hook: by which it hears modules being called, removed once a DataLoader is known; None: it does not listen to
