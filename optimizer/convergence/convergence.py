@@ -294,7 +294,7 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     if convergence.curve is None:
         raise BadInput(
             "The profile cannot say how many steps the target needs, because no pilot run reached it.",
-            hint="give the length of the run with `epochs` or `steps`, or profile again with  a larger `time_budget_s`",
+            hint="give the length of the run with `epochs` or `steps`, or profile again with a larger `time_budget_s`",
         )
     return TargetSteps(
         convergence=convergence,
