@@ -33,12 +33,13 @@ from benchmarks.box.iam import actions_of
 from hetopt.api import account
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2.renter.doctor import Policy, policy as printed
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.request import TABLE, Answer, BotoEdge, Edge, Request, Retrying
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import HetoptError, RunFailed
+from hetopt.core.run_folder import BUNDLE_FILE
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.optimizer.cost.bill import load_billing
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
