@@ -277,6 +277,8 @@ def test_the_commands_are_torchruns(number: int, workers: int, mixed: Plan, tmp_
 @pytest.mark.slow
 def test_a_script_gets_the_plans_shares(mixed: Plan, tmp_path: Path, hetopt: Callable[..., Any]) -> None:
     """Two machines, both of them this one: three workers, whose shares of the script's batch are the plan's."""
+    # A script keeps its own learning rate.
+    mixed = mixed.model_copy(update={"run": mixed.run.model_copy(update={"learning_rate_scale": 1.0})})
     mixed.save(tmp_path / "plan.json")
     assert hetopt("export", tmp_path / "plan.json", "--torchrun", tmp_path / "cluster").code == 0
     assert RunSpec.model_validate_json((tmp_path / "cluster" / "spec.json").read_bytes()) == mixed.run

@@ -70,10 +70,10 @@ def _table() -> Tensor:
     most of a second, a third of what a worker of a small run computes in all.
     """
     package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    return torch.from_numpy(np.loadtxt(file, delimiter=","))
+    if package is None:
+        import sklearn  # noqa: F401  # raises ImportError
+    assert package is not None and package.origin is not None  # noqa: PT018
+    return torch.from_numpy(np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=","))
 
 
 def digits() -> Task:
