@@ -136,8 +136,6 @@ class Balance:
             BadInput: the local batch sizes that the policy wants cannot be within the workers' memory.
         """
         self._state, decision = self._policy.decide(self._state, period.observation(epoch, samples_seen))
-        if not decision.changed:
-            return None
         before, self.shares = self.shares_of_step, within_memory(self._spec, decision.local_batch_sizes)
         if self.shares_of_step == before:
             return None

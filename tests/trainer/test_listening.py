@@ -218,6 +218,10 @@ def test_a_store_of_rank_0_is_where_its_address_says() -> None:
         ({}, "must say where rank 0 is"),
         ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "many"}, "must say where rank 0 is"),
         ({"MASTER_ADDR": "203.0.113.9", "MASTER_PORT": "29400"}, "nothing can listen on 203.0.113.9"),
+        (
+            {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+            "other machines cannot reach",
+        ),
     ],
 )
 def test_an_address_that_cannot_be_is_refused(environment: dict[str, str], said: str) -> None:

@@ -147,9 +147,6 @@ def connect(meeting: str) -> TCPStore:
 
 _wait_in_torch = dist.Work.wait
 
-_LEFT: list[object] = []
-"""Groups that were left. A thread of theirs may still be waiting, and whoever frees a group waits for its threads."""
-
 
 def wait_while(check: Callable[[], None]) -> None:
     """Have torch's waits of this process call ``check`` every `EVERY_S` s, and end by the RuntimeError that it raises.
@@ -411,9 +408,11 @@ class WorkerGroup:
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
-            _LEFT.append(dist.group.WORLD)
+            left = [dist.group.WORLD]
             with suppress(RuntimeError):  # of others that are gone
                 dist.destroy_process_group()
+            # A thread of the group may still be waiting, and whoever frees the group waits for that thread.
+            threading.Thread(target=left.clear, name="frees-a-group", daemon=True).start()
         self._events.close()
 
     def _meet(self) -> Generation:

@@ -415,6 +415,14 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or rank != 0:
         store = TCPStore(address, port, is_master=False, timeout=timeout)
     else:
+        if is_loopback(address) and environment.get("LOCAL_WORLD_SIZE") not in (
+            None,
+            environment.get("WORLD_SIZE", "1"),
+        ):
+            raise BadInput(
+                f"MASTER_ADDR is {address}, which other machines cannot reach: here it means this machine alone.",
+                hint="set MASTER_ADDR to the address, in the workers' network, of the machine that has rank 0",
+            )
         try:
             store = open_store(address, port, timeout)
         except RunFailed as refused:
