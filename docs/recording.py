@@ -7,21 +7,27 @@ stands still.
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-IMAGES = Path(__file__).resolve().parent / "images"
+DOCS = Path(__file__).resolve().parent
+IMAGES = DOCS / "images"
 SAID = IMAGES / "demo.txt"
 PICTURE = IMAGES / "demo.svg"
 COMMANDS = (
-    "hetopt estimate --params 110M --samples 3M --tokens 128 --budget 200",
+    "hetopt estimate --params 7B --method lora --samples 50k --tokens 2048 --budget 50",
+    "hetopt recommend resnet20-cifar10 --epochs 200 --budget 50 --inventory old_gpus.toml",
     "hetopt profile digits -o profile.json",
-    "hetopt recommend profile.json --budget 2 --epochs 100 --batch-size 256 -o plan.json",
-    "hetopt launch plan.json --on local --slowdown 1,2 --yes",
+    "hetopt recommend profile.json --budget 2 --epochs 100 --market spot -o plan.json",
+    "hetopt launch plan.json --on rehearsal --hosts 'speed=1 x2; speed=0.5' --schedule preemption.txt --max-restarts 1",
     "hetopt report",
 )
 COLUMNS = 80
@@ -34,14 +40,15 @@ STILL = 0
 
 LINE_S = 0.12
 PROMPT_S = 1.2
-READ_S = 4.0
+READ_S = 2.6
 _ADVANCE, _HEIGHT, _MARGIN = 7.8, 18, 16  # of a letter and a line, in pixels
 
 
 def record() -> str:
-    """Run the commands in an empty folder; return the output of each behind its prompt.
+    """Run the commands in a folder of two files; return the output of each behind its prompt.
 
-    Refused on a busy machine: what is shown there is how far others change the speed of a machine.
+    The files are the inventory on the page about two old GPUs and the example of a preemption. It needs root, as every
+    rehearsal does. Refused on a busy machine: what is shown there is how far others change the speed of a machine.
     """
     if os.getloadavg()[0] > (os.cpu_count() or 1):
         sys.exit("this machine is busy: record when it has nothing else to do, as `hetopt profile` asks for, too")
@@ -49,16 +56,29 @@ def record() -> str:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "HETOPT_HOME": folder, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        inventory = re.search(r"```toml\n(.*?)```", (DOCS / "two-old-gpus.md").read_text(encoding="utf-8"), re.DOTALL)
+        assert inventory
+        Path(folder, "old_gpus.toml").write_text(inventory[1], encoding="utf-8")
+        shutil.copy(DOCS.parent / "examples" / "preemption.txt", folder)
         for command in COMMANDS:
+            # What happens on the way is told beside the result; where the command works is not shown.
+            said_to = subprocess.STDOUT if " launch " in command else subprocess.DEVNULL
             done = subprocess.run(
-                command.split(), cwd=folder, env=environment, capture_output=True, text=True, check=True
+                shlex.split(command), cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=said_to, text=True
             )
-            rows = [row.rstrip() for row in done.stdout.strip("\n").splitlines()]
-            prompt = f"$ {command}"
-            typed = [prompt] if len(prompt) <= COLUMNS else [prompt[:COLUMNS], prompt[COLUMNS:]]
+            if done.returncode:
+                sys.exit(f"{command} failed with exit code {done.returncode}:\n{done.stdout}")
+            rows = list(itertools.chain.from_iterable(map(_wrapped, done.stdout.strip("\n").splitlines())))
+            typed = _wrapped(f"$ {command}")
             room = ROWS - len(typed)
-            said += [*typed, *(rows if len(rows) <= room else [*rows[: room - 1], "..."]), SCREEN]
+            shown = rows if len(rows) <= room else [*rows[: room // 2], "...", *rows[room // 2 + 1 - room :]]
+            said += [*typed, *shown, SCREEN]
     return "\n".join(said)
+
+
+def _wrapped(row: str) -> list[str]:
+    """Return a line as a terminal's rows show it."""
+    return [row[start : start + COLUMNS].rstrip() for start in range(0, len(row) or 1, COLUMNS)]
 
 
 def draw(said: str) -> str:
@@ -88,7 +108,8 @@ def draw(said: str) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
             f'height="{height}" role="img" aria-labelledby="title">',
-            '<title id="title">What hetopt printed: an estimate, a profile, a plan, a run, and its report</title>',
+            '<title id="title">What hetopt printed: an estimate, a plan for owned GPUs, a profile, a plan, a run that '
+            "loses a machine, and its report</title>",
             "<style>",
             "text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d6dde6;"
             "white-space:pre}",
