@@ -33,7 +33,14 @@ AS_PLANNED = Changes()
 
 
 @takes(Changes)
-def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter | None = None, **options: Any) -> Run:
+def launch(
+    plan: Plan | Path | str,
+    *,
+    on: Machines | Place,
+    detach: bool = False,
+    reporter: Reporter | None = None,
+    **options: Any,
+) -> Run:
     """Start a plan, with ``options`` changed, and return before it trains (renting takes minutes); `Run.wait` follows.
 
     What costs money is never a default: nothing is rented unless ``on`` is `Ec2` or `Sky`, and then no more is spent
@@ -46,6 +53,7 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
             ``"local"``: real processes on this machine; ``"rehearsal"``: a scaled emulation of the cluster on this
             machine, with a network of its own (it needs root); ``"ssh"``: hosts of your own; ``"slurm"``: nodes of a
             Slurm cluster; ``"ec2"`` and ``"sky"``: the plan's machines are rented, on EC2 or by SkyPilot.
+        detach: whether the run goes on when this process ends. A run on EC2 does so in any case.
         reporter: receives progress and remarks; None: nothing is reported.
         **options: what this launch changes in its plan.
 
@@ -59,7 +67,8 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
     changes, reporter = Changes(**options), reporter or Reporter()
     place = options_at(on, {}) if isinstance(on, str) else on
     where = backend(place.PLACE, reporter)
-    return submit(prepare(plan, where, place, changes), where, begun=lambda name: reporter.note(f"run {name}"))
+    prepared = replace(prepare(plan, where, place, changes), detached=detach)
+    return submit(prepared, where, begun=lambda name: reporter.note(f"run {name}"))
 
 
 def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: Changes = AS_PLANNED) -> Prepared:

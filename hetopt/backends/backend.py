@@ -103,6 +103,7 @@ class Prepared:
         spends_usd: most that it may cost, to which a person has to agree; None: nothing, or what a `Rental` says.
         files: contents of the new run's folder, by name, such as the code; a run that is resumed has most of them
             there.
+        detached: whether the run goes on when the process that starts it ends.
     """
 
     launch: Launch
@@ -110,6 +111,7 @@ class Prepared:
     connects_to: tuple[str, ...] = ()
     spends_usd: float | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    detached: bool = False
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
         """Create a new run's folder, or take the resumed run's; return it and the launch record, dated now, unsaved.

@@ -79,7 +79,7 @@ class Led(ProcessLauncher):
             for name, data in prepared.files.items():
                 (folder / name).write_bytes(data)
             launch.save(folder / LAUNCH_FILE)
-            return self.start(launch.spec, folder, {}), launch
+            return replace(self, detached=prepared.detached).start(launch.spec, folder, {}), launch
         except (HetoptError, OSError):
             if prepared.folder is None:
                 shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
@@ -247,7 +247,7 @@ class OnHosts(Prepared):
 class SshBackend(Led):
     """The backend of hosts of an inventory, reached by ssh; a process on this machine leads each run.
 
-    That process ends with the launching process.
+    That process ends with the launching process, unless the run is detached.
 
     Attributes:
         name: of the backend.

@@ -1,7 +1,7 @@
 """Runs that are a process of this machine: started in a session of their own, found, watched and ended by their folder.
 
 When the launching process dies, by whatever signal, the kernel ends the run's process, and that ends whatever it has
-started.
+started. A run that is detached goes on until it is over or stopped.
 
 A run is alive if and only if the lease on its folder is locked: a lock on an open file, which the kernel lets go of
 when the run's process ends. So a folder has one living run at most, nobody has to clean up after a crash, and neither a
@@ -159,7 +159,7 @@ class Program:
     """The command, log file and environment of the process that is to host a run.
 
     Attributes:
-        module: started as ``python -m MODULE RUN_DIR LAUNCHER_PID``; it ends with the launcher that is named.
+        module: started as ``python -m MODULE RUN_DIR LAUNCHER_PID``; it ends with the launcher that is named (0: none).
         log_name: file for its own output, in the run's log folder.
         defaults: environment variables that the launcher's own environment or the caller's may override.
         fixed: environment variables that override those.
@@ -182,11 +182,13 @@ class ProcessLauncher(ABC):
         grace_s: seconds that `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
         clock: returns seconds of a monotonic clock.
         sleep: waits for so many seconds.
+        detached: whether its runs go on when this process ends.
     """
 
     grace_s: float = 20.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    detached: bool = False
     _started: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     @abstractmethod
@@ -228,8 +230,9 @@ class ProcessLauncher(ABC):
             logged = log_bytes(run_dir)  # by earlier sessions
             # Whoever is interrupted must know which process it is to end.
             with (log / program.log_name).open("ab") as output, delay_signals():
+                launcher = 0 if self.detached else os.getpid()
                 process = subprocess.Popen(
-                    [*program.prefix, sys.executable, "-m", program.module, str(run_dir), str(os.getpid())],
+                    [*program.prefix, sys.executable, "-m", program.module, str(run_dir), str(launcher)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -423,7 +426,7 @@ def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -
     A `ProcessLauncher` has started this process, which ends with the launcher. An error is written to the run's log.
 
     Args:
-        argv: command line of this process: its module, the run's folder, and the launcher's process id.
+        argv: command line of this process: its module, the run's folder, and the launcher's process id (0: none).
         conducted: conducts the run in a folder until it is over or the signal says so, and returns the exit code.
     """
     run_dir, stop_signal = Path(argv[1]), StopSignal()

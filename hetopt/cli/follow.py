@@ -37,7 +37,7 @@ def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, deta
     Args:
         submit: starts the run and returns it; tells its name, to the function it is given, as soon as it has one.
         rents: whether machines are rented for it.
-        detach: whether to return when the machines have been told to begin; the run goes on.
+        detach: whether to return when the run has begun, which goes on.
         as_json: whether the report is printed as JSON at the end.
 
     Raises:
@@ -51,7 +51,7 @@ def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, deta
         try:
             run = submit(lambda name: live.note(f"run {name}; {LOOK}"))
             if detach:
-                render.note("the machines have been told to begin")
+                render.note("the machines have been told to begin" if rents else "it goes on without this command")
                 return
             run.wait(reporter=live)
         except BaseException:

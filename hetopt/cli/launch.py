@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +51,7 @@ def launch(
         ),
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="ec2: return when the machines have been told to begin.")
+        bool, typer.Option("--detach", help="Return when the run has begun; it goes on without this command.")
     ] = False,
     resume: Annotated[str | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
     check: Annotated[
@@ -95,8 +96,10 @@ def launch(
     On 'sky' SkyPilot rents the plan's machines, a cluster each, on the plan's cloud. They are taken down with the run.
 
     On 'ec2' the plan's machines are rented, all in one zone, and given back when the run ends, fails, is stopped or
-    comes near its budget. --dry-run prints every call that would be made, with its cost. Interrupting the command ends
-    the run; --detach leaves it going.
+    comes near its budget. --dry-run prints every call that would be made, with its cost.
+
+    Interrupting the command, or closing its terminal, ends the run. With --detach it goes on; all but ec2 need this
+    machine for that.
     """
     from hetopt.api.account import rental_of, unfollowed
     from hetopt.api.backends import backend
@@ -107,8 +110,6 @@ def launch(
         raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
     place = _place(on, resume, plan)
     where, rents = backend(place, Reporter(note=render.note)), place == Ec2.PLACE
-    if detach and not rents:
-        raise BadInput("--detach is for --on ec2.", hint="leave it out, or use --on ec2")
 
     def accept_fewer(spec: RunSpec) -> bool:
         return follow.accept_fewer(rental_of(prepared).wanted, spec, yes=yes)
@@ -126,7 +127,7 @@ def launch(
     where.check_ready(prepared)
     if not as_json:
         launch_document.show(prepared)
-    elif detach:
+    elif detach and rents:
         render.note(unfollowed(rental_of(prepared)))
     is_checked = check and resume is None and bool(prepared.launch.spec.script)
     if is_checked and _needs_equal_shares(prepared) and "batch_policy" not in typed:
@@ -136,7 +137,7 @@ def launch(
         render.note("The script runs in equal shares alone: this run keeps them, unless --batch-policy names another.")
         if not as_json:
             launch_document.show(prepared)
-    agreed = follow.confirmed(prepared, yes=yes)
+    agreed = replace(follow.confirmed(prepared, yes=yes), detached=detach)
     follow.started(lambda begun: submit(agreed, where, begun=begun), rents=rents, detach=detach, as_json=as_json)
 
 

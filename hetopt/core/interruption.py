@@ -200,13 +200,13 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
     as long as the run. Where the parent has ended already, this process gets the signal at once.
 
     Args:
-        parent_pid: the process that this one must not outlive; it must be the direct parent.
+        parent_pid: the process that this one must not outlive; it must be the direct parent. 0: it may outlive any.
         death_signal: SIGTERM lets this process end its own children first, SIGKILL is certain.
 
     Raises:
         OSError: the kernel refuses.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not parent_pid:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:

@@ -58,13 +58,12 @@ def run_probe(context: WorkerContext) -> None:
         raise BadInput("this run has nothing to measure.", hint="profile with `hetopt profile TASK`")
     task = load_task(context.spec.task)
     data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
-    replica = Replica.build(task, context.spec, context.device)
     crew = ProbeGroup(context=context, started_s=context.clock())
     with suppress(ProbeStopped):
-        _measure(crew, schedule, task, data, replica)
+        _measure(crew, schedule, task, data)
 
 
-def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica) -> None:
+def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData) -> None:
     """Measure and log all that a schedule asks for, in its order; every rank calls it.
 
     Facts of the job; step times of each sweep, which are timed again twice later; one evaluation; collectives; then
@@ -72,9 +71,11 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
 
     Raises:
         ProbeStopped: any worker was asked to stop.
-        BadInput: the task cannot be computed in the precision that the spec names.
+        BadInput: the task's model or optimizer cannot be used, or it cannot be computed in the precision that the spec
+            names.
     """
     context = crew.context
+    replica = Replica.build(task, context.spec, context.device)
     budget_s = schedule.time_limit_s or math.inf
     reader = BatchReader(dataset=data.train, device=context.device, seed=schedule.seed)
     crew.gather([])
@@ -89,8 +90,8 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
         for index, sweep in enumerate(schedule.sweeps)
     ]
 
-    def come_back_to_sweeps() -> None:
-        """Time the measured sizes of each sweep again, for a part of its time; every rank calls it.
+    def come_back_to_sweeps(replica: Replica) -> None:
+        """Time the measured sizes of each sweep again on a replica, for a part of its time; every rank calls it.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -111,7 +112,7 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
                 gradient_bytes=replica.gradient.nbytes,
                 time_limit_s=NETWORK_SHARE * budget_s,
             )
-    come_back_to_sweeps()
+    come_back_to_sweeps(replica)
     pilot_reader = BatchReader(
         dataset=data.train, device=context.device, seed=schedule.seed, max_samples=largest or None
     )
@@ -120,6 +121,7 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
         if schedule.exchanges
         else None
     )
+    del replica  # a device may have no room beside a pilot's own
     for index, pilot in enumerate(schedule.pilots):
         if pilot.precision in refused:
             continue
@@ -128,9 +130,10 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
         evaluated = schedule.from_checkpoint is None and not is_costly  # from there, no pilot is a run to the target
         if index == 0 or (evaluated and time_limit_s > 0):
             with matrices_in(pilot.precision):
-                run = PilotRun(crew, task, pilot_reader, data.evaluation, schedule, index, trials)
-                run.run(time_limit_s, evaluated=evaluated)
-    come_back_to_sweeps()
+                PilotRun(crew, task, pilot_reader, data.evaluation, schedule, index, trials).run(
+                    time_limit_s, evaluated=evaluated
+                )
+    come_back_to_sweeps(Replica.build(task, context.spec, context.device))
     crew.gather([])
     crew.context.events.write(FINISHED)
 

@@ -34,11 +34,6 @@ def test_every_step_takes_the_time_of_its_way(steps: list[int], dense_s: float, 
     assert [at_s for at_s, _ in alike] == pytest.approx([step * dense_s for step, _ in run(*steps).evaluations])
 
 
-def test_bytes_are_counted_by_step() -> None:
-    assert run(10, 30).sent_bytes == pytest.approx(10 * 100 + 30 * 2)
-    assert run(10, 30).ways == {DENSE: 100.0, THIN: 2.0}
-
-
 def test_a_quality_is_reached_on_the_line_between_means_of_three() -> None:
     measured = [(1.0, 0.0), (2.0, 3.0), (3.0, 6.0), (4.0, 9.0), (5.0, 9.0)]
     assert [quality for _, quality in smoothed(measured)] == [0.0, 1.5, 3.0, 6.0, 8.0]

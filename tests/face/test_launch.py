@@ -146,3 +146,11 @@ def test_report_status_and_logs_from_another_process(hetopt: Hetopt) -> None:
     assert_shown("quickstart.md", "hetopt report", hetopt("report").out)
     assert json.loads(hetopt("logs", "--events").out.splitlines()[0])["event"] == "run_started"
     assert hetopt("logs").code == 0
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_detached_run_goes_on_to_its_end(hetopt: Hetopt, home: Path) -> None:
+    process = forked("launch", home / "short.json", "--on", "local", "--slowdown", "1,3", "--yes", "--detach")
+    assert (process.communicate(timeout=PATIENCE_S), process.returncode)[1] == 0
+    assert json.loads(hetopt("status", "--json").out)["state"] in ("starting", "running")
+    until(lambda: json.loads(hetopt("status", "--json").out)["state"] == "finished")
