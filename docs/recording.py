@@ -23,7 +23,7 @@ IMAGES = DOCS / "images"
 SAID = IMAGES / "demo.txt"
 PICTURE = IMAGES / "demo.svg"
 COMMANDS = (
-    "hetopt estimate --params 7B --method lora --samples 50k --tokens 2048 --budget 50",
+    "hetopt estimate --params 7B --method lora --samples 50k --tokens 512 --budget 9",
     "hetopt recommend resnet20-cifar10 --epochs 200 --budget 50 --inventory old_gpus.toml",
     "hetopt profile digits -o profile.json",
     "hetopt recommend profile.json --budget 2 --epochs 100 --market spot -o plan.json",
