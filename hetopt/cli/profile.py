@@ -87,31 +87,36 @@ def profile(
         measured = hetopt.profile(task, arguments=arguments or (), samples=samples, reporter=reporter, **typed)
     if output is not None:
         parse.save(output, measured.to_json())
-    _show(measured, output, typed.get("inventory"), as_json=as_json)
+    show_profile(measured, output, typed.get("inventory"), as_json=as_json)
 
 
-def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_json: bool) -> None:
+def show_profile(measured: Profile, path: Path | None, inventory: Path | None = None, *, as_json: bool) -> None:
     """Print a profile, with remarks and the command to go on with; or, ``as_json``, the profile alone.
 
-    ``output`` None: the profile is not kept, and no command is shown. ``inventory`` None: none was given.
+    Args:
+        measured: profile to print.
+        path: its file; None: it is not kept, and no command is shown.
+        inventory: file of hosts that it is to be planned for; None: none was given.
+        as_json: whether to print JSON, and nothing else.
     """
     from hetopt.reports import profile_document
 
     if as_json:
         terminal.write(measured.to_json())
         return
-    render.show(profile_document.document(measured))
-    for note in profile_document.notes(measured):
-        render.note(note)
-    if output is not None:
+    render.show(profile_document.page(measured).blocks)
+    if path is not None:
         # Nothing says how long a script trains, or a task whose target no pilot run reached.
         job, is_reached = measured.job, any(pilot.steps_to_target for pilot in measured.pilots)
         is_open = bool(job.script) or (job.usual_epochs is None and not is_reached)
-        length = f" --{'epochs' if job.counts_epochs or not job.script else 'steps'} N" if is_open else ""
+        length, meant = (
+            (f" --{'epochs' if job.counts_epochs or not job.script else 'steps'} N", "  # N: as many as it trains")
+            if is_open
+            else ("", "")
+        )
         inventory_option = "" if inventory is None else f" --inventory {typed(inventory)}"
-        meant = "  # N: as many as it trains" if is_open else ""
-        command = f"hetopt recommend {typed(output)} --budget 5{length}{inventory_option} -o plan.json{meant}"
-        render.line(f"next: {command}", style="strong")
+        command = f"hetopt recommend {typed(path)} --budget 5{length}{inventory_option} -o plan.json"
+        render.line(f"next: {command}{meant}", style="strong")
 
 
 def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes: bool) -> None:

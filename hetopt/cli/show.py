@@ -1,4 +1,4 @@
-"""`hetopt show` and `hetopt compare`: plans that were written, read again."""
+"""`hetopt show` and `hetopt compare`: plans and profiles that were written, read again."""
 
 from __future__ import annotations
 
@@ -10,21 +10,28 @@ import typer
 import hetopt
 from hetopt.cli import render, terminal
 from hetopt.cli.options import Explain
+from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 
 
 def show(
-    plan: Annotated[Path, typer.Argument(help="Plan made by `hetopt recommend`.")],
+    plan: Annotated[Path, typer.Argument(help="Plan made by `hetopt recommend`, or profile by `hetopt profile`.")],
     explain: Explain = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Show a plan as it was shown when it was made.
+    """Show a plan or a profile as it was shown when it was made.
 
     \b
       hetopt show plan.json
       hetopt show plan.json --explain
+      hetopt show profile.json
     """
-    show_plan(hetopt.Plan.load(plan), plan, as_json=as_json, explain=explain)
+    if kind_in(plan) == hetopt.Profile.KIND:
+        from hetopt.cli.profile import show_profile
+
+        show_profile(hetopt.Profile.load(plan), plan, as_json=as_json)
+    else:
+        show_plan(hetopt.Plan.load(plan), plan, as_json=as_json, explain=explain)
 
 
 def show_plan(

@@ -54,7 +54,7 @@ def notes(profile: Profile) -> Iterator[str]:
     if (profile.contention or 1.0) >= WORTH_SAYING:
         yield (
             f"Other programs kept the processors busy: computing took {profile.contention:.1f} times its processor "
-            "time. Steps are told without that; predictions for this machine reach as far."
+            "time. Step times are without that; the intervals of predictions for this machine include it."
         )
 
 
@@ -78,7 +78,7 @@ def _step_rows(device: Device) -> list[list[str]]:
             formatting.count(point.local_batch_size),
             formatting.duration(point.step_time_s),
             f"±{100 * relative_spread(point.samples_s):.0f} %",
-            formatting.count(round(point.local_batch_size / point.step_time_s)),
+            formatting.count(point.local_batch_size / point.step_time_s),
             formatting.bytes_(point.peak_memory_bytes) if point.peak_memory_bytes is not None else "",
         ]
         for point in device.step_times

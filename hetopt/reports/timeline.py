@@ -265,7 +265,7 @@ def figures(
     if progress.loss is not None:
         phrases.append(f"loss {progress.loss:.4g}")
     if latest is not None and step_time_s:
-        phrases.append(f"{formatting.count(round(sum(latest.local_batch_sizes) / step_time_s))} samples/s")
+        phrases.append(f"{formatting.count(sum(latest.local_batch_sizes) / step_time_s)} samples/s")
     if latest is not None and len(latest.wait_s) > 1 and latest.step_time_s > 0:
         waiting_s = sum(latest.wait_s) / len(latest.wait_s)
         phrases.append(f"straggler wait {formatting.share(waiting_s / latest.step_time_s)}")

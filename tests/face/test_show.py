@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from hetopt.cli.profile import _show as show_profile
 from hetopt.core import formatting
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
@@ -74,16 +73,14 @@ def test_an_estimate_is_measured_next(
 
 @pytest.mark.parametrize("usual", [None, 5.0])
 def test_a_profile_that_saw_no_target_is_planned_by_its_length(
-    usual: float | None, hetopt: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    usual: float | None, hetopt: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     seen = Profile.load(RECORDED / "digits.json")
     missed = tuple(pilot.model_copy(update={"steps_to_target": None}) for pilot in seen.pilots)
     job = seen.job.model_copy(update={"usual_epochs": usual})
-    measured, file = seen.model_copy(update={"pilots": missed, "job": job}), Path("profile.json")
-    measured.save(file)
-    show_profile(measured, file, None, as_json=False)
-    [command] = NEXT.findall(capfd.readouterr().out)
+    seen.model_copy(update={"pilots": missed, "job": job}).save(Path("profile.json"))
+    [command] = NEXT.findall(hetopt("show", "profile.json").out)
     assert ("--epochs N" in command) == (usual is None)
     answer = hetopt(*shlex.split(command.replace("--epochs N", "--epochs 5"), comments=True))
     assert answer.code == 0, answer.err
