@@ -76,7 +76,7 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     but a ``study``.
 
     Args:
-        profile: made by `hetopt.profile`, its file, or the name of one that ships, such as ``resnet20-cifar10``.
+        profile: made by `hetopt.profile`, its file, or the name of one that ships, such as ``bert-base``.
         reporter: receives progress and remarks; None: nothing is reported.
         **options: what is wanted.
 
@@ -232,7 +232,7 @@ def search_options(asked: Sought, **instead: Any) -> Options:
 
 
 def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) -> Profile:
-    """Return a profile: a record as it is, a file's, or one that ships with hetopt, by name (`resnet20-cifar10`).
+    """Return a profile: a record as it is, a file's, or one that ships with hetopt, by name (`bert-base`).
 
     Args:
         given: the profile, its file, or the name of one that ships.
@@ -252,7 +252,7 @@ def profile_of(given: Profile | Path | str, reporter: Reporter | None = None) ->
                 path.name,
                 shipped,
                 "profile",
-                hint=f"{' and '.join(shipped)} ships; make your own with `hetopt profile TASK -o FILE`",
+                hint=f"{' and '.join(sorted(shipped))} ship; make your own with `hetopt profile TASK -o FILE`",
             )
         ]
         (reporter or Reporter()).note(f"{given} ships with hetopt; `here` is where it was measured.")
