@@ -274,7 +274,8 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
         places = tuple(place for place in found_at if place is not None)
         predictions.append(steps_elsewhere(known, places))
         twice = tuple(replace(place, batch_size=2 * place.batch_size) for place in places)
-        powers.append((steps_elsewhere(known, twice)[0] - predictions[-1][0]) / math.log(2))
+        log_twice_s, _ = steps_elsewhere(known, twice)
+        powers.append((log_twice_s - predictions[-1][0]) / math.log(2))
         sure.append(np.diag(predictions[-1][1] if len(seen) == 1 else steps_elsewhere((measured.step,), places)[1]))
     kin = []
     for index, name in enumerate(names):
